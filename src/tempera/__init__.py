@@ -1,0 +1,1 @@
+"""tempera: fast autoregressive image generation by speculative decoding."""

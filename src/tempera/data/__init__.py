@@ -1,0 +1,1 @@
+"""Prompts, images and the embedded world."""

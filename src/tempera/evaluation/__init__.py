@@ -1,0 +1,1 @@
+"""Generation runs, quality metrics and reports."""
