@@ -1,0 +1,256 @@
+"""The embedded world: a procedural, seeded, unlimited source of captioned 64×64 scenes.
+
+A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a plain, striped or checkered background,
+under a lighting gradient and a natural-looking noise texture. Scene `i` of a world is a pure function of `(world seed, i)`.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tempera.errors import TemperaError
+
+Image = NDArray[np.float32]
+
+IMAGE_SIZE = 64
+SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.86, 0.12, 0.12),
+    "green": (0.10, 0.66, 0.18),
+    "blue": (0.13, 0.28, 0.90),
+    "yellow": (0.97, 0.86, 0.12),
+    "purple": (0.56, 0.16, 0.78),
+    "orange": (0.98, 0.52, 0.08),
+    "white": (0.97, 0.97, 0.97),
+    "black": (0.05, 0.05, 0.06),
+}
+BACKGROUNDS: dict[str, tuple[float, float, float]] = {
+    "teal": (0.16, 0.52, 0.54),
+    "pink": (0.93, 0.66, 0.74),
+    "gray": (0.52, 0.52, 0.53),
+    "brown": (0.45, 0.30, 0.18),
+    "olive": (0.52, 0.54, 0.22),
+}
+PATTERNS = ("plain", "striped", "checkered")
+SIZES: dict[str, tuple[float, float]] = {"small": (9.5, 10.5), "large": (15.0, 16.5)}
+"""Radius range in pixels."""
+RELATIONS = ("above", "left of")
+
+WORDS = ("a", "an", "on", "background", "of", "left", "above", *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
+"""Every word a caption can hold."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One shape. `size`, and in parsed captions `x` and `y`, may be unknown (`None`)."""
+
+    shape: str
+    colour: str
+    size: str | None
+    x: float | None = None
+    y: float | None = None
+    radius: float | None = None
+
+    def phrase(self) -> str:
+        """'a small red ring', 'an orange star'."""
+        article = "an" if self.size is None and self.colour == "orange" else "a"
+        return " ".join(word for word in (article, self.size, self.colour, self.shape) if word)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A scene, or as much of one as a caption tells.
+
+    Attributes:
+        things: one or two shapes; with a relation the first is above or left of the second.
+        relation: `None` for a single shape.
+        background, pattern: `None` where a caption does not say.
+        seed: drives texture and lighting of `render`.
+    """
+
+    things: tuple[Thing, ...]
+    relation: str | None
+    background: str | None
+    pattern: str | None
+    seed: int = 0
+
+    @property
+    def caption(self) -> str:
+        """The scene in words, in the one grammar that `parse_caption` reads."""
+        text = self.things[0].phrase()
+        if self.relation:
+            text += f" {self.relation} {self.things[1].phrase()}"
+        if self.background:
+            article = "an" if self.pattern is None and self.background == "olive" else "a"
+            text += f" on {article} " + " ".join(word for word in (self.pattern, self.background, "background") if word)
+        return text
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A captioned image: the full `scene`, the `caption` (which may leave details out) and the `image` [64, 64, 3] in [0, 1]."""
+
+    scene: Scene
+    caption: str
+    image: Image
+
+
+_THING = rf"an? (?:(?P<size{{i}}>{'|'.join(SIZES)}) )?(?P<colour{{i}}>{'|'.join(COLOURS)}) (?P<shape{{i}}>{'|'.join(SHAPES)})"
+_CAPTION = re.compile(
+    rf"^{_THING.format(i=1)}(?: (?P<relation>{'|'.join(RELATIONS)}) {_THING.format(i=2)})?"
+    rf"(?: on an? (?:(?P<pattern>{'|'.join(PATTERNS)}) )?(?P<background>{'|'.join(BACKGROUNDS)}) background)?$"
+)
+
+
+def parse_caption(text: str) -> Scene | None:
+    """Read a caption back into the scene it describes; `None` for text outside the world's grammar."""
+    match = _CAPTION.match(" ".join(text.lower().strip(" .").split()))
+    if match is None:
+        return None
+    found = match.groupdict()
+    things = [Thing(found[f"shape{i}"], found[f"colour{i}"], found[f"size{i}"]) for i in (1, 2) if found[f"shape{i}"]]
+    return Scene(tuple(things), found["relation"], found["background"], found["pattern"])
+
+
+class World:
+    """An unlimited seeded stream of samples.
+
+    Args:
+        seed: streams of different seeds share no scene seeds.
+        terse: probability that a caption leaves out its background, and independently its sizes.
+    """
+
+    def __init__(self, seed: int = 0, terse: float = 0.1) -> None:
+        if not 0 <= terse <= 1:
+            raise TemperaError(f"terse={terse} is not a probability: give the chance in [0, 1] that a caption leaves its background out.")
+        self.seed = seed
+        self.terse = terse
+
+    def sample(self, index: int) -> Sample:
+        """Sample `index`: a pure function of (world seed, index)."""
+        rng = np.random.default_rng([self.seed, index])
+        scene = _draw_scene(rng)
+        told = scene
+        if rng.random() < self.terse:
+            told = Scene(told.things, told.relation, None, None)
+        if rng.random() < self.terse:
+            told = Scene(tuple(Thing(t.shape, t.colour, None) for t in told.things), told.relation, told.background, told.pattern)
+        return Sample(scene, told.caption, render(scene))
+
+    def batch(self, first: int, count: int) -> list[Sample]:
+        """Samples `first` … `first + count − 1`."""
+        return [self.sample(index) for index in range(first, first + count)]
+
+
+def _draw_scene(rng: np.random.Generator) -> Scene:
+    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.35 else None
+    kinds = [_draw_thing(rng) for _ in range(2 if relation else 1)]
+    return Scene(
+        things=tuple(_place(kinds, relation, rng)),
+        relation=relation,
+        background=str(rng.choice(list(BACKGROUNDS))),
+        pattern=str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25))),
+        seed=int(rng.integers(2**31)),
+    )
+
+
+def _draw_thing(rng: np.random.Generator) -> tuple[str, str, str, float]:
+    size = str(rng.choice(list(SIZES), p=(0.35, 0.65)))
+    return str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), size, float(rng.uniform(*SIZES[size]))
+
+
+def _place(kinds: list[tuple[str, str, str, float]], relation: str | None, rng: np.random.Generator) -> list[Thing]:
+    """Positions: a single shape anywhere inside the picture; a pair in order along its axis, without overlap."""
+
+    def free(radius: float) -> float:
+        low = min(radius, IMAGE_SIZE / 2)
+        return float(rng.uniform(low, IMAGE_SIZE - low))
+
+    if relation is None:
+        (shape, colour, size, radius) = kinds[0]
+        return [Thing(shape, colour, size, free(radius), free(radius), radius)]
+    first, second = kinds[0][3], kinds[1][3]
+    slack = max(IMAGE_SIZE - 2 * (first + second), 0.0)
+    lead, gap = sorted(rng.uniform(0, slack, 2)) if slack else (0.0, 0.0)
+    along = (first + lead, IMAGE_SIZE - second - (slack - gap))
+    middle = rng.uniform(0.35, 0.65) * IMAGE_SIZE
+    things = []
+    for (shape, colour, size, radius), main in zip(kinds, along, strict=True):
+        across = float(np.clip(middle + rng.uniform(-6, 6), radius, IMAGE_SIZE - radius))
+        x, y = (across, main) if relation == "above" else (main, across)
+        things.append(Thing(shape, colour, size, float(x), float(y), radius))
+    return things
+
+
+_Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
+
+
+def render(scene: Scene) -> Image:
+    """Paint a fully specified scene: float32 [64, 64, 3] in [0, 1]."""
+    if scene.background is None or scene.pattern is None or any(thing.radius is None for thing in scene.things):
+        raise TemperaError("only a fully specified scene can be painted: background, pattern and every position must be known.")
+    rng = np.random.default_rng(scene.seed)
+    image = _background(scene.background, scene.pattern, rng)
+    for thing in scene.things:
+        coverage = np.clip(0.5 - _distance(thing), 0, 1)[..., None]
+        image = image * (1 - coverage) + np.array(COLOURS[thing.colour], np.float32) * coverage
+    angle = rng.uniform(0, 2 * np.pi)
+    ramp = (np.cos(angle) * (_X / IMAGE_SIZE - 0.5) + np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)) * rng.uniform(0.1, 0.3)
+    image = image * (1 + ramp)[..., None] + _texture(rng)[..., None]
+    return np.clip(image, 0, 1).astype(np.float32)
+
+
+def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
+    base = np.array(BACKGROUNDS[colour], np.float32)
+    shift_x, shift_y = 4 * rng.integers(0, 4, 2)
+    stripes = ((_X + shift_x) // 8) % 2
+    marks = {"plain": np.zeros_like(_X), "striped": stripes, "checkered": (stripes + ((_Y + shift_y) // 8) % 2) % 2}[pattern]
+    return np.asarray(base * (1 - 0.32 * marks[..., None]), np.float32)
+
+
+def _texture(rng: np.random.Generator) -> Image:
+    """Three octaves of smooth value noise and fine grain, in units of brightness."""
+    noise = rng.normal(0, 0.02, (IMAGE_SIZE, IMAGE_SIZE))
+    for cells, strength in ((4, 0.03), (8, 0.025), (16, 0.02)):
+        grid = rng.normal(0, strength, (cells + 1, cells + 1))
+        at = np.linspace(0, cells, IMAGE_SIZE, endpoint=False)
+        low = at.astype(int)
+        part = (at - low) ** 2 * (3 - 2 * (at - low))
+        rows = grid[low] * (1 - part)[:, None] + grid[low + 1] * part[:, None]
+        noise += rows[:, low] * (1 - part) + rows[:, low + 1] * part
+    return np.asarray(noise, np.float32)
+
+
+def _distance(thing: Thing) -> Image:
+    """Signed distance in pixels to the thing's outline, negative inside."""
+    assert thing.x is not None and thing.y is not None and thing.radius is not None
+    x, y, radius = _X - thing.x, _Y - thing.y, thing.radius
+    if thing.shape == "circle":
+        return np.asarray(np.hypot(x, y) - 0.95 * radius)
+    if thing.shape == "square":
+        return np.asarray(np.maximum(np.abs(x), np.abs(y)) - 0.84 * radius)
+    if thing.shape == "ring":
+        return np.asarray(np.abs(np.hypot(x, y) - 0.72 * radius) - 0.25 * radius)
+    if thing.shape == "cross":
+        wide, tall = np.maximum(np.abs(x) - radius, np.abs(y) - 0.3 * radius), np.maximum(np.abs(y) - radius, np.abs(x) - 0.3 * radius)
+        return np.asarray(np.minimum(wide, tall))
+    if thing.shape == "triangle":
+        return _polygon(x, y, [(0.0, -0.98 * radius), (0.98 * radius, 0.8 * radius), (-0.98 * radius, 0.8 * radius)])
+    turns = np.arange(10) * np.pi / 5 - np.pi / 2
+    reach = np.where(np.arange(10) % 2 == 0, 1.05, 0.45) * radius
+    return _polygon(x, y, list(zip(reach * np.cos(turns), reach * np.sin(turns), strict=True)))
+
+
+def _polygon(x: Image, y: Image, corners: list[tuple[float, float]]) -> Image:
+    """Signed distance to a polygon (even-odd inside test)."""
+    nearest = np.full_like(x, np.inf)
+    inside = np.zeros(x.shape, bool)
+    for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
+        ex, ey = bx - ax, by - ay
+        along = np.clip(((x - ax) * ex + (y - ay) * ey) / (ex * ex + ey * ey), 0, 1)
+        nearest = np.minimum(nearest, np.hypot(x - ax - along * ex, y - ay - along * ey))
+        if ey:
+            inside ^= ((ay > y) != (by > y)) & (x < ax + ex * (y - ay) / ey)
+    return np.asarray(np.where(inside, -nearest, nearest))

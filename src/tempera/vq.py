@@ -1,0 +1,210 @@
+"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size.
+
+An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]; the codebook is ℓ2-normalised whenever it is read, on encode and on decode.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1)."""
+
+    codebook_size: int = 16384
+    codebook_dim: int = 8
+    channels: int = 128
+    encoder_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    decoder_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    res_blocks: int = 2
+    z_channels: int = 256
+
+    @property
+    def factor(self) -> int:
+        """Pixels per token along each side."""
+        return int(2 ** (len(self.encoder_multipliers) - 1))
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps=1e-6)
+
+
+class ResBlock(nn.Module):
+    """norm → swish → conv, twice, with a 1×1 shortcut where the width changes."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = _norm(inner), nn.Conv2d(inner, outer, 3, padding=1)
+        self.norm2, self.conv2 = _norm(outer), nn.Conv2d(outer, outer, 3, padding=1)
+        if inner != outer:
+            self.nin_shortcut = nn.Conv2d(inner, outer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+
+
+class AttnBlock(nn.Module):
+    """Single-head self-attention over all positions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return x + self.proj_out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Resample(nn.Module):
+    """A convolution that halves (stride 2, padded right and below) or, after nearest upsampling, doubles the resolution."""
+
+    def __init__(self, channels: int, up: bool) -> None:
+        super().__init__()
+        self.up = up
+        self.conv = nn.Conv2d(channels, channels, 3, stride=1 if up else 2, padding=1 if up else 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else F.pad(x, (0, 1, 0, 1)))
+        return out
+
+
+class Level(nn.Module):
+    """The residual blocks of one resolution, with attention at the coarsest one, and the resampling that follows."""
+
+    def __init__(self, inner: int, outer: int, blocks: int, attention: bool, resample: str | None) -> None:
+        super().__init__()
+        self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(outer) for _ in range(blocks if attention else 0))
+        if resample:
+            setattr(self, resample, Resample(outer, up=resample == "upsample"))
+        self.resample = resample
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.res):
+            x = block(x)
+            if i < len(self.attn):
+                x = self.attn[i](x)
+        return getattr(self, self.resample)(x) if self.resample else x
+
+
+class Encoder(nn.Module):
+    """Image [B, 3, H, W] → latents [B, z, H/f, W/f]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
+        last = len(widths) - 2
+        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
+        self.conv_blocks = nn.ModuleList(
+            Level(widths[i], widths[i + 1], config.res_blocks, i == last, None if i == last else "downsample") for i in range(last + 1)
+        )
+        self.mid = nn.ModuleList([ResBlock(widths[-1], widths[-1]), AttnBlock(widths[-1]), ResBlock(widths[-1], widths[-1])])
+        self.norm_out, self.conv_out = _norm(widths[-1]), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for block in (*self.conv_blocks, *self.mid):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Latents [B, z, h, w] → image [B, 3, h·f, w·f]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        outer = [config.channels * m for m in reversed(config.decoder_multipliers)]
+        inner = [outer[0], *outer[:-1]]
+        last = len(outer) - 1
+        self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
+        self.mid = nn.ModuleList([ResBlock(outer[0], outer[0]), AttnBlock(outer[0]), ResBlock(outer[0], outer[0])])
+        self.conv_blocks = nn.ModuleList(
+            Level(inner[i], outer[i], config.res_blocks + 1, i == 0, None if i == last else "upsample") for i in range(last + 1)
+        )
+        self.norm_out, self.conv_out = _norm(outer[-1]), nn.Conv2d(outer[-1], 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.conv_in(z)
+        for block in (*self.mid, *self.conv_blocks):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+
+
+class Quantizer(nn.Module):
+    """Nearest codebook entry under the ℓ2-normalised metric."""
+
+    codebook_used: Tensor
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
+        nn.init.normal_(self.embedding.weight)
+        self.register_buffer("codebook_used", torch.zeros(65536))
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D], unit rows: the codebook as encoder and decoder see it."""
+        return F.normalize(self.embedding.weight, dim=-1)
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """z [..., D] → code of the most similar entry, int64 [...]."""
+        return (F.normalize(z, dim=-1) @ self.codebook.T).argmax(-1)
+
+
+class VQModel(nn.Module):
+    """Encoder, quantizer, decoder."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → unit vectors [B, h, w, D] before quantisation."""
+        if images.shape[-1] % self.config.factor or images.shape[-2] % self.config.factor:
+            raise TemperaError(
+                f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into {self.config.factor}-pixel patches: "
+                f"resize it to multiples of {self.config.factor}."
+            )
+        return F.normalize(self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1), dim=-1)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, h·f, w·f] in [−1, 1] → codes int64 [B, h, w]."""
+        return self.quantize.nearest(self.latents(images))
+
+    def decode_latents(self, vectors: Tensor) -> Tensor:
+        """Codebook vectors [B, h, w, D] → images [B, 3, h·f, w·f], about [−1, 1]."""
+        image: Tensor = self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
+        return image
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, h·f, w·f] in [−1, 1]."""
+        return self.decode_latents(F.embedding(codes, self.quantize.codebook)).clamp(-1, 1)
+
+
+def load_vq(directory: Path) -> VQModel:
+    """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    config = json.loads((directory / "config.json").read_text())
+    model = VQModel(VQConfig(**{key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}))
+    model.load_state_dict({key: value.float() for key, value in load_file(directory / "model.safetensors").items()})
+    return model.eval().requires_grad_(False)
+
+
+def config_dict(config: VQConfig) -> dict[str, object]:
+    """What config.json holds."""
+    return asdict(config)
