@@ -1,0 +1,162 @@
+"""Prompts and where they come from: the embedded world, a text, TSV or MS-COCO file, or a string."""
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tempera.data.world import World
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to paint. The `id` seeds the row's random stream and keys every result, so it is unique in a run and safe as a file name."""
+
+    id: str
+    text: str
+
+
+def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
+    """Captions `offset` … `offset + limit − 1` of the embedded world with that seed; ids are world-000123.
+
+    The default seed differs from the training world's (0), so the scenes are unseen.
+    """
+    _check_slice(limit, offset)
+    world = World(seed)
+    return [Prompt(f"world-{index:06d}", world.sample(index).caption) for index in range(offset, offset + limit)]
+
+
+def one_prompt(text: str) -> list[Prompt]:
+    """A single prompt given as a string; its id is a hash of the text, so that other texts may share a run directory."""
+    text = str(text).strip()
+    if not text:
+        raise TemperaError('the prompt is empty: give some text, as in prompt="a small red ring".')
+    return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
+
+
+def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) -> list[Prompt]:
+    """Read prompts from a file, by its ending.
+
+    - `.txt`: one prompt a line; ids are `<file stem>-<line number>`.
+    - `.tsv`: a header with a `Prompt` column, as PartiPrompts; ids are `<file stem>-<line number>`.
+    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`); ids are the annotation ids.
+
+    Args:
+        limit: how many prompts to take, `None` for all.
+        offset: how many to pass over first.
+
+    Raises:
+        TemperaError: with file and line, when the file is missing, empty, not UTF-8, or holds a broken line, an empty prompt or a repeated id.
+    """
+    if not path:
+        raise TemperaError("data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, or MS-COCO captions .json).")
+    _check_slice(limit, offset)
+    readers = {".txt": _read_text, ".tsv": _read_tsv, ".json": _read_coco}
+    file = Path(path)
+    if file.suffix.lower() not in readers:
+        raise TemperaError(f"{path} is not a prompt file by its name: use an ending among {', '.join(readers)}.")
+    prompts = readers[file.suffix.lower()](file)
+    if not prompts:
+        raise TemperaError(f"{path} holds no prompts: put one on each line.")
+    if offset >= len(prompts):
+        raise TemperaError(f"{path} holds {len(prompts)} prompts, so offset={offset} leaves none: choose a smaller offset.")
+    return prompts[offset:] if limit is None else prompts[offset : offset + limit]
+
+
+def _check_slice(limit: int | None, offset: int) -> None:
+    if limit is not None and limit < 1:
+        raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
+    if offset < 0:
+        raise TemperaError(f"offset={offset} is negative: give how many prompts to pass over, 0 or more.")
+
+
+def _lines(file: Path) -> list[str]:
+    """The file's lines without trailing blank ones; line i is `lines[i - 1]`."""
+    try:
+        raw = file.read_bytes()
+    except OSError as problem:
+        raise TemperaError(f"{file} cannot be read ({problem.strerror}): check the path of the prompt file.") from None
+    lines = []
+    for number, line in enumerate(raw.rstrip().split(b"\n"), start=1):
+        try:
+            lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r"))
+        except UnicodeDecodeError as problem:
+            raise TemperaError(f"{file}:{number} is not UTF-8 text (byte {problem.start + 1}): save the file as UTF-8.") from None
+    return [] if lines == [""] else lines
+
+
+def _line_prompt(file: Path, number: int, text: str) -> Prompt:
+    """The prompt on a line, checked."""
+    text = " ".join(text.split())
+    if not text:
+        raise TemperaError(f"{file}:{number} holds an empty prompt: write one there or delete the line.")
+    controls = [character for character in text if unicodedata.category(character) == "Cc"]
+    if controls:
+        raise TemperaError(f"{file}:{number} is broken (it holds the control character {controls[0]!r}): mend or delete the line.")
+    return Prompt(f"{_safe(file.stem)}-{number:06d}", text)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
+def _read_text(file: Path) -> list[Prompt]:
+    return [_line_prompt(file, number, line) for number, line in enumerate(_lines(file), start=1)]
+
+
+def _read_tsv(file: Path) -> list[Prompt]:
+    lines = _lines(file)
+    if not lines:
+        return []
+    header = lines[0].split("\t")
+    if "Prompt" not in header:
+        raise TemperaError(f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' column Prompt in the first line.")
+    column = header.index("Prompt")
+    prompts = []
+    for number, line in enumerate(lines[1:], start=2):
+        fields = line.split("\t")
+        if len(fields) > len(header) or len(fields) <= column:
+            raise TemperaError(f"{file}:{number} is broken ({len(fields)} fields where the header has {len(header)}): mend or delete the line.")
+        prompts.append(_line_prompt(file, number, fields[column]))
+    return prompts
+
+
+def _read_coco(file: Path) -> list[Prompt]:
+    lines = _lines(file)
+    if not lines:
+        return []
+    try:
+        content = json.loads("\n".join(lines))
+    except json.JSONDecodeError as problem:
+        raise TemperaError(f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): get the file again or mend the line.") from None
+    annotations = content.get("annotations") if isinstance(content, dict) else None
+    if not isinstance(annotations, list):
+        raise TemperaError(f"{file} has no list of annotations: give an MS-COCO captions file (annotations: [{{id, caption}}, …]).")
+    prompts = [_annotation_prompt(file, number, annotation) for number, annotation in enumerate(annotations, start=1)]
+    _check_unique(file, prompts)
+    return prompts
+
+
+def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
+    where = f"{file}, annotation {number}"
+    if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str) or not isinstance(annotation.get("id"), int | str):
+        raise TemperaError(f"{where} is broken (no id and caption): each annotation needs an id and a caption.")
+    text = " ".join(annotation["caption"].split())
+    if not text:
+        raise TemperaError(f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or delete the annotation.")
+    if str(annotation["id"]) != _safe(str(annotation["id"])):
+        raise TemperaError(f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, digits, dot, dash or underscore.")
+    return Prompt(str(annotation["id"]), text)
+
+
+def _check_unique(file: Path, prompts: Sequence[Prompt]) -> None:
+    seen: dict[str, int] = {}
+    for number, prompt in enumerate(prompts, start=1):
+        if prompt.id in seen:
+            raise TemperaError(f"{file}, annotation {number} repeats the id {prompt.id} of annotation {seen[prompt.id]}: ids must be unique.")
+        seen[prompt.id] = number

@@ -1,0 +1,40 @@
+"""One place that makes `import torchvision` work, for everything here that needs it: open_clip, timm, torchmetrics.image."""
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_LIBRARIES: list[torch.library.Library] = []
+"""Keeps the mended schemas alive: a `Library` takes its definitions with it when it is collected."""
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also next to a CPU-only torch whose matching torchvision wheel cannot load its compiled operators.
+
+    There the import stops with "operator torchvision::nms does not exist"; declaring the schemas of the two operators cures it (nothing
+    here calls them). They are declared only after that failure: where the compiled operators do load, a second declaration aborts the process.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as problem:
+        if "torchvision::nms" not in str(problem):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _LIBRARIES.append(library)
+    return importlib.import_module("torchvision")
+
+
+def import_open_clip() -> ModuleType:
+    """Import open_clip, which imports torchvision."""
+    import_torchvision()
+    return importlib.import_module("open_clip")
