@@ -1,0 +1,62 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tempera.errors import TemperaError
+from tempera.tracking import NoTracker, no_tracker, wandb_tracker
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from PIL import Image
+from tempera.tracking import wandb_tracker
+directory = Path(sys.argv[1])
+Image.new("RGB", (4, 4)).save(directory / "a.png")
+tracker = wandb_tracker(directory=directory, job_type="eval", group="g", tags=["method=coolsd", "x" * 80], config={"delta": 2})
+tracker.log({"accepted_length": 2.5}, step=1)
+tracker.summary({"fid": 1.0})
+tracker.image("grid", directory / "a.png", "a caption")
+tracker.table("images", ["id", "image"], [["p", directory / "a.png"]])
+tracker.artifact("results", "evaluation", [directory / "a.png"])
+print("id", tracker.run.id)
+tracker.finish()
+"""
+
+
+def test_offline_run_says_how_to_sync_and_keeps_its_id(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    ids = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.strip().splitlines()
+        assert len(lines) == 2, lines
+        assert lines[0].startswith("W&B: not logged in") and "wandb sync" in lines[0]
+        assert Path(lines[0].split()[-1]).is_dir()
+        ids.append(lines[1])
+    assert ids[0] == ids[1]
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert isinstance(wandb_tracker(directory=tmp_path), NoTracker)
+    assert not list(tmp_path.iterdir())
+
+
+def test_none_takes_the_same_arguments(tmp_path: Path) -> None:
+    tracker = no_tracker(directory=tmp_path, job_type="eval", group="g", tags=["a"], config=json.loads("{}"))
+    tracker.log({"a": 1.0}, step=1)
+    tracker.image("grid", tmp_path / "missing.png")
+    tracker.finish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_mode(tmp_path: Path) -> None:
+    with pytest.raises(TemperaError, match=r"tracking\.mode=on is unknown: choose auto, online, offline"):
+        wandb_tracker(directory=tmp_path, mode="on")
