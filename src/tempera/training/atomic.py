@@ -1,0 +1,81 @@
+"""Files that are either whole or absent: written under a temporary name beside their place, then renamed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tempera.errors import TemperaError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; on success flush it to disk and rename it to `path`, on failure remove it.
+
+    Raises:
+        TemperaError: the directory cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as problem:
+        raise TemperaError(f"cannot write {path}: {problem.strerror or problem}; give a directory that can be written.") from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object.
+
+    Raises:
+        TemperaError: the file is missing or is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise TemperaError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+    except ValueError as problem:
+        raise TemperaError(f"{path} is not valid JSON ({problem}): restore it, or delete it and build it again.") from problem
+    if not isinstance(value, dict):
+        raise TemperaError(f"{path} holds no JSON object: restore it, or delete it and build it again.")
+    return value
+
+
+def writable_directory(path: Path) -> Path:
+    """Create `path` if need be and prove that files can be written in it.
+
+    Raises:
+        TemperaError: it cannot be created or written.
+    """
+    probe = path / f".probe.{os.getpid()}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise TemperaError(f"cannot write in {path}: {problem.strerror or problem}; give another output directory.") from problem
+    return path
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,98 @@
+"""How a draft is trained: every number that decides the weights."""
+
+import math
+from dataclasses import dataclass
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Defaults are those of EAGLE, LANTERN and Cool-SD for 100k images: 20 epochs of batches of 16.
+
+    Attributes:
+        steps: optimiser steps.
+        batch_size: images per optimiser step, over all processes and accumulated parts.
+        accumulation: parts that a process takes a batch in, one after the other, to save memory; it does not change the gradients.
+        lr: peak learning rate, reached linearly over `warmup` steps, then decayed to 0 as `schedule` says: linear, cosine or constant.
+        clip: largest norm of the gradient; 0 does not clip.
+        noise: the input hidden states are moved by uniform noise in ± this.
+        drop: probability that an image becomes null-conditioned, for target and draft alike.
+        cross_entropy: weight of the cross-entropy beside the regression of hidden states.
+        ema: decay of the moving average of the weights, which is then what is validated and saved; 0 keeps none.
+        mixed_precision: "no" or "bf16".
+        validate_every, checkpoint_every: in steps.
+        holdout: held-out images per validation; `decodes`: how many of their captions are drawn with the draft at `depth`.
+        chunk: positions whose logits are held in memory at a time.
+    """
+
+    steps: int = 125_000
+    batch_size: int = 16
+    accumulation: int = 1
+    lr: float = 1e-4
+    warmup: int = 2000
+    schedule: str = "linear"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    noise: float = 0.1
+    drop: float = 0.1
+    cross_entropy: float = 0.1
+    ema: float = 0.0
+    mixed_precision: str = "no"
+    seed: int = 0
+    validate_every: int = 1000
+    checkpoint_every: int = 500
+    log_every: int = 10
+    holdout: int = 64
+    decodes: int = 4
+    depth: int = 5
+    chunk: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation", "validate_every", "checkpoint_every", "log_every", "holdout", "depth", "chunk"):
+            if getattr(self, name) < 1:
+                raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
+        for name in ("warmup", "weight_decay", "clip", "noise", "cross_entropy", "decodes"):
+            if not getattr(self, name) >= 0:
+                raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
+        for name in ("drop", "ema", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise TemperaError(f"{name}={getattr(self, name)} is not possible: give a number in [0, 1).")
+        if not self.lr > 0:
+            raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
+        for name, choices in (("schedule", ("linear", "cosine", "constant")), ("mixed_precision", ("no", "bf16"))):
+            if getattr(self, name) not in choices:
+                raise TemperaError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}.")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step number `step` (from 0)."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        factors = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}
+        return self.lr * factors[self.schedule]
+
+    def part(self, processes: int) -> int:
+        """Images in one forward pass of one process.
+
+        Raises:
+            TemperaError: the batch does not divide.
+        """
+        parts = self.accumulation * processes
+        if self.batch_size % parts:
+            raise TemperaError(
+                f"batch_size={self.batch_size} does not divide into accumulation={self.accumulation} × {processes} processes: "
+                f"give a multiple of {parts}."
+            )
+        return self.batch_size // parts
+
+    def positions(self, step: int, part: int, process: int, processes: int) -> list[int]:
+        """Numbers, in the endless stream of training images, of those in part `part` of a step on one process.
+
+        Whatever the accumulation and the number of processes, step s covers images s·batch_size … (s + 1)·batch_size − 1.
+        """
+        size = self.part(processes)
+        first = step * self.batch_size + (part * processes + process) * size
+        return list(range(first, first + size))

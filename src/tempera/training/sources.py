@@ -1,0 +1,363 @@
+"""Where training captions and images come from. Every source is a plain, ordered sequence of entries that can be read from any position.
+
+The readers are small and direct rather than the builders of `datasets`, because a builder stops at the first damaged row and cannot say which
+line of which file it was; `Dataset` wraps any builder or hub data set for everything that has no reader here.
+"""
+
+import csv
+import glob
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tempera.data.world import World
+from tempera.errors import TemperaError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
+"""Column or field names tried in turn when none is given."""
+
+Picture = bytes | Path | NDArray[np.float32] | PIL.Image.Image
+"""Encoded bytes, a file, an array [h, w, 3] in [0, 1], or a decoded image."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A caption and perhaps its image. `where` names file and line; entries of one image share the part of `key` before "#"."""
+
+    where: str
+    key: str
+    caption: str
+    image: Picture | None = None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An entry that cannot be used: `where` it stands and `why`."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
+class Source(Protocol):
+    """An ordered sequence of entries."""
+
+    def describe(self) -> dict[str, Any]:
+        """Kind, place and fingerprint, for the manifest; it changes when the source does."""
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        """Entries from position `start`; broken ones take a position too."""
+
+
+def decode_picture(image: Picture) -> PIL.Image.Image:
+    """Any picture as an RGB image.
+
+    Raises:
+        OSError, ValueError: it cannot be decoded.
+    """
+    if isinstance(image, np.ndarray):
+        return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
+    if isinstance(image, PIL.Image.Image):
+        return image.convert("RGB")
+    with PIL.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
+        return opened.convert("RGB")
+
+
+class WorldScenes:
+    """The embedded world's scenes `first` … `first + count − 1`."""
+
+    def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
+        if count < 1:
+            raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
+        self.world, self.count, self.first = World(seed), count, first
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.count}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        for index in range(self.first + start, self.first + self.count):
+            sample = self.world.sample(index)
+            yield Entry(f"world scene {index}", f"world-{self.world.seed}-{index}", sample.caption, sample.image)
+
+
+class ImageFolder:
+    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and a caption), as Hugging Face's imagefolder,
+    or in a .txt file beside each image. `caption` names the caption column; by default the first of `CAPTION_NAMES` present."""
+
+    def __init__(self, path: str, caption: str | None = None) -> None:
+        self.path, self.caption = _existing(path, "an image folder"), caption
+        self.metadata = next((self.path / name for name in ("metadata.jsonl", "metadata.csv") if (self.path / name).is_file()), None)
+        self.images = [] if self.metadata else sorted(p for p in self.path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+        if self.metadata is None and not self.images:
+            raise TemperaError(f"{self.path} holds neither metadata.jsonl, metadata.csv nor images: give a folder of captioned images.")
+
+    def describe(self) -> dict[str, Any]:
+        files = [self.metadata] if self.metadata else self.images
+        return {"kind": "imagefolder", "path": str(self.path), "caption": self.caption, "fingerprint": _fingerprint(files)}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        if self.metadata is None:
+            yield from (self._beside(image) for image in self.images[start:])
+        else:
+            rows = _jsonl_rows(self.metadata) if self.metadata.suffix == ".jsonl" else _csv_rows(self.metadata)
+            yield from (self._listed(where, row) for where, row in islice(rows, start, None))
+
+    def _beside(self, image: Path) -> Entry | Broken:
+        text = image.with_suffix(".txt")
+        try:
+            caption = text.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as problem:
+            return Broken(str(text), f"unreadable caption ({_reason(problem)})")
+        return _entry(str(image), str(image.relative_to(self.path)), caption, image)
+
+    def _listed(self, where: str, row: dict[str, Any] | str) -> Entry | Broken:
+        if isinstance(row, str):
+            return Broken(where, row)
+        name, caption = row.get("file_name"), _caption_of(row, self.caption)
+        if not isinstance(name, str) or not name:
+            return Broken(where, "no file_name")
+        if not (self.path / name).is_file():
+            return Broken(where, f"image {name} is missing")
+        return _entry(where, name, caption, self.path / name)
+
+
+class TarShards:
+    """WebDataset tar files: members that share a name up to the first dot are one sample; the caption is its .txt, or a field of its .json."""
+
+    def __init__(self, path: str, caption: str | None = None) -> None:
+        self.files, self.caption = _matching(path, ".tar"), caption
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "webdataset", "files": len(self.files), "caption": self.caption, "fingerprint": _fingerprint(self.files)}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        return islice((entry for file in self.files for entry in self._samples(file)), start, None)
+
+    def _samples(self, file: Path) -> Iterator[Entry | Broken]:
+        key, members, seen = "", {}, 0
+        try:
+            with tarfile.open(file) as archive:
+                for member in archive:
+                    if not member.isfile():
+                        continue
+                    folder, _, name = member.name.rpartition("/")
+                    stem, _, suffix = name.partition(".")
+                    if members and key != f"{folder}/{stem}":
+                        yield self._sample(file, key, members)
+                        members = {}
+                    key, seen = f"{folder}/{stem}", seen + 1
+                    handle = archive.extractfile(member)
+                    members["." + suffix.lower()] = handle.read() if handle else b""
+                if members:
+                    yield self._sample(file, key, members)
+        except (tarfile.TarError, OSError, EOFError) as problem:
+            yield Broken(str(file), f"the archive is damaged after {seen} members ({_reason(problem)})")
+
+    def _sample(self, file: Path, key: str, members: dict[str, bytes]) -> Entry | Broken:
+        where = f"{file} sample {key.lstrip('/')}"
+        image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
+        if image is None:
+            return Broken(where, "no image")
+        try:
+            fields = json.loads(members.get(".json", b"{}"))
+            text = members[".txt"].decode() if ".txt" in members and self.caption is None else None
+        except ValueError as problem:
+            return Broken(where, f"unreadable caption ({_reason(problem)})")
+        return _entry(where, f"{file.name}/{key.lstrip('/')}", text or _caption_of(fields, self.caption), image)
+
+
+class ParquetShards:
+    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path} struct (Hugging Face's Image), or a path relative to
+    the file. LAION-COCO as published holds only URLs: download it first, for example with img2dataset."""
+
+    def __init__(self, path: str, image: str = "image", caption: str | None = None) -> None:
+        self.files, self.image, self.caption = _matching(path, ".parquet"), image, caption
+
+    def describe(self) -> dict[str, Any]:
+        columns = {"image": self.image, "caption": self.caption}
+        return {"kind": "parquet", "files": len(self.files), **columns, "fingerprint": _fingerprint(self.files)}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        skip = start
+        for file in self.files:
+            try:
+                opened = pq.ParquetFile(file)
+            except (pa.ArrowException, OSError) as problem:
+                if skip == 0:
+                    yield Broken(str(file), f"unreadable parquet ({_reason(problem)})")
+                skip = max(skip - 1, 0)
+                continue
+            if skip >= opened.metadata.num_rows:
+                skip -= opened.metadata.num_rows
+                continue
+            yield from self._rows(file, opened, skip)
+            skip = 0
+
+    def _rows(self, file: Path, opened: pq.ParquetFile, skip: int) -> Iterator[Entry | Broken]:
+        names = opened.schema_arrow.names
+        caption = self.caption or next((name for name in CAPTION_NAMES if name in names), CAPTION_NAMES[0])
+        for column, option in ((self.image, "image"), (caption, "caption")):
+            if column not in names:
+                raise TemperaError(f"{file} has no column {column!r} (it has {', '.join(names)}): name the right one with {option}=.")
+        position = 0
+        for batch in opened.iter_batches(64, columns=[self.image, caption]):
+            for row in batch.to_pylist() if position + len(batch) > skip else [None] * len(batch):
+                if position >= skip:
+                    yield self._row(f"{file} row {position}", f"{file.name}#{position}", row[caption], row[self.image], file.parent)
+                position += 1
+
+    def _row(self, where: str, key: str, caption: Any, value: Any, folder: Path) -> Entry | Broken:
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, str):
+            if not (folder / value).is_file():
+                return Broken(where, f"image {value} is missing")
+            value = folder / value
+        if not isinstance(value, bytes | Path) or not value:
+            return Broken(where, "no image")
+        return _entry(where, key.replace("#", "/"), caption, value)
+
+
+class CocoCaptions:
+    """An MS-COCO captions file. With `images` each entry carries that directory's image; without, captions alone (for the target to draw).
+    `per_image` keeps at most so many captions of one image; 0 keeps all."""
+
+    def __init__(self, path: str, images: str | None = None, per_image: int = 1) -> None:
+        self.path = _existing(path, "a captions file")
+        self.images = _existing(images, "an image directory") if images else None
+        self.per_image = per_image
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            self.names = {image["id"]: image["file_name"] for image in content.get("images", [])}
+            self.annotations: list[Any] = content["annotations"]
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise TemperaError(f"{self.path} is no MS-COCO captions file ({_reason(problem)}): it needs images and annotations.") from problem
+
+    def describe(self) -> dict[str, Any]:
+        kind = {"kind": "coco", "path": str(self.path), "images": str(self.images) if self.images else None}
+        return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        return islice(self._all(), start, None)
+
+    def _all(self) -> Iterator[Entry | Broken]:
+        seen: dict[Any, int] = {}
+        for index, annotation in enumerate(self.annotations):
+            where = f"{self.path} annotation {index}"
+            if not isinstance(annotation, dict) or "image_id" not in annotation:
+                yield Broken(where, "no image_id")
+                continue
+            image_id = annotation["image_id"]
+            seen[image_id] = seen.get(image_id, 0) + 1
+            if not self.per_image or seen[image_id] <= self.per_image:
+                yield self._one(where, image_id, f"{image_id}#{annotation.get('id', index)}", annotation.get("caption"))
+
+    def _one(self, where: str, image_id: Any, key: str, caption: Any) -> Entry | Broken:
+        if self.images is None:
+            return _entry(where, key, caption, None)
+        path = self.images / str(self.names.get(image_id, f"{image_id}.jpg"))
+        return _entry(where, key, caption, path) if path.is_file() else Broken(where, f"image {path} is missing")
+
+
+class Dataset:
+    """Anything the `datasets` library can stream: a builder with local files, a local data set directory, or a hub name."""
+
+    def __init__(self, path: str, name: str | None = None, split: str = "train", image: str | None = "image", caption: str | None = None,
+                 data_files: str | None = None) -> None:  # fmt: skip
+        self.options = {"path": path, "name": name, "split": split, "data_files": data_files}
+        self.image, self.caption = image, caption
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "dataset", **self.options, "image": self.image, "caption": self.caption}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        import datasets
+
+        try:
+            stream = datasets.load_dataset(**self.options, streaming=True)
+            if self.image:
+                stream = stream.cast_column(self.image, datasets.Image(decode=False))
+        except Exception as problem:  # a builder may raise anything
+            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path, name and split.") from problem
+        for position, row in enumerate(stream.skip(start), start):
+            where, value = f"{self.options['path']} row {position}", row.get(self.image) if self.image else None
+            value = (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
+            if self.image and value is None:
+                yield Broken(where, "no image")
+            else:
+                yield _entry(where, str(position), _caption_of(row, self.caption), value)
+
+
+def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry | Broken:
+    """An entry, or why its caption will not do."""
+    if not isinstance(caption, str) or not caption.strip():
+        return Broken(where, "no caption")
+    return Entry(where, key, " ".join(caption.split()), image)
+
+
+def _caption_of(row: Any, name: str | None) -> Any:
+    if not isinstance(row, dict):
+        return None
+    return row.get(name) if name else next((row[known] for known in CAPTION_NAMES if row.get(known)), None)
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Each non-empty line as ("file:line", its object, or what is wrong with it)."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                yield f"{path}:{number}", row if isinstance(row, dict) else "not a JSON object"
+            except ValueError as problem:
+                yield f"{path}:{number}", f"not valid JSON ({problem})"
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            broken = None in row or None in row.values()
+            yield f"{path}:{reader.line_num}", f"not {len(reader.fieldnames or ())} columns" if broken else dict(row)
+
+
+def _existing(path: str, what: str) -> Path:
+    if not Path(path).exists():
+        raise TemperaError(f"{path} does not exist: give the path of {what}.")
+    return Path(path)
+
+
+def _matching(pattern: str, suffix: str) -> list[Path]:
+    """Files of a directory, or of a glob pattern, in order."""
+    folder = Path(pattern)
+    files = sorted(folder.glob(f"*{suffix}")) if folder.is_dir() else sorted(map(Path, glob.glob(pattern)))
+    if not files:
+        raise TemperaError(f"{pattern} matches no {suffix} file: give a directory of them, or a glob pattern.")
+    return files
+
+
+def _fingerprint(files: list[Path]) -> str:
+    """Short hash of names and sizes: enough to notice that a source changed."""
+    listing = "\n".join(f"{file} {file.stat().st_size}" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+def _reason(problem: Exception) -> str:
+    """The first line of an exception's message, or its type."""
+    return (str(problem) or type(problem).__name__).splitlines()[0]
