@@ -254,3 +254,8 @@ def _polygon(x: Image, y: Image, corners: list[tuple[float, float]]) -> Image:
         if ey:
             inside ^= ((ay > y) != (by > y)) & (x < ax + ex * (y - ay) / ey)
     return np.asarray(np.where(inside, -nearest, nearest))
+
+
+def object_mask(scene: Scene) -> NDArray[np.bool_]:
+    """Pixels within one pixel of a shape, bool [64, 64]."""
+    return np.asarray(np.min([_distance(thing) for thing in scene.things], axis=0) < 1.0)

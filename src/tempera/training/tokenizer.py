@@ -25,9 +25,9 @@ class TokenizerTraining:
     """How the tokenizer is trained. `warmup_steps` run without quantisation; then the codebook is fitted to the encodings."""
 
     steps: int = 900
-    warmup_steps: int = 150
-    batch_size: int = 16
-    lr: float = 2e-3
+    warmup_steps: int = 120
+    batch_size: int = 8
+    lr: float = 1.5e-3
     commitment: float = 0.25
     ema: float = 0.98
     dead_below: float = 0.05
@@ -94,7 +94,7 @@ def train_tokenizer(
         optimiser.step()
         schedule.step()
         if report and step % 25 == 0:
-            report({"loss": float(loss), "psnr": _psnr(float(error))}, step)
+            report({"loss": loss.item(), "psnr": _psnr(error.item())}, step)
     return model.eval(), measure_tokenizer(model, images_of(World(settings.seed + 1), 0, 256))
 
 

@@ -1,0 +1,231 @@
+"""LlamaGen (Sun et al. 2024): a Llama decoder over image tokens on a grid, conditioned by a prefix of caption features or a class label.
+
+The transformer is Hugging Face's, with a two-dimensional rotary embedding; the official checkpoints' key layout is translated on load.
+Notation: R rows, T condition tokens, D caption feature width, H hidden size, V codebook size, S sequence length.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class LlamaGenConfig:
+    """Sizes of a LlamaGen. Text-conditional when `caption_dim` is set, class-conditional when `num_classes` is."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    grid: tuple[int, int]
+    prefix_length: int
+    caption_dim: int | None = None
+    num_classes: int | None = None
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (4 * self.num_attention_heads):
+            raise TemperaError(
+                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads leaves a head size that is no multiple of 4, "
+                "as the two-dimensional rotary embedding needs: change one of the two."
+            )
+        if (self.caption_dim is None) == (self.num_classes is None):
+            raise TemperaError("a LlamaGen is conditioned on captions or on classes: set exactly one of caption_dim and num_classes.")
+
+    @property
+    def length(self) -> int:
+        """Image tokens per image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def llama(self, layers: int | None = None) -> LlamaConfig:
+        """The Hugging Face configuration of the decoder, optionally with another number of layers (a draft has one)."""
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers if layers is None else layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_attention_heads,
+            rms_norm_eps=self.norm_eps,
+            max_position_embeddings=self.prefix_length + self.length,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation="sdpa",
+        )
+
+
+class GridRotary(nn.Module):
+    """LlamaGen's rotary table: half of each head turns with the row, half with the column.
+
+    Condition tokens have cos = sin = 0, so that their queries and keys vanish: every query attends to them with score 0.
+    Half-split pairs, as Hugging Face applies them; `permute_pairs` brings official weights into that order.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        quarter = config.head_dim // 4
+        freqs = 1.0 / config.rope_base ** (torch.arange(quarter).float() / quarter)
+        rows, columns = torch.meshgrid(torch.arange(config.grid[0]), torch.arange(config.grid[1]), indexing="ij")
+        angles = torch.cat([rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs], -1).repeat(1, 2)
+        blank = torch.zeros(config.prefix_length, config.head_dim)
+        self.register_buffer("cos", torch.cat([blank, angles.cos()]), persistent=False)
+        self.register_buffer("sin", torch.cat([blank, angles.sin()]), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """position_ids [R, S], counting from the first condition token → cos, sin [R, S, head_dim]."""
+        return self.cos[position_ids].to(x.dtype), self.sin[position_ids].to(x.dtype)
+
+
+class CaptionProjection(nn.Module):
+    """Caption features to condition tokens: fc → GELU (tanh) → fc, without biases."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(inner, outer, bias=False), nn.Linear(outer, outer, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class LlamaGen(nn.Module):
+    """The network. `model` is a Hugging Face Llama without its own token embedding; `embed_tokens` and `lm_head` are separate matrices."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config.llama())
+        self.model.rotary_emb = GridRotary(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.caption_dim is not None:
+            self.caption_projection = CaptionProjection(config.caption_dim, config.hidden_size)
+            self.null_caption = nn.Parameter(torch.randn(config.prefix_length, config.caption_dim) / config.caption_dim**0.5)
+        elif config.num_classes is not None:
+            self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Image tokens int64 [...] → [..., H]."""
+        out: Tensor = self.model.embed_tokens(tokens)
+        return out
+
+    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
+        """Condition tokens.
+
+        Args:
+            condition: caption features [R, T, D], or class labels int64 [R].
+            drop: rows that are null-conditioned, bool [R].
+
+        Returns:
+            [R, T, H]; T = 1 for a class label.
+        """
+        if self.config.num_classes is not None:
+            labels = torch.where(drop, self.config.num_classes, condition)
+            return self.class_embedding(labels)[:, None]  # type: ignore[no-any-return]
+        features = torch.where(drop[:, None, None], self.null_caption.to(condition.dtype), condition)
+        out: Tensor = self.caption_projection(features.to(self.lm_head.weight.dtype))
+        return out
+
+    def forward(self, condition: Tensor, keep: Tensor, drop: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Teacher forcing over whole images, for training.
+
+        Args:
+            condition: caption features [R, T, D], or class labels int64 [R].
+            keep: which condition tokens are real, bool [R, T]; padding stands on the left.
+            drop: null-conditioned rows, bool [R].
+            tokens: the image, int64 [R, length].
+
+        Returns:
+            inputs [R, T + length − 1, H] (embeddings as fed), hidden [R, T + length − 1, H] (after the final norm), and the
+            additive attention mask [R, 1, S, S]. The hidden state at T − 1 + i predicts token i.
+        """
+        inputs = torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
+        mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
+        positions = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
+        hidden = self.model(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+        return inputs, hidden, mask
+
+
+def causal_mask(keep: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [R, 1, length, length]: causal, blind to padded condition tokens (`keep` [R, T] False), every token sees itself."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=keep.device).tril()
+    real = torch.cat([keep, keep.new_ones(len(keep), length - keep.shape[1])], 1)
+    allowed = (seen & real[:, None, :]) | torch.eye(length, dtype=torch.bool, device=keep.device)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
+    """Reorder a query or key projection [H, H] from interleaved rotary pairs (official) to half-split pairs (Hugging Face), or back."""
+    size = weight.shape[0] // heads
+    split = (heads, 2, size // 2) if inverse else (heads, size // 2, 2)
+    return weight.reshape(*split, -1).transpose(1, 2).reshape(weight.shape)
+
+
+_LAYER_KEYS = {
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+    "attention_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+}
+_TOP_KEYS = {
+    "cls_embedding.uncond_embedding": "null_caption",
+    "cls_embedding.cap_proj.fc1.weight": "caption_projection.fc1.weight",
+    "cls_embedding.cap_proj.fc2.weight": "caption_projection.fc2.weight",
+    "cls_embedding.embedding_table.weight": "class_embedding.weight",
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Translate the official key layout into this class's. Unknown keys are kept, so that strict loading names them."""
+    result: dict[str, Tensor] = {}
+    for key, value in state.items():
+        if not key.startswith("layers."):
+            result[_TOP_KEYS.get(key, key)] = value
+            continue
+        _, layer, name = key.split(".", 2)
+        prefix = f"model.layers.{layer}."
+        if name == "attention.wqkv.weight":
+            q, k, v = value.chunk(3)
+            result[prefix + "self_attn.q_proj.weight"] = permute_pairs(q, heads)
+            result[prefix + "self_attn.k_proj.weight"] = permute_pairs(k, heads)
+            result[prefix + "self_attn.v_proj.weight"] = v
+        else:
+            result[prefix + _LAYER_KEYS.get(name, name)] = value
+    return result
+
+
+def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """The inverse of `from_official`."""
+    top, layer_keys = ({new: old for old, new in table.items()} for table in (_TOP_KEYS, _LAYER_KEYS))
+    result = {top[key]: value for key, value in state.items() if key in top}
+    for key, value in state.items():
+        if key in top:
+            continue
+        _, _, layer, name = key.split(".", 3)
+        if name in layer_keys:
+            result[f"layers.{layer}.{layer_keys[name]}"] = value
+        elif name == "self_attn.q_proj.weight":
+            k, v = (state[key.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
+            parts = [permute_pairs(value, heads, inverse=True), permute_pairs(k, heads, inverse=True), v]
+            result[f"layers.{layer}.attention.wqkv.weight"] = torch.cat(parts)
+    return result
