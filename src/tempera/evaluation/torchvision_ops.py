@@ -18,7 +18,7 @@ def import_torchvision() -> ModuleType:
     """Import torchvision, also next to a CPU-only torch whose matching torchvision wheel cannot load its compiled operators.
 
     There the import stops with "operator torchvision::nms does not exist"; declaring the schemas of the two operators cures it (nothing
-    here calls them). They are declared only after that failure: where the compiled operators do load, a second declaration aborts the process.
+    here calls them). They are declared only after that failure: where the compiled operators load, a second declaration aborts Python.
     """
     try:
         return importlib.import_module("torchvision")
@@ -27,9 +27,9 @@ def import_torchvision() -> ModuleType:
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
-        library.define(schema)
+        library.define(schema)  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
     return importlib.import_module("torchvision")
 

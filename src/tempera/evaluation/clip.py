@@ -1,0 +1,28 @@
+"""The embedded CLIP, through open_clip's own code path: a directory with open_clip_config.json and open_clip_model.safetensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tempera.evaluation.torchvision_ops import import_open_clip
+from tempera.targets.embedded import EMBEDDED
+
+TINY_CLIP: dict[str, Any] = {
+    "model_cfg": {
+        "embed_dim": 128,
+        "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None, "head_width": 32},
+        "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 48, "heads": 3, "layers": 3},
+    },
+    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "squash"},
+}
+"""The embedded CLIP's configuration, in open_clip's format."""
+
+
+def load_clip(directory: Path = EMBEDDED / "clip") -> tuple[nn.Module, Callable[[list[str]], Tensor], Callable[[Any], Tensor]]:
+    """The model, its tokenizer (texts → ids [B, T]) and its preprocessing (PIL image → [3, h, w]), loaded by open_clip."""
+    open_clip = import_open_clip()
+    name = f"local-dir:{directory}"
+    model, _, preprocess = open_clip.create_model_and_transforms(name)
+    return model.eval().requires_grad_(False), open_clip.get_tokenizer(name), preprocess

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+
+from tempera.errors import TemperaError
+from tempera.evaluation import bootstrap
+from tempera.evaluation.distances import frechet, kernel, precision_recall
+from tempera.evaluation.torchvision_ops import import_torchvision
+
+
+def features(n: int, dimensions: int = 8, shift: float = 0.0, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, dimensions)) @ np.random.default_rng(9).normal(size=(dimensions, dimensions)) + shift
+
+
+class Identity(torch.nn.Module):
+    num_features = 8
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images[:, 0, 0, :8]
+
+
+def images(values: np.ndarray) -> torch.Tensor:
+    return torch.as_tensor(values)[:, None, None, :].expand(-1, 3, 8, -1)
+
+
+@pytest.mark.parametrize("n", [5, 60])  # fewer and more images than dimensions
+def test_frechet_is_its_definition(n: int) -> None:
+    left, right = features(n, shift=0.3), features(90, seed=1)
+    product = sqrtm(np.cov(left, rowvar=False) @ np.cov(right, rowvar=False))
+    expected = ((left.mean(0) - right.mean(0)) ** 2).sum() + np.trace(
+        np.cov(left, rowvar=False) + np.cov(right, rowvar=False) - 2 * product.real
+    )
+    interval = frechet(left, right, resamples=50)
+    assert interval.value == pytest.approx(expected, rel=1e-5)
+    assert 0 <= interval.low <= interval.value <= interval.high
+
+
+def test_agreement_with_torchmetrics() -> None:
+    import_torchvision()
+    from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    left, right = features(40, shift=0.3), features(40, seed=1)
+    fid = FrechetInceptionDistance(feature=Identity(), normalize=True, input_img_size=(3, 8, 8)).set_dtype(torch.float64)
+    kid = KernelInceptionDistance(feature=Identity(), normalize=True, subsets=1, subset_size=40)
+    for metric in (fid, kid):
+        metric.normalize = False  # features pass through unscaled
+        metric.update(images(right), real=True)
+        metric.update(images(left), real=False)
+    assert frechet(left, right, resamples=2).value == pytest.approx(float(fid.compute()), rel=1e-5)
+    assert kernel(left, right, resamples=2).value == pytest.approx(float(kid.compute()[0]), rel=1e-4)
+
+
+def test_precision_and_recall_by_definition() -> None:
+    left, right = features(30, 2, shift=0.5), features(50, 2, seed=1)
+
+    def share(points: np.ndarray, manifold: np.ndarray) -> float:
+        inside = 0
+        for point in points:
+            for centre in manifold:
+                radius = np.sort(np.linalg.norm(manifold - centre, axis=1))[3]
+                if np.linalg.norm(point - centre) <= radius:
+                    inside += 1
+                    break
+        return inside / len(points)
+
+    precision, recall = precision_recall(left, right, neighbours=3, resamples=50)
+    assert precision.value == pytest.approx(share(left, right))
+    assert recall.value == pytest.approx(share(right, left))
+    for interval in (precision, recall):
+        assert 0 <= interval.low <= interval.value <= interval.high <= 1
+
+
+@pytest.mark.parametrize("metric", [frechet, kernel, lambda *a, **k: precision_recall(*a, **k)[1]])
+def test_intervals_have_the_spread_of_repeated_experiments(metric: object) -> None:
+    """The bootstrap's standard error of one sample agrees with the scatter over fresh samples."""
+    right = features(300, 4, seed=1)
+    values = [metric(features(80, 4, 1.0, seed), right, resamples=1).value for seed in range(100, 300)]  # type: ignore[operator]
+    widths = [metric(features(80, 4, 1.0, seed), right, resamples=100) for seed in range(100, 110)]  # type: ignore[operator]
+    width = np.mean([interval.high - interval.low for interval in widths])
+    assert width / (2 * 1.96 * np.std(values)) == pytest.approx(1, abs=0.3)
+
+
+def test_worse_images_score_worse() -> None:
+    right = features(200, seed=1)
+    near, far = features(100), features(100, shift=4.0)
+    assert frechet(far, right, 20).low > frechet(near, right, 20).high
+    assert kernel(far, right, 20).low > kernel(near, right, 20).high
+    assert precision_recall(far, right, resamples=20)[0].value < precision_recall(near, right, resamples=20)[0].value
+
+
+def test_mismatched_and_tiny_sets_are_refused() -> None:
+    with pytest.raises(TemperaError, match="use one network"):
+        frechet(features(9, 8), features(9, 4))
+    with pytest.raises(TemperaError, match="too few"):
+        kernel(features(1), features(9))
+    with pytest.raises(TemperaError, match="needs at least 8"):
+        precision_recall(features(3), features(9))
+
+
+def test_intervals_of_means_ratios_and_medians() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(5, 2, 400)
+    interval = bootstrap.mean(values)
+    assert interval.value == pytest.approx(values.mean())
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
+    assert bootstrap.ratio(np.array([1.0, 0.0, 3.0]), np.array([2.0, 0.0, 2.0])).n == 2
+    assert bootstrap.ratio(np.array([1.0, 3.0]), np.array([2.0, 2.0])).value == 1.0
+    middle = bootstrap.median(values)
+    assert middle.low < np.median(values) == middle.value < middle.high
+    assert bootstrap.mean(values) == bootstrap.mean(values)
+    assert np.isnan(bootstrap.mean(np.array([])).value)
+    assert bootstrap.counts(7, 5).sum(1).tolist() == [7.0] * 5
