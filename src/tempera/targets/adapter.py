@@ -1,0 +1,262 @@
+"""Any Hugging Face-style causal network as a `Target`: prefill, scoring a draft tree in one forward pass, keeping the accepted path.
+
+Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T prefix tokens, N drafted nodes, V vocabulary, H hidden size.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.cache import RoundMask, RowCache
+from tempera.errors import TemperaError
+from tempera.probs import Sampling
+from tempera.targets.llamagen import causal_mask
+from tempera.trees import Tree
+from tempera.types import Draft, Scores, Verdict
+
+Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
+"""Prompts -> condition (what the network's `embed_prefix` takes, rows first) and keep, bool [B, T]: False on padding, on the left."""
+
+
+class TransformerTarget:
+    """A transformer being accelerated.
+
+    The network offers `model` (a Hugging Face decoder that takes `inputs_embeds`, an additive 4-D `attention_mask`, `position_ids` and
+    `past_key_values`), `lm_head`, `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`. All that is peculiar to a
+    family of models stays inside these.
+
+    Args:
+        network: see above.
+        conditioner: turns prompts into the network's condition.
+        sampling: from logits to the distribution that is sampled.
+        grid: rows and columns of the image-token grid; the network's own unless given.
+        token_ids: the network's id of each of our V tokens, int64 [V], for a network whose vocabulary holds more than image tokens.
+        forced: token that position i of the image must have, int64 [length], -1 where it is free (ends of lines).
+        identity: names the weights; a hash of them unless given.
+        granularity: keys are offered to attention in multiples of this, as far as rows may have come. At least the whole image: constant
+            shapes.
+
+    Attributes:
+        lengths: image tokens that each row has emitted, int64 [B].
+        prefix_embeds: [R, T, H], and prefix_hidden: their hidden states but the last's, [R, T − 1, H]. keep: bool [R, T], False on padding.
+        root_embeds: embedding of the last token of each row, which the next forward pass begins with, [R, 1, H].
+        reach: image tokens that the row furthest ahead may have emitted; known without asking the device.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        conditioner: Conditioner,
+        sampling: Sampling,
+        *,
+        grid: tuple[int, int] | None = None,
+        token_ids: Tensor | None = None,
+        forced: Tensor | None = None,
+        identity: str | None = None,
+        granularity: int = 32,
+    ) -> None:
+        self.network, self.conditioner, self.sampling, self.granularity = network.eval(), conditioner, sampling, granularity
+        self.grid: tuple[int, int] = tuple(network.config.grid if grid is None else grid)
+        self.length = self.grid[0] * self.grid[1]
+        head = network.lm_head.weight
+        self.device, self.dtype, self.hidden_size = head.device, head.dtype, head.shape[1]
+        self._ids = None if token_ids is None else token_ids.to(self.device)
+        self._head = head.detach() if self._ids is None else head.detach()[self._ids]
+        self._head_bias = _picked(getattr(network.lm_head, "bias", None), self._ids)
+        self.vocab_size = self._head.shape[0]
+        self._forced = None if forced is None else self._checked(forced)
+        self.reach = 0
+        if identity is not None:
+            self.identity = identity
+
+    @cached_property
+    def identity(self) -> str:
+        """Short name of the network's weights (`identity_of`)."""
+        return identity_of(self.network)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings of our tokens, int64 [B, ...] -> [R, ..., H]: under guidance the same for both rows of a prompt."""
+        embeds: Tensor = self.network.embed_tokens(tokens if self._ids is None else self._ids[tokens])
+        return torch.cat([embeds, embeds]) if self.sampling.guided else embeds
+
+    def lm_logits(self, hidden: Tensor) -> Tensor:
+        """Logits over our V tokens, [..., H] -> [..., V]."""
+        return nn.functional.linear(hidden, self._head, self._head_bias)
+
+    def distribution(self, hidden: Tensor, ahead: Tensor) -> Tensor:
+        """What is sampled after hidden states that stand `ahead` ([M], or [B, M]) tokens beyond each row's root: [R, M, H] -> [B, M, V]."""
+        forced = None
+        if self._forced is not None:
+            forced = self._forced[(self.lengths[:, None] + ahead).clamp_(max=self.length - 1)]
+        return self.sampling.distribution(self.lm_logits(hidden), forced)
+
+    @torch.inference_mode()
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Run the prefix but its last token, which is the first root. See `types.Target.begin`.
+
+        Raises:
+            TemperaError: no prompts, or a prompt padded on the right.
+        """
+        if not prompts:
+            raise TemperaError("there are no prompts to paint: give at least one.")
+        condition, keep = (part.to(self.device) for part in self.conditioner(prompts))
+        if not bool(keep[:, -1].all()):
+            raise TemperaError("a prompt's last condition token is padding, but decoding starts from it: pad prompts on the left.")
+        rows = self.sampling.rows
+        self.rows, self.prefix, self.nodes = rows * len(prompts), keep.shape[1], nodes
+        self.keep = keep.repeat(rows, 1)
+        drop = torch.arange(self.rows, device=self.device) >= len(prompts)
+        self.prefix_embeds: Tensor = self.network.embed_prefix(condition.repeat(rows, *[1] * (condition.dim() - 1)), drop).to(self.dtype)
+        self._allocate(len(prompts), nodes)
+        self.prefix_hidden = self._prefill()
+        self.root_embeds = self.prefix_embeds[:, -1:]
+
+    @torch.inference_mode()
+    def score(self, draft: Draft) -> Scores:
+        """One forward pass over the root and all nodes; p float32 [B, 1 + N, V], hidden [R, 1 + N, H]. See `types.Target.score`."""
+        layout = self._layout_of(draft.tree)
+        slots = self.root_slots[:, None]
+        visible = self.visible(layout.width)
+        self.cache.place(slots + layout.offsets, visible)
+        mask = layout.mask.at(self.root_slots, visible)
+        if self.padding is not None:
+            mask += self.padding[..., :visible]
+        embeds = torch.cat([self.root_embeds, self.embed(draft.tokens)], 1) if draft.tree.nodes else self.root_embeds
+        hidden = self._run(embeds, mask, (slots + layout.depths).clamp_(max=self.last_slot))
+        return Scores(self.distribution(hidden, layout.ahead), hidden)
+
+    @torch.inference_mode()
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        """Advance each row by `emitted`; compact an accepted tree path; the drawn token becomes the root. See `types.Target.commit`."""
+        if draft.tree.nodes and not draft.tree.is_chain:
+            first = self.root_slots[:, None] + 1
+            path = verdict.path.clamp(min=0).repeat(self.sampling.rows, 1)
+            self.cache.compact(first + path, first + torch.arange(path.shape[1], device=self.device))
+        self.lengths += emitted
+        self.root_slots.view(self.sampling.rows, -1).add_(emitted)
+        self.root_embeds = self.embed(verdict.next_token[:, None])
+        self.reach = min(self.length, self.reach + draft.tree.max_depth + 1)
+
+    def limit(self, reach: int) -> None:
+        """Tell that no row has emitted more than `reach` tokens, which the caller happens to know: attention then skips the empty slots."""
+        self.reach = min(self.reach, reach)
+
+    def visible(self, width: int) -> int:
+        """Keys to offer a pass that writes `width` slots from each row's root on: a multiple of the granularity, within the capacity."""
+        needed = self.prefix - 1 + self.reach + width
+        return min(self.cache.capacity, -(-needed // self.granularity) * self.granularity)
+
+    def _allocate(self, batch: int, nodes: int) -> None:
+        """Slots, lengths and a cache for this batch; an earlier cache of the same shape is used again."""
+        self.last_slot = self.prefix + self.length - 1
+        capacity = -(-(self.last_slot + 2 + nodes) // self.granularity) * self.granularity
+        model = self.network.model
+        heads, head_dim, layers = attention_shape(model.config)
+        old = getattr(self, "cache", None)
+        if old is None or (old.rows, old.capacity) != (self.rows, capacity):
+            self.cache = RowCache(layers, self.rows, heads, head_dim, capacity, dtype=self.dtype, device=self.device)
+            self._layouts: dict[int, tuple[Tree, _Layout]] = {}
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self.root_slots = torch.full((self.rows,), self.prefix - 1, dtype=torch.int64, device=self.device)
+        self.reach = 0
+        self.padding = _padding(self.keep, capacity, self.dtype)
+
+    def _prefill(self) -> Tensor:
+        """Run all prefix tokens but the last -> their hidden states [R, T − 1, H]."""
+        embeds = self.prefix_embeds[:, :-1]
+        if not embeds.shape[1]:
+            return embeds
+        positions = torch.arange(embeds.shape[1], device=self.device).expand(self.rows, -1)
+        self.cache.place(positions, embeds.shape[1])
+        return self._run(embeds, causal_mask(self.keep[:, :-1], embeds.shape[1], self.dtype), positions)
+
+    def _run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        output = self.network.model(
+            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _layout_of(self, tree: Tree) -> "_Layout":
+        """The tree's constants; a static tree's are made once per cache."""
+        tree = tree.to(self.device)
+        if tree.per_row:
+            return _Layout(tree, self.cache.capacity, self.sampling.rows, self.dtype)
+        if id(tree) not in self._layouts:
+            self._layouts[id(tree)] = tree, _Layout(tree, self.cache.capacity, 1, self.dtype)
+        return self._layouts[id(tree)][1]
+
+    def _checked(self, forced: Tensor) -> Tensor:
+        if forced.shape != (self.length,):
+            raise TemperaError(
+                f"{tuple(forced.shape)} forced positions do not fit an image of {self.length} tokens: give one entry a token."
+            )
+        return forced.to(self.device)
+
+
+class _Layout:
+    """Constants of a tree inside a round: slots and depths of the root (0) and the nodes, per prompt (`ahead`) and per network row
+    (`depths`), and the mask among them.
+    """
+
+    def __init__(self, tree: Tree, capacity: int, copies: int, dtype: torch.dtype) -> None:
+        lead = tree.parents.shape[:-1]
+        device = tree.parents.device
+        self.width = 1 + tree.nodes
+        self.offsets = torch.arange(self.width, device=device)
+        depths = torch.cat([torch.zeros(*lead, 1, dtype=torch.int64, device=device), tree.depths], -1)
+        visible = torch.zeros(*lead, self.width, self.width, dtype=torch.bool, device=device)
+        visible[..., 0] = True
+        visible[..., 1:, 1:] = tree.ancestors
+        self.ahead, self.depths = depths, depths.repeat(copies, 1) if tree.per_row else depths
+        self.mask = RoundMask(visible.repeat(copies, 1, 1) if tree.per_row else visible, capacity, dtype)
+
+
+def identity_of(network: nn.Module) -> str:
+    """16 hexadecimal digits that name a network: a hash of its configuration and of its weights.
+
+    Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in bfloat16, and of a large tensor some 4,096
+    evenly spaced entries are taken.
+    """
+    digest = hashlib.sha256(json.dumps(config_dict(network), sort_keys=True, default=str).encode())
+    for name, tensor in sorted(network.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 4096)].to(torch.bfloat16).cpu()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def config_dict(network: Any) -> dict[str, Any]:
+    """What shapes a network, from its dataclass configuration or its Hugging Face one."""
+    config = network.config
+    if hasattr(config, "to_diff_dict"):
+        values: dict[str, Any] = config.to_diff_dict()
+        passing = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+        return {name: value for name, value in values.items() if name not in passing}
+    return asdict(config)
+
+
+def attention_shape(config: Any) -> tuple[int, int, int]:
+    """Key/value heads, head size and layers that a Hugging Face configuration describes."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_key_value_heads, head_dim, config.num_hidden_layers
+
+
+def _padding(keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor | None:
+    """What hides padded prefix tokens from later queries, additive, [R, 1, 1, S]; none where nothing is padded."""
+    if bool(keep.all()):
+        return None
+    padding = torch.zeros(len(keep), capacity, dtype=dtype, device=keep.device)
+    padding[:, : keep.shape[1]].masked_fill_(~keep, torch.finfo(dtype).min)
+    return padding[:, None, None]
+
+
+def _picked(bias: Tensor | None, ids: Tensor | None) -> Tensor | None:
+    return bias if bias is None or ids is None else bias.detach()[ids]
