@@ -123,7 +123,8 @@ def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         tokens int64 [..., k], and the distribution each was really drawn from, [..., k, V].
     """
-    tokens, q = [], []
+    tokens: list[Tensor] = []
+    q: list[Tensor] = []
     for draw in u.unbind(-1):
         if tokens:
             p = normalise(p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0), otherwise=p)

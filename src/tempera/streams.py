@@ -32,6 +32,7 @@ class Streams:
             raise TemperaError("two prompts in a batch share an id, so they would get the same random draws; give every prompt its own id")
         self.seed = seed
         self.ids = ids
+        self.device = torch.device(device)
         self._keys = torch.tensor([key(seed, name) for name in ids], dtype=torch.int64, device=device).unsqueeze(1)
         self._counter = 0
         self._block = torch.empty(len(ids), 0, device=device)

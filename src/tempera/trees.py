@@ -24,11 +24,11 @@ class Level:
 
     Attributes:
         depth: 1-based depth of these nodes.
-        nodes: their indices, int64 [M]; the children of one parent are neighbours, in test order.
+        nodes: their indices, int64 [M], a run without gaps.
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above, K]; unused slots hold some valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
         full: whether every slot is used, so that `slots` flattened is `nodes`.
-        inner: indices of the nodes that have children, int64 [P].
+        inner: the nodes that have children, as places among `nodes`, int64 [P].
         inner_parents: for every inner node, its parent's place among the inner nodes of the level above, int64 [P] (0 at depth 1: the root).
         ancestors: bool [P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner node.
     """
@@ -41,6 +41,38 @@ class Level:
     inner: Tensor
     inner_parents: Tensor
     ancestors: Tensor
+
+
+Index = slice | Tensor
+"""Positions along the node dimension: a slice where they run without a gap (so that taking them is a view), int64 [M] shared by all
+rows, or int64 [B, M] with -1 for none. See `take`."""
+
+
+def take(x: Tensor, index: Index) -> Tensor:
+    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid entry."""
+    if isinstance(index, slice):
+        return x[:, index]
+    if index.dim() == 1:
+        return x.index_select(1, index)
+    safe = index.clamp(min=0).view(*index.shape, *(1,) * (x.dim() - 2))
+    return x.gather(1, safe.expand(*index.shape, *x.shape[2:]))
+
+
+@dataclass(frozen=True, eq=False)
+class SiblingTest:
+    """The k-th children of all parents that have one: they are tested at the same time.
+
+    Attributes:
+        parents: the parents, counted 0..N with the root first.
+        nodes: their k-th children.
+        earlier: their children before these, to be rejected first (for k = 0 the same as `nodes`).
+        ids: `nodes` as int64 [M], or [B, M] with -1 where a row's parent has no k-th child.
+    """
+
+    parents: slice | Tensor
+    nodes: Index
+    earlier: Index
+    ids: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,17 +196,18 @@ class Tree:
         return table.view(*lead, 1 + self.nodes, width)
 
     @cached_property
-    def sibling_tests(self) -> tuple[tuple["Index", "Index"], ...]:
-        """For each sibling rank k: the parents (0..N) that have a k-th child, and those children. Static trees only.
+    def last_children(self) -> Tensor:
+        """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a leaf."""
+        return torch.nn.functional.pad(self.children, (1, 0), value=-1).amax(-1)
 
-        An index that runs without a gap is a slice, so that indexing with it is a view.
-        """
-        children = self.children.t().tolist()
-        tests = []
-        for column in children:
-            pairs = [(parent, child) for parent, child in enumerate(column) if child >= 0]
-            tests.append((_index([p for p, _ in pairs], self.parents.device), _index([c for _, c in pairs], self.parents.device)))
-        return tuple(tests)
+    @cached_property
+    def sibling_tests(self) -> tuple["SiblingTest", ...]:
+        """What verification does, sibling rank by sibling rank; K of them."""
+        columns = self.children.unbind(-1)
+        if self.per_row:
+            parents = slice(0, 1 + self.nodes)
+            return tuple(SiblingTest(parents, ids, columns[max(0, rank - 1)], ids) for rank, ids in enumerate(columns))
+        return tuple(_shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns)))
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -187,13 +220,16 @@ class Tree:
         return type(self), (self.parents, self.max_depth, self.max_children)
 
 
-Index = slice | Tensor
-"""Positions along a dimension: `x[:, index]` works for both."""
-
-
 def tree_names() -> list[str]:
     """Names that `Tree.named` knows."""
     return sorted(_named_paths())
+
+
+def _shared_test(children: list[int], earlier: list[int], device: torch.device) -> "SiblingTest":
+    parents = [parent for parent, child in enumerate(children) if child >= 0]
+    nodes = [children[parent] for parent in parents]
+    ids = torch.tensor(nodes, dtype=torch.int64, device=device)
+    return SiblingTest(_index(parents, device), _index(nodes, device), _index([earlier[parent] for parent in parents], device), ids)
 
 
 def _index(positions: list[int], device: torch.device) -> Index:
@@ -244,19 +280,20 @@ def _levels(parents: list[int], children: list[list[int]], device: torch.device)
     above, seen, depth = [-1], list[int](), 1
     while True:
         families = [[child for child in children[1 + parent] if child >= 0] for parent in above]
-        nodes = [child for family in families for child in family]
+        nodes = sorted(child for family in families for child in family)
         if not nodes:
             return levels
         width = max(map(len, families))
         slots = [family + family[-1:] * (width - len(family)) for family in families]
-        picks = [row * width + rank for row, family in enumerate(families) for rank in range(len(family))]
+        slot = {child: row * width + rank for row, family in enumerate(families) for rank, child in enumerate(family)}
+        picks = [slot[node] for node in nodes]
         for node in nodes:
             lineage[node] = lineage[parents[node]] | {node}
         inner = [node for node in nodes if children[1 + node] and children[1 + node][0] >= 0]
         seen = seen + inner
         levels.append(Level(
-            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), full=len(picks) == len(above) * width,
-            inner=tensor(inner), inner_parents=tensor([above.index(parents[node]) for node in inner]),
+            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), full=picks == list(range(len(above) * width)),
+            inner=tensor([nodes.index(node) for node in inner]), inner_parents=tensor([above.index(parents[node]) for node in inner]),
             ancestors=tensor([[int(other in lineage[node]) for other in seen] for node in inner]).bool().view(len(inner), len(seen)),
         ))  # fmt: skip
         above, depth = inner, depth + 1

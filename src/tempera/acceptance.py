@@ -1,0 +1,88 @@
+"""Acceptance rules: when to keep a drafted token, and what replaces a rejected one.
+
+A rule is the pair of f(x; p, q, i), the probability of keeping x at depth i, and the residual distribution. They belong together: a
+rule is exact only as a pair, that is, when q·f + (1 - Σ q·f)·residual = p. 0/0 counts as 1, and a residual without mass is p.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tempera.errors import TemperaError
+from tempera.probs import normalise
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f = min(1, p/q), Norm[p - q]+."""
+
+    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """min(1, p/q) at `token`."""
+        return ratio(at(p, token), at(q, token))
+
+    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """min(1, p/q) everywhere."""
+        return ratio(p, q)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Norm[p - q]+."""
+        return normalise((p - q).clamp(min=0), otherwise=p)
+
+
+@dataclass(frozen=True, init=False)
+class Relaxed:
+    """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD are this rule with their schedules.
+
+    Args:
+        schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.schedules`.
+        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), or "vanilla", Norm[p - q]+ (Eq. 11). They are the same where ω_i ≥ 1
+            (Proposition 1); below 1 only the optimal one is unbiased.
+    """
+
+    schedule: tuple[float, ...]
+    residual_kind: str
+
+    def __init__(self, schedule: Sequence[float], residual: Literal["optimal", "vanilla"] = "optimal") -> None:
+        if not schedule or not all(0 < omega < float("inf") for omega in schedule):
+            raise TemperaError(f"the relaxation schedule {list(schedule)} must hold at least one number, all above 0 and finite")
+        if residual not in ("optimal", "vanilla"):
+            raise TemperaError(f"residual={residual} is not known; choose optimal or vanilla")
+        object.__setattr__(self, "schedule", tuple(schedule))
+        object.__setattr__(self, "residual_kind", residual)
+
+    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω_i·p/q) at `token`."""
+        return ratio(self.omega(depth) * at(p, token), at(q, token))
+
+    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω_i·p/q) everywhere."""
+        return ratio(self.omega(depth).unsqueeze(-1) * p, q)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Norm[p - q·f]+, where q·f = min(q, ω_i·p); or Norm[p - q]+."""
+        kept = q if self.residual_kind == "vanilla" else torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
+        return normalise((p - kept).clamp(min=0), otherwise=p)
+
+    def omega(self, depth: Tensor) -> Tensor:
+        """ω at 1-based depths, [...] -> [...]."""
+        omegas = _on_device(self.schedule, depth.device)
+        return omegas[(depth - 1).clamp(max=len(self.schedule) - 1)]
+
+
+def at(p: Tensor, token: Tensor) -> Tensor:
+    """p at one token: [..., V] and [...] -> [...]."""
+    return p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+
+
+def ratio(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q), with 0/0 = 1."""
+    return torch.where(q > 0, p / q, 1.0).clamp(max=1)
+
+
+@cache
+def _on_device(schedule: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(schedule, device=device)

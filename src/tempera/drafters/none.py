@@ -1,0 +1,26 @@
+"""Plain autoregression: nothing is drafted, so every round draws one token from the target."""
+
+import torch
+from torch import Tensor
+
+from tempera.trees import Tree
+from tempera.types import Draft, Scores, Verdict
+
+
+class NoDraft:
+    """The drafter of `method=ar`."""
+
+    nodes = 0
+    depth = 0
+    uniforms = 0
+
+    def begin(self, prompts: list[str]) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, uniforms: Tensor) -> Draft:
+        """The empty draft: tokens [B, 0], q [B, 0, 0]."""
+        batch, device = uniforms.shape[0], uniforms.device
+        return Draft(torch.empty(batch, 0, dtype=torch.int64, device=device), torch.empty(batch, 0, 0, device=device), Tree.empty().to(device))
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Nothing to learn."""

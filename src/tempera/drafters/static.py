@@ -1,0 +1,70 @@
+"""Grow a static tree from a draft model: level by level, children drawn without replacement (EAGLE-1, LANTERN++, Cool-SD)."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tempera.probs import sample_without_replacement
+from tempera.trees import Level, Tree
+from tempera.types import Draft, Scores, Verdict
+
+
+class DraftModel(Protocol):
+    """A model that says what comes next, cheaply. `tempera.drafters.eagle` and `tempera.laws.TableDraft` are such models."""
+
+    def begin(self, prompts: list[str]) -> None:
+        """Start new rows, after the target's own `begin`."""
+
+    def roots(self) -> Tensor:
+        """q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in the last round."""
+
+    def expand(self, tokens: Tensor, level: Level) -> Tensor:
+        """q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32 [B, P, V].
+
+        `level.inner_parents` says which inner node of the level above each continues, `level.ancestors` which of the inner nodes
+        passed in so far (levels in order) it may attend to. Levels come in order; a level without inner nodes is not asked for.
+        """
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Learn what the target decided: see `tempera.types.Drafter`."""
+
+
+class StaticTreeDrafter:
+    """Drafts the same tree every round.
+
+    Args:
+        model: where the draft distributions come from.
+        tree: a static tree; `Tree.chain(5)` for chains.
+    """
+
+    def __init__(self, model: DraftModel, tree: Tree) -> None:
+        self.model = model
+        self.tree = tree
+        self.nodes = tree.nodes
+        self.depth = tree.max_depth
+        self.uniforms = tree.nodes
+
+    def begin(self, prompts: list[str]) -> None:
+        """Start new rows."""
+        self.model.begin(prompts)
+
+    def propose(self, uniforms: Tensor) -> Draft:
+        """Draw a tree: uniforms [B, N] -> Draft with q [B, N, V], where a later sibling's q has the earlier siblings removed."""
+        tree = self.tree.to(uniforms.device)
+        above = self.model.roots().unsqueeze(1)
+        tokens, laws = [], []
+        for level in tree.levels:
+            drawn, q = sample_without_replacement(above, uniforms[:, level.slots])
+            drawn, q = drawn.flatten(1), q.flatten(1, 2)
+            if not level.full:
+                drawn, q = drawn[:, level.picks], q[:, level.picks]
+            tokens.append(drawn)
+            laws.append(q)
+            if len(level.inner):
+                above = self.model.expand(drawn[:, level.inner], level)
+        return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Pass the verdict on to the model."""
+        self.model.observe(draft, verdict, scores, emitted)
