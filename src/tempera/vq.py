@@ -26,6 +26,7 @@ class VQConfig:
     decoder_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
     res_blocks: int = 2
     z_channels: int = 256
+    norm_groups: int = 32
 
     @property
     def factor(self) -> int:
@@ -33,17 +34,17 @@ class VQConfig:
         return int(2 ** (len(self.encoder_multipliers) - 1))
 
 
-def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps=1e-6)
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
 class ResBlock(nn.Module):
     """norm → swish → conv, twice, with a 1×1 shortcut where the width changes."""
 
-    def __init__(self, inner: int, outer: int) -> None:
+    def __init__(self, inner: int, outer: int, groups: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = _norm(inner), nn.Conv2d(inner, outer, 3, padding=1)
-        self.norm2, self.conv2 = _norm(outer), nn.Conv2d(outer, outer, 3, padding=1)
+        self.norm1, self.conv1 = _norm(inner, groups), nn.Conv2d(inner, outer, 3, padding=1)
+        self.norm2, self.conv2 = _norm(outer, groups), nn.Conv2d(outer, outer, 3, padding=1)
         if inner != outer:
             self.nin_shortcut = nn.Conv2d(inner, outer, 1)
 
@@ -56,9 +57,9 @@ class ResBlock(nn.Module):
 class AttnBlock(nn.Module):
     """Single-head self-attention over all positions."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
-        self.norm = _norm(channels)
+        self.norm = _norm(channels, groups)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,10 +85,10 @@ class Resample(nn.Module):
 class Level(nn.Module):
     """The residual blocks of one resolution, with attention at the coarsest one, and the resampling that follows."""
 
-    def __init__(self, inner: int, outer: int, blocks: int, attention: bool, resample: str | None) -> None:
+    def __init__(self, inner: int, outer: int, blocks: int, groups: int, attention: bool, resample: str | None) -> None:
         super().__init__()
-        self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer) for i in range(blocks))
-        self.attn = nn.ModuleList(AttnBlock(outer) for _ in range(blocks if attention else 0))
+        self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(outer, groups) for _ in range(blocks if attention else 0))
         if resample:
             setattr(self, resample, Resample(outer, up=resample == "upsample"))
         self.resample = resample
@@ -100,19 +101,24 @@ class Level(nn.Module):
         return getattr(self, self.resample)(x) if self.resample else x
 
 
+def _middle(channels: int, groups: int) -> nn.ModuleList:
+    return nn.ModuleList([ResBlock(channels, channels, groups), AttnBlock(channels, groups), ResBlock(channels, channels, groups)])
+
+
 class Encoder(nn.Module):
     """Image [B, 3, H, W] → latents [B, z, H/f, W/f]."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
-        last = len(widths) - 2
+        last, groups = len(widths) - 2, config.norm_groups
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            Level(widths[i], widths[i + 1], config.res_blocks, i == last, None if i == last else "downsample") for i in range(last + 1)
+            Level(widths[i], widths[i + 1], config.res_blocks, groups, i == last, None if i == last else "downsample")
+            for i in range(last + 1)
         )
-        self.mid = nn.ModuleList([ResBlock(widths[-1], widths[-1]), AttnBlock(widths[-1]), ResBlock(widths[-1], widths[-1])])
-        self.norm_out, self.conv_out = _norm(widths[-1]), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+        self.mid = _middle(widths[-1], groups)
+        self.norm_out, self.conv_out = _norm(widths[-1], groups), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -128,13 +134,13 @@ class Decoder(nn.Module):
         super().__init__()
         outer = [config.channels * m for m in reversed(config.decoder_multipliers)]
         inner = [outer[0], *outer[:-1]]
-        last = len(outer) - 1
+        last, groups = len(outer) - 1, config.norm_groups
         self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
-        self.mid = nn.ModuleList([ResBlock(outer[0], outer[0]), AttnBlock(outer[0]), ResBlock(outer[0], outer[0])])
+        self.mid = _middle(outer[0], groups)
         self.conv_blocks = nn.ModuleList(
-            Level(inner[i], outer[i], config.res_blocks + 1, i == 0, None if i == last else "upsample") for i in range(last + 1)
+            Level(inner[i], outer[i], config.res_blocks + 1, groups, i == 0, None if i == last else "upsample") for i in range(last + 1)
         )
-        self.norm_out, self.conv_out = _norm(outer[-1]), nn.Conv2d(outer[-1], 3, 3, padding=1)
+        self.norm_out, self.conv_out = _norm(outer[-1], groups), nn.Conv2d(outer[-1], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.conv_in(z)

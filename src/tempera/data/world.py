@@ -171,13 +171,14 @@ def _place(kinds: list[tuple[str, str, str, float]], relation: str | None, rng: 
     if relation is None:
         (shape, colour, size, radius) = kinds[0]
         return [Thing(shape, colour, size, free(radius), free(radius), radius)]
-    first, second = kinds[0][3], kinds[1][3]
-    slack = max(IMAGE_SIZE - 2 * (first + second), 0.0)
-    lead, gap = sorted(rng.uniform(0, slack, 2)) if slack else (0.0, 0.0)
+    fit = min(1.0, IMAGE_SIZE / (2 * kinds[0][3] + 2 * kinds[1][3]))
+    first, second = fit * kinds[0][3], fit * kinds[1][3]
+    slack = IMAGE_SIZE - 2 * (first + second)
+    lead, gap = sorted(rng.uniform(0, slack, 2))
     along = (first + lead, IMAGE_SIZE - second - (slack - gap))
     middle = rng.uniform(0.35, 0.65) * IMAGE_SIZE
     things = []
-    for (shape, colour, size, radius), main in zip(kinds, along, strict=True):
+    for (shape, colour, size, _), radius, main in zip(kinds, (first, second), along, strict=True):
         across = float(np.clip(middle + rng.uniform(-6, 6), radius, IMAGE_SIZE - radius))
         x, y = (across, main) if relation == "above" else (main, across)
         things.append(Thing(shape, colour, size, float(x), float(y), radius))

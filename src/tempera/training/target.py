@@ -68,7 +68,7 @@ class TargetModel(nn.Module):
         _initialise(self.network, codebook)
 
     def forward(self, words: Tensor, drop: Tensor, codes: Tensor) -> Tensor:
-        """words [B, T], drop [B], codes [B, length] → loss of every token [B, length] in nats."""
+        """Words [B, T], drop [B], codes [B, length] → loss of every token [B, length] in nats."""
         features, keep = self.text(words)
         _, hidden, _ = self.network(features, keep, drop, codes)
         logits = self.network.lm_head(hidden[:, self.network.config.prefix_length - 1 :])

@@ -16,7 +16,14 @@ from tempera.vq import VQConfig, VQModel
 log = logging.getLogger(__name__)
 
 TINY_VQ = VQConfig(
-    codebook_size=1024, codebook_dim=8, channels=32, encoder_multipliers=(1, 1, 2), decoder_multipliers=(1, 1, 2), res_blocks=1, z_channels=64
+    codebook_size=1024,
+    codebook_dim=8,
+    channels=16,
+    encoder_multipliers=(1, 2, 4),
+    decoder_multipliers=(1, 2, 4),
+    res_blocks=1,
+    z_channels=64,
+    norm_groups=4,  # official sizes have 4 and more channels a group; with fewer, normalisation wipes out the picture's colours
 )
 
 
@@ -26,7 +33,7 @@ class TokenizerTraining:
 
     steps: int = 900
     warmup_steps: int = 120
-    batch_size: int = 8
+    batch_size: int = 16
     lr: float = 1.5e-3
     commitment: float = 0.25
     ema: float = 0.98

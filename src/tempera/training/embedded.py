@@ -1,0 +1,113 @@
+"""Building the embedded default, stage by stage, into one directory; each stage leaves a record of how it was trained."""
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tempera.evaluation.clip import TINY_CLIP
+from tempera.targets.embedded import load_tokenizer, target_config
+from tempera.targets.llamagen import to_official
+from tempera.training.atomic import replacing, write_json, write_text
+from tempera.training.evaluators import EvaluatorTraining, train_classifier, train_clip
+from tempera.training.target import TargetTraining, train_target
+from tempera.training.tokenizer import TokenizerTraining, train_tokenizer
+from tempera.vq import config_dict
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, float], int], None]
+
+
+def build_tokenizer(output: Path, settings: TokenizerTraining, report: Report) -> None:
+    """Train the VQ tokenizer into `output`/tokenizer."""
+    with _recorded(output / "tokenizer", settings) as record:
+        model, record.metrics = train_tokenizer(settings, report=report)
+        save_network(model.state_dict(), config_dict(model.config), output / "tokenizer")
+
+
+def build_target(output: Path, settings: TargetTraining, report: Report) -> None:
+    """Train the target and its text encoder into `output`/target and `output`/text_encoder; continues where it was stopped."""
+    with _recorded(output / "target", settings) as record:
+        model, record.metrics = train_target(settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report)
+        network = model.network
+        official = to_official(network.state_dict(), network.config.num_attention_heads)
+        save_network(official, target_config(network), output / "target")
+        save_network(model.text.state_dict(), model.text.config, output / "text_encoder")
+
+
+def build_classifier(output: Path, settings: EvaluatorTraining, report: Report) -> None:
+    """Train the attribute classifier into `output`/classifier."""
+    with _recorded(output / "classifier", settings) as record:
+        model, record.metrics = train_classifier(settings, load_tokenizer(output / "tokenizer"), report)
+        save_network(model.state_dict(), {"width": model.width}, output / "classifier")
+
+
+def build_clip(output: Path, settings: EvaluatorTraining, report: Report) -> None:
+    """Train the tiny CLIP into `output`/clip, in open_clip's layout."""
+    with _recorded(output / "clip", settings) as record:
+        model, record.metrics = train_clip(settings, load_tokenizer(output / "tokenizer"), report)
+        save_network(model.state_dict(), TINY_CLIP, output / "clip", prefix="open_clip_")
+
+
+def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:
+    """Write <prefix>config.json and <prefix>model.safetensors, floats as float16, each file atomically."""
+    half = {key: (value.half() if value.is_floating_point() else value).contiguous().clone() for key, value in state.items()}
+    name = "open_clip_config.json" if prefix else "config.json"
+    write_json(directory / name, config)
+    with replacing(directory / f"{prefix}model.safetensors") as temporary:
+        save_file(half, temporary)
+
+
+class _recorded:
+    """Time a stage and write training.json beside its weights when it succeeds."""
+
+    def __init__(self, directory: Path, settings: Any) -> None:
+        self.directory, self.settings, self.metrics = directory, settings, dict[str, float]()
+
+    def __enter__(self) -> "_recorded":
+        log.info("building %s", self.directory)
+        self.start = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
+        if kind is None:
+            seconds = round(time.perf_counter() - self.start)
+            machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+            record = {"settings": asdict(self.settings), "metrics": self.metrics, "seconds_of_last_run": seconds, "machine": machine}
+            write_json(self.directory / "training.json", record)
+            log.info("built %s in %d s: %s", self.directory, seconds, self.metrics)
+
+
+def write_readme(output: Path) -> None:
+    """Write README.md beside the weights: what each network is, the commands, seeds, times and final metrics, from the stages' records."""
+    lines = [
+        "# The embedded default",
+        "",
+        "Trained by this repository's own scripts on the procedural world of `tempera.data.world`; nothing else went in. Weights are float16",
+        "safetensors, computed with in float32. To rebuild everything (about three hours on two CPU cores):",
+        "",
+        "    python train_draft/build_embedded.py output=src/tempera/embedded",
+        "    python train_draft/main.py model=embedded",
+        "",
+        "| network | parameters file | seed | steps | seconds | final metrics | machine |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(output.glob("*/training.json")):
+        record = json.loads(path.read_text())
+        size = sum(file.stat().st_size for file in path.parent.glob("*.safetensors"))
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+        settings = record["settings"]
+        cells = [path.parent.name, f"{size / 1e6:.1f} MB", settings["seed"], settings["steps"], record["seconds_of_last_run"], metrics]
+        lines.append("| " + " | ".join(str(cell) for cell in [*cells, record["machine"]]) + " |")
+    lines += ["", "Every `training.json` holds its stage's full settings.", ""]
+    write_text(output / "README.md", "\n".join(lines))
+

@@ -1,0 +1,37 @@
+"""Train the networks of the embedded default on the procedural world: image tokenizer, target with text encoder, classifier, tiny CLIP."""
+
+import logging
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from tempera.config import instantiate, script
+from tempera.errors import TemperaError
+from tempera.training import embedded
+
+log = logging.getLogger(__name__)
+STAGES = {
+    "tokenizer": embedded.build_tokenizer,
+    "target": embedded.build_target,
+    "classifier": embedded.build_classifier,
+    "clip": embedded.build_clip,
+}
+
+
+@script("build_embedded")
+def main(cfg: DictConfig) -> None:
+    """Run the chosen stages in order; each writes its weights and its record into `output`."""
+    unknown = [stage for stage in cfg.stages if stage not in STAGES]
+    if unknown:
+        raise TemperaError(f"stages={unknown} are unknown; choose among {', '.join(STAGES)}")
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    settings = {stage: instantiate(cfg[stage]) for stage in cfg.stages}
+    for stage in cfg.stages:
+        STAGES[stage](Path(cfg.output), settings[stage], lambda values, step, stage=stage: log.info("%s %d: %s", stage, step, values))
+    embedded.write_readme(Path(cfg.output))
+
+
+if __name__ == "__main__":
+    main()
