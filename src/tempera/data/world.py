@@ -173,7 +173,7 @@ def _place(kinds: list[tuple[str, str, str, float]], relation: str | None, rng: 
         return [Thing(shape, colour, size, free(radius), free(radius), radius)]
     fit = min(1.0, IMAGE_SIZE / (2 * kinds[0][3] + 2 * kinds[1][3]))
     first, second = fit * kinds[0][3], fit * kinds[1][3]
-    slack = IMAGE_SIZE - 2 * (first + second)
+    slack = max(IMAGE_SIZE - 2 * (first + second), 0.0)
     lead, gap = sorted(rng.uniform(0, slack, 2))
     along = (first + lead, IMAGE_SIZE - second - (slack - gap))
     middle = rng.uniform(0.35, 0.65) * IMAGE_SIZE
