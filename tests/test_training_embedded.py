@@ -1,0 +1,117 @@
+"""Training of the embedded default's networks: each stage runs, learns, records itself; the target's training continues exactly."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tempera.data.world import World
+from tempera.targets.embedded import TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
+from tempera.targets.llamagen import LlamaGenConfig
+from tempera.training import embedded
+from tempera.training.evaluators import contrastive_loss, new_clip
+from tempera.training.target import TargetTraining, train_target
+from tempera.training.tokenizer import EmaCodebook, TokenizerTraining, images_of, train_tokenizer
+from tempera.vq import VQConfig, VQModel
+
+TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
+TINY_TARGET = LlamaGenConfig(16, 16, 24, 2, 2, (16, 16), 16, caption_dim=8)
+STEPS = TargetTraining(steps=4, batch_size=2, save_every=2, compile=False)
+
+
+def no_report(values: dict[str, float], step: int) -> None:
+    assert all(value == value for value in values.values()), f"NaN at step {step}"
+
+
+def test_the_tokenizer_learns_and_its_codebook_follows_the_encodings() -> None:
+    settings = TokenizerTraining(steps=12, warmup_steps=6, batch_size=4)
+    seen: list[float] = []
+    model, metrics = train_tokenizer(settings, TINY_VQ, lambda values, step: seen.append(values["psnr"]))
+    assert metrics["psnr"] > seen[0] and metrics["codes_used"] > 4
+    assert torch.allclose(model.quantize.embedding.weight.norm(dim=-1), torch.ones(16), atol=1e-5)
+
+
+def test_k_means_finds_separate_clusters_and_dead_codes_restart() -> None:
+    model = VQModel(TINY_VQ)
+    centres = F.normalize(torch.eye(8)[:4] + 0.01, dim=-1)
+    vectors = F.normalize(centres.repeat(64, 1) + 0.01 * torch.randn(256, 8), dim=-1)
+    codebook = EmaCodebook(model, 0.9, 0.05, torch.Generator().manual_seed(0))
+    codebook.fit(vectors)
+    assert (vectors @ model.quantize.codebook.T).amax(-1).min() > 0.99
+    model.quantize.embedding.weight.data[3] = -centres[0]
+    codebook.sums[3], codebook.counts[3] = -centres[0], 0.0
+    codebook.update(vectors, model.quantize.nearest(vectors))
+    assert (model.quantize.codebook[3] @ centres.T).max() > 0.9  # restarted at an encoding
+
+
+def test_an_interrupted_target_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = VQModel(TINY_VQ).eval()
+    whole, _ = train_target(STEPS, tokenizer, tmp_path / "whole", TINY_TARGET, no_report)
+
+    class Stop(Exception):
+        pass
+
+    def saved_and_stopped(state: object, path: object) -> None:
+        torch.serialization.save(state, path)
+        os.replace(path, tmp_path / "cut" / "checkpoint.pt")  # type: ignore[arg-type]
+        raise Stop
+
+    with pytest.raises(Stop), monkeypatch.context() as patch:
+        patch.setattr(torch, "save", saved_and_stopped)
+        train_target(STEPS, tokenizer, tmp_path / "cut", TINY_TARGET, no_report)
+    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 2
+    resumed, _ = train_target(STEPS, tokenizer, tmp_path / "cut", TINY_TARGET, no_report)
+    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_stage_writes_weights_that_load_and_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempera.training.embedded.train_tokenizer", lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}))
+    embedded.build_tokenizer(tmp_path, TokenizerTraining(steps=1), no_report)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+
+    def short(settings: TargetTraining, vq: VQModel, directory: Path, report: embedded.Report) -> object:
+        return train_target(settings, vq, directory, TINY_TARGET, report)
+
+    monkeypatch.setattr("tempera.training.embedded.train_target", short)
+    embedded.build_target(tmp_path, STEPS, no_report)
+    network, text = load_target_network(tmp_path / "target"), load_text_encoder(tmp_path / "text_encoder")
+    assert network.config == TINY_TARGET and text.length == 16 and tokenizer.config == TINY_VQ
+    assert json.loads((tmp_path / "target" / "training.json").read_text())["settings"]["seed"] == 0
+    embedded.write_readme(tmp_path)
+    assert "| tokenizer |" in (tmp_path / "README.md").read_text()
+
+
+def test_words_stand_at_the_end_and_unknown_ones_share_an_id() -> None:
+    ids = tokenize(["a red star", "an astronaut", "a " * 40], 6)
+    assert ids[0].tolist()[:3] == [0, 0, 0] and ids[0, 3:].min() > 1
+    assert ids[1, -1] == 1 and (ids[2] == ids[0, 3]).all()
+
+
+def test_padding_does_not_change_a_caption_s_features() -> None:
+    torch.manual_seed(0)
+    encoder = TextEncoder(8, 16).eval()
+    features, keep = encoder.encode(["a red star", "a small red star above a blue ring"])
+    alone, _ = encoder.encode(["a red star"])
+    assert torch.allclose(features[0], alone[0], atol=1e-6)
+    assert keep.sum(-1).tolist() == [3, 8] and features[0, :5].abs().max() == 0
+
+
+def test_the_contrastive_loss_prefers_matching_pairs() -> None:
+    torch.manual_seed(0)
+    model, words = new_clip()
+    samples = World(0).batch(0, 8)
+    images = images_of(World(0), 0, 8)
+    texts = words([sample.scene.caption for sample in samples])
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    losses = []
+    for _ in range(6):
+        loss = contrastive_loss(model, images, texts)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.3
