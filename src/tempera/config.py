@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import hydra
 import torch
@@ -22,6 +22,7 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ValidationError
+from torch import nn
 
 from tempera.config_errors import sentence
 from tempera.errors import TemperaError
@@ -33,6 +34,9 @@ from tempera.types import Drafter, Rule, Target
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", type(None): "null"}
+
+OmegaConf.register_new_resolver("package", lambda path: str(Path(__file__).resolve().parent / path), replace=True)
+"""`${package:PATH}` in conf/: a file or directory that ships inside the package."""
 
 
 # Scripts
@@ -57,6 +61,7 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
                 if HydraConfig.get().mode == RunMode.MULTIRUN:  # the launcher says which point of the sweep it was
                     raise
                 _tell(problem, conf, config_name)
+                raise
 
         run = hydra.main(version_base="1.3", config_path=str(conf), config_name=config_name)(job)
 
@@ -70,6 +75,7 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
                     run()
                 except Exception as problem:
                     _tell(problem, conf, config_name)
+                    raise
             return None
 
         return entry
@@ -98,13 +104,11 @@ def _hydra_raises() -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def _tell(problem: Exception, conf: Path, config_name: str) -> NoReturn:
-    """Print the problem as one sentence and exit with status 1; raise it where it is not the user's."""
-    told = sentence(problem, conf, config_name, sys.argv[1:])
-    if told is None:
-        raise problem
-    print(f"error: {told}", file=sys.stderr)
-    sys.exit(1)
+def _tell(problem: Exception, conf: Path, config_name: str) -> None:
+    """Print the problem as one sentence and exit with status 1, where it is the user's."""
+    if told := sentence(problem, conf, config_name, sys.argv[1:]):
+        print(f"error: {told}", file=sys.stderr)
+        sys.exit(1)
 
 
 # Instantiation
@@ -191,7 +195,8 @@ def _locate(node: Any) -> Callable[..., Any]:
         raise TemperaError(f"cannot import {node['_target_']} ({problem.__cause__ or problem})") from problem
     if not callable(call):
         raise TemperaError(f"{node['_target_']} is not a class or a function")
-    return call
+    located: Callable[..., Any] = call
+    return located
 
 
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:
@@ -210,17 +215,36 @@ def _in_words(hint: Any) -> str:
         return " or ".join(map(_in_words, inner))
     if origin in (list, tuple, set) or hint in (list, tuple):
         return "a list"
-    return WORDS.get(hint) or getattr(origin or hint, "__name__", str(hint))
+    return WORDS.get(hint) or str(getattr(origin or hint, "__name__", hint))
 
 
 # The groups of conf/
 
 
+def build_network(cfg: DictConfig) -> nn.Module:
+    """The target's network, `model.network`, frozen, on `device` in `dtype`."""
+    return _frozen(instantiate(cfg.model.network), cfg)
+
+
+def build_text_encoder(cfg: DictConfig) -> nn.Module:
+    """`model.text_encoder`, frozen, on `device` in `dtype`; its `encode(prompts)` gives the network's condition and which of it is real."""
+    return _frozen(instantiate(cfg.model.text_encoder), cfg)
+
+
+def build_tokenizer(cfg: DictConfig) -> nn.Module:
+    """`model.tokenizer`, which turns images into codes and codes into images: frozen, on `device`, always in float32."""
+    tokenizer: nn.Module = instantiate(cfg.model.tokenizer)
+    return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
+
+
 def build_target(cfg: DictConfig) -> Target:
-    """The model being accelerated, `model.target`, on `device` in `dtype`, sampling as `guidance`, `temperature`, `top_k`, `top_p` say."""
-    device = parse_device(cfg.device)
-    offered = {"sampling": build_sampling(cfg), "device": device, "dtype": parse_dtype(cfg.dtype, device)}
-    return instantiate(cfg.model.target, **_accepted(cfg.model.target, offered))
+    """The model being accelerated: `model.target` around its network and text encoder, sampling as `guidance`, `temperature`, `top_k` and
+    `top_p` say.
+    """
+    sampling = build_sampling(cfg)
+    conditioner = build_text_encoder(cfg).encode
+    target: Target = instantiate(cfg.model.target, network=build_network(cfg), conditioner=conditioner, sampling=sampling)
+    return target
 
 
 def build_sampling(cfg: DictConfig) -> Sampling:
@@ -228,26 +252,31 @@ def build_sampling(cfg: DictConfig) -> Sampling:
     node = OmegaConf.create({name: f"${{{name}}}" for name in ("guidance", "temperature", "top_k", "top_p")})
     node["_target_"] = "tempera.probs.Sampling"
     node._set_parent(cfg)
-    return instantiate(node)
+    sampling: Sampling = instantiate(node)
+    return sampling
 
 
 def build_tree(cfg: DictConfig) -> Tree:
     """The draft tree of the method; empty where the method has none."""
-    return instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
+    tree: Tree = instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
+    return tree
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
     """The drafter of the method, given the target and the tree where it wants them."""
     offered = {"target": target, "tree": build_tree(cfg)}
-    return instantiate(cfg.drafter, **_accepted(cfg.drafter, offered))
+    drafter: Drafter = instantiate(cfg.drafter, **_accepted(cfg.drafter, offered))
+    return drafter
 
 
 def build_rule(cfg: DictConfig, depth: int) -> Rule:
     """The acceptance rule of the method; a relaxed rule's schedule spreads its budget over `depth` depths and is raised to `floor`."""
-    if "schedule" not in cfg:
-        return instantiate(cfg.rule)
-    schedule = instantiate(cfg.schedule, length=depth)
-    return instantiate(cfg.rule, schedule=floored(schedule, _number(cfg, "floor")))
+    offered = {}
+    if "schedule" in cfg:
+        _check_value(cfg, "floor", cfg.floor, float)
+        offered["schedule"] = floored(instantiate(cfg.schedule, length=depth), cfg.floor)
+    rule: Rule = instantiate(cfg.rule, **offered)
+    return rule
 
 
 def parse_device(name: str) -> torch.device:
@@ -271,9 +300,9 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def _number(cfg: DictConfig, option: str) -> float:
-    _check_value(cfg, option, cfg[option], float)
-    return float(cfg[option])
+def _frozen(module: nn.Module, cfg: DictConfig) -> nn.Module:
+    device = parse_device(cfg.device)
+    return module.to(device, parse_dtype(cfg.dtype, device)).eval().requires_grad_(False)
 
 
 def _accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:

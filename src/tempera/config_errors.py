@@ -3,7 +3,7 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -42,7 +42,9 @@ def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Se
         case MissingMandatoryValue() | InterpolationResolutionError():
             return f"{_first_line(str(problem))} (option {problem.full_key}); give it as name=value on the command line"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
-            return f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (sweeps: hydra.sweep.dir=DIR)"
+            return (
+                f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
+            )
     return None
 
 
@@ -62,55 +64,66 @@ def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[st
 
 def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
     """Say which choices of conf/ bring the option, or which option was meant."""
-    chosen = _chosen_groups(conf, arguments)
+    default = _composed(conf, config_name, []) or OmegaConf.create({"hydra": {"runtime": {"choices": {}}}})
+    groups = {group: _choices(conf, group) for group in sorted(default.hydra.runtime.choices) if (conf / group).is_dir()}
+    chosen = [argument for argument in arguments if argument.partition("=")[0] in groups.keys() - {option}]
     where = f" with {' '.join(chosen)}" if chosen else ""
-    owners = list(_owners(option, conf, config_name))
-    if owners:
-        return f"there is no option `{option}`{where}: it belongs to {', '.join(owners[:-1])}{' and ' if owners[1:] else ''}{owners[-1]}"
-    names = sorted({*_names(_composed(conf, config_name, []) or OmegaConf.create()), *_groups(conf)})
+    if owners := _owners(option, conf, config_name, groups):
+        return f"there is no option `{option}`{where}: it belongs to {owners}"
+    names = sorted({*_names(default), *groups})
     near = difflib.get_close_matches(option, names, n=1)
-    if near:
-        return f"there is no option `{option}`{_meant(near)}"
-    top = ", ".join(name for name in names if "." not in name)
-    return f"there is no option `{option}`; the options are {top}"
+    hint = _meant(near) or f"; the options are {', '.join(name for name in names if '.' not in name)}"
+    return f"there is no option `{option}`{where}{hint}"
 
 
-def _owners(option: str, conf: Path, config_name: str) -> Iterator[str]:
-    """The choices, group by group, that bring an option which other choices of the same group do not have."""
-    for group in _groups(conf):
-        choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
-        composed = {choice: _composed(conf, config_name, [f"{group}={choice}"]) for choice in choices}
-        having = [choice for choice, cfg in composed.items() if cfg is not None and option in _names(cfg)]
-        if having and len(having) < len(choices):
-            yield f"{group}={' or '.join(having)}"
+def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The choices that bring an option which other choices of the same group do not have: `rule=relaxed (method=coolsd, uniform_rsd)`."""
+    leaf = re.compile(rf"^\s*{re.escape(option.rpartition('.')[2])}:", re.MULTILINE)
+    if option not in groups and not any(leaf.search(path.read_text(encoding="utf-8")) for path in conf.rglob("*.yaml")):
+        return ""
+    bases = [[], *([f"method={method}"] for method in groups.get("method", ()))]
+    found = {}
+    for group, choices in groups.items():
+        having = next(filter(None, (_having(option, conf, config_name, base, group, choices) for base in bases)), [])
+        if 0 < len(having) < len(choices):
+            found[group] = f"{group}={', '.join(having)}"
+    methods = found.pop("method", "")
+    return " and ".join(found.values()) + f" ({methods})" * bool(methods) if found else methods
+
+
+def _having(option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]) -> list[str]:
+    """The choices with which the option exists; none unless every choice composes on top of `base`."""
+    having = []
+    for choice in choices:
+        cfg = _composed(conf, config_name, [*base, f"{group}={choice}"])
+        if cfg is None:
+            return []
+        if option in _names(cfg):
+            having.append(choice)
+    return having
 
 
 def _composed(conf: Path, config_name: str, overrides: list[str]) -> DictConfig | None:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf), version_base="1.3"):
         try:
-            return compose(config_name, overrides)
+            return compose(config_name, overrides, return_hydra_config=True)
         except HydraException:
             return None
 
 
 def _names(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
     """Every option of a configuration, dotted."""
-    for key in cfg:
-        yield f"{prefix}{key}"
+    for key in cfg.keys() - {"hydra", "_target_"}:
+        name = f"{prefix}{key!s}"
+        yield name
         value = cfg._get_node(key)
         if isinstance(value, DictConfig) and not value._is_none() and not value._is_missing() and not value._is_interpolation():
-            yield from _names(value, f"{prefix}{key}.")
+            yield from _names(value, f"{name}.")
 
 
-def _groups(conf: Path) -> list[str]:
-    return sorted(path.name for path in conf.iterdir() if path.is_dir())
-
-
-def _chosen_groups(conf: Path, arguments: Sequence[str]) -> list[str]:
-    """The group choices on the command line, such as `method=eagle`."""
-    groups = set(_groups(conf))
-    return [argument for argument in arguments if argument.partition("=")[0] in groups]
+def _choices(conf: Path, group: str) -> list[str]:
+    return sorted(path.stem for path in (conf / group).glob("*.yaml"))
 
 
 def _meant(near: Sequence[str]) -> str:
