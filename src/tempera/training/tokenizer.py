@@ -31,7 +31,7 @@ TINY_VQ = VQConfig(
 class TokenizerTraining:
     """How the tokenizer is trained. `warmup_steps` run without quantisation; then the codebook is fitted to the encodings."""
 
-    steps: int = 900
+    steps: int = 1100
     warmup_steps: int = 120
     batch_size: int = 16
     lr: float = 1.5e-3
