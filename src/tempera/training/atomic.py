@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with open(temporary, "rb+") as file:
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
@@ -77,5 +77,5 @@ def writable_directory(path: Path) -> Path:
 
 def sha256_file(path: Path) -> str:
     """Hexadecimal sha256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The training state as one safetensors file, written atomically: weights, optimiser moments, moving average, and counters in its metadata."""
+"""The training state as one safetensors file, written atomically: weights, optimiser moments, moving average; counters in the metadata."""
 
 import json
 from dataclasses import asdict, dataclass, field

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tempera.data.world import World
 from tempera.errors import TemperaError
+from tempera.training.prepare import VQEncoder
 from tempera.training.shards import Images, read_shards
 from tempera.training.sources import Entry
-from tempera.training.prepare import VQEncoder
 
 HOLDOUT = 20
 """One image in so many is held out: 5%."""
@@ -60,7 +60,7 @@ class WorldCodes:
 class ShardCodes:
     """Shards made by `tempera.training.prepare`, in memory; every epoch is a permutation of its own.
 
-    The hold-out is the 5% of images whose key hashes to it, so it does not depend on order or seed, and captions of one image stay together.
+    The hold-out is the 5% of images whose key hashes to it: it does not depend on order or seed, and captions of one image stay together.
     """
 
     def __init__(self, images: Images, seed: int = 0) -> None:
@@ -69,8 +69,8 @@ class ShardCodes:
         self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
         if not len(self.kept) or not len(self.held):
             raise TemperaError(
-                f"{len(images)} images are too few: {len(self.held)} of them fall into the 5% hold-out and {len(self.kept)} are left to train on; "
-                "prepare a few hundred."
+                f"{len(images)} images are too few: {len(self.held)} of them fall into the 5% hold-out and {len(self.kept)} are left "
+                "to train on; prepare a few hundred."
             )
         self._epoch, self._order = -1, self.kept
 

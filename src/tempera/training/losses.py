@@ -27,6 +27,7 @@ def draft_loss(
         predicted: the draft's hidden states, [..., H].
         hidden: the target's hidden states at the same positions, [..., H], without gradient.
         head: hidden states → logits [..., V]; its parameters receive no gradient.
+        cross_entropy_weight: of the second term.
         chunk: positions whose logits are in memory at a time. Beyond one chunk, logits are computed again in the backward pass.
     """
     predicted, hidden = predicted.flatten(0, -2), hidden.flatten(0, -2)

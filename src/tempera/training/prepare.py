@@ -1,6 +1,6 @@
 """Captions and images → shards of codes, restartable at every shard.
 
-    source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
+source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
 """
 
 import json
@@ -18,7 +18,6 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from tempera.acceptance import Exact
-from tempera.data.prompts import Prompt
 from tempera.decode import decode
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
@@ -70,10 +69,12 @@ class VQEncoder:
         self.size = (grid[0] * vq.config.factor, grid[1] * vq.config.factor)
 
     def describe(self) -> dict[str, Any]:
+        """Picture size."""
         return {"kind": "vq", "size": list(self.size)}
 
     @torch.no_grad()
     def encode(self, entries: list[Entry]) -> Encoded:
+        """Encode the pictures; one that cannot be decoded is broken."""
         kept: list[Entry] = []
         pixels: list[Tensor] = []
         broken: list[Broken] = []
@@ -92,7 +93,7 @@ class VQEncoder:
 
 
 class TargetEncoder:
-    """Codes that the target draws itself for the captions, by plain autoregression under its own guidance and temperature: self-distillation.
+    """Codes that the target draws itself for the captions, autoregressively under its own guidance and temperature: self-distillation.
 
     Args:
         target: the target; `tokenizer`: the identity of the tokenizer whose codes it draws.
@@ -109,9 +110,8 @@ class TargetEncoder:
 
     def encode(self, entries: list[Entry]) -> Encoded:
         """Draw one image per caption."""
-        prompts = [Prompt(entry.key, entry.caption) for entry in entries]
-        streams = Streams(self.seed, [entry.key for entry in entries])
-        output = decode(self.target, NoDraft(), Exact(), streams, prompts)
+        streams = Streams(self.seed, [entry.key for entry in entries], self.target.device)
+        output = decode(self.target, NoDraft(), Exact(), streams, [entry.caption for entry in entries])
         return Encoded(entries, output.tokens.cpu().numpy().astype(np.int32), [])
 
 
@@ -142,6 +142,10 @@ def prepare(
     """Encode a source into a shards directory, continuing whatever intact shards it already holds.
 
     Args:
+        source: what to encode, in order.
+        encoder: how.
+        directory: the shards directory, begun or new.
+        batch_size: entries per encoder call.
         shard_size: source entries per shard; a shard with broken entries holds fewer images.
         limit: read at most so many entries.
         max_broken: stop when more entries than this are broken.
@@ -158,7 +162,8 @@ def prepare(
     manifest = _intact(directory, fresh)
     if manifest.complete:
         return manifest
-    for manifest in _shards(source, encoder, directory, manifest, batch_size, report, progress):
+    for grown in _shards(source, encoder, directory, manifest, batch_size, report, progress):
+        manifest = grown
         manifest.save(directory)
         if manifest.broken_count > max_broken:
             raise TemperaError(
@@ -166,7 +171,7 @@ def prepare(
                 f"{manifest.broken[0]}): mend them or raise max_broken."
             )
     if not manifest.count:
-        reason = f"all {manifest.broken_count} entries are broken (the first: {manifest.broken[0]})" if manifest.broken else "it has no entries"
+        reason = f"all its entries are broken (the first: {manifest.broken[0]})" if manifest.broken else "it has no entries"
         raise TemperaError(f"the source {source.describe()} gives no images, as {reason}: give another source.")
     manifest = replace(manifest, complete=True)
     manifest.save(directory)

@@ -1,7 +1,7 @@
 """Sharded image codes with captions: parquet files and one `manifest.json` that says what they are.
 
-A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image in raster order). The manifest is rewritten
-after every shard, so a directory is consistent at any moment: shards it does not list do not exist.
+A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image in raster order). The manifest is
+rewritten after every shard, so a directory is consistent at any moment: shards it does not list do not exist.
 """
 
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,7 @@
 """Where training captions and images come from. Every source is a plain, ordered sequence of entries that can be read from any position.
 
-The readers are small and direct rather than the builders of `datasets`, because a builder stops at the first damaged row and cannot say which
-line of which file it was; `Dataset` wraps any builder or hub data set for everything that has no reader here.
+The readers are small and direct rather than the builders of `datasets`, because a builder stops at the first damaged row and cannot say
+which line of which file it was; `Dataset` wraps any builder or hub data set for everything that has no reader here.
 """
 
 import csv
@@ -87,17 +87,20 @@ class WorldScenes:
         self.world, self.count, self.first = World(seed), count, first
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.count}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         for index in range(self.first + start, self.first + self.count):
             sample = self.world.sample(index)
             yield Entry(f"world scene {index}", f"world-{self.world.seed}-{index}", sample.caption, sample.image)
 
 
 class ImageFolder:
-    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and a caption), as Hugging Face's imagefolder,
-    or in a .txt file beside each image. `caption` names the caption column; by default the first of `CAPTION_NAMES` present."""
+    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and a caption), as Hugging Face's
+    imagefolder, or in a .txt file beside each image. `caption` names the caption column; by default the first of `CAPTION_NAMES`.
+    """
 
     def __init__(self, path: str, caption: str | None = None) -> None:
         self.path, self.caption = _existing(path, "an image folder"), caption
@@ -107,10 +110,12 @@ class ImageFolder:
             raise TemperaError(f"{self.path} holds neither metadata.jsonl, metadata.csv nor images: give a folder of captioned images.")
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         files = [self.metadata] if self.metadata else self.images
         return {"kind": "imagefolder", "path": str(self.path), "caption": self.caption, "fingerprint": _fingerprint(files)}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         if self.metadata is None:
             yield from (self._beside(image) for image in self.images[start:])
         else:
@@ -133,19 +138,21 @@ class ImageFolder:
             return Broken(where, "no file_name")
         if not (self.path / name).is_file():
             return Broken(where, f"image {name} is missing")
-        return _entry(where, name, caption, self.path / name)
+        return _entry(where, f"{name}#{where.rpartition(':')[2]}", caption, self.path / name)
 
 
 class TarShards:
-    """WebDataset tar files: members that share a name up to the first dot are one sample; the caption is its .txt, or a field of its .json."""
+    """WebDataset tar files: members sharing a name up to the first dot are one sample; the caption is its .txt or a field of its .json."""
 
     def __init__(self, path: str, caption: str | None = None) -> None:
         self.files, self.caption = _matching(path, ".tar"), caption
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         return {"kind": "webdataset", "files": len(self.files), "caption": self.caption, "fingerprint": _fingerprint(self.files)}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         return islice((entry for file in self.files for entry in self._samples(file)), start, None)
 
     def _samples(self, file: Path) -> Iterator[Entry | Broken]:
@@ -182,17 +189,20 @@ class TarShards:
 
 
 class ParquetShards:
-    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path} struct (Hugging Face's Image), or a path relative to
-    the file. LAION-COCO as published holds only URLs: download it first, for example with img2dataset."""
+    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path} struct (Hugging Face's Image), or a path
+    relative to the file. LAION-COCO as published holds only URLs: download it first, for example with img2dataset.
+    """
 
     def __init__(self, path: str, image: str = "image", caption: str | None = None) -> None:
         self.files, self.image, self.caption = _matching(path, ".parquet"), image, caption
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         columns = {"image": self.image, "caption": self.caption}
         return {"kind": "parquet", "files": len(self.files), **columns, "fingerprint": _fingerprint(self.files)}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         skip = start
         for file in self.files:
             try:
@@ -218,7 +228,7 @@ class ParquetShards:
         for batch in opened.iter_batches(64, columns=[self.image, caption]):
             for row in batch.to_pylist() if position + len(batch) > skip else [None] * len(batch):
                 if position >= skip:
-                    yield self._row(f"{file} row {position}", f"{file.name}#{position}", row[caption], row[self.image], file.parent)
+                    yield self._row(f"{file} row {position}", f"{file.name}/{position}", row[caption], row[self.image], file.parent)
                 position += 1
 
     def _row(self, where: str, key: str, caption: Any, value: Any, folder: Path) -> Entry | Broken:
@@ -230,12 +240,13 @@ class ParquetShards:
             value = folder / value
         if not isinstance(value, bytes | Path) or not value:
             return Broken(where, "no image")
-        return _entry(where, key.replace("#", "/"), caption, value)
+        return _entry(where, key, caption, value)
 
 
 class CocoCaptions:
     """An MS-COCO captions file. With `images` each entry carries that directory's image; without, captions alone (for the target to draw).
-    `per_image` keeps at most so many captions of one image; 0 keeps all."""
+    `per_image` keeps at most so many captions of one image; 0 keeps all.
+    """
 
     def __init__(self, path: str, images: str | None = None, per_image: int = 1) -> None:
         self.path = _existing(path, "a captions file")
@@ -246,13 +257,15 @@ class CocoCaptions:
             self.names = {image["id"]: image["file_name"] for image in content.get("images", [])}
             self.annotations: list[Any] = content["annotations"]
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise TemperaError(f"{self.path} is no MS-COCO captions file ({_reason(problem)}): it needs images and annotations.") from problem
+            raise TemperaError(f"{self.path} is no MS-COCO captions file ({_reason(problem)}): give one with annotations.") from problem
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         kind = {"kind": "coco", "path": str(self.path), "images": str(self.images) if self.images else None}
         return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         return islice(self._all(), start, None)
 
     def _all(self) -> Iterator[Entry | Broken]:
@@ -283,9 +296,11 @@ class Dataset:
         self.image, self.caption = image, caption
 
     def describe(self) -> dict[str, Any]:
+        """See `Source`."""
         return {"kind": "dataset", **self.options, "image": self.image, "caption": self.caption}
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
         import datasets
 
         try:
@@ -293,7 +308,7 @@ class Dataset:
             if self.image:
                 stream = stream.cast_column(self.image, datasets.Image(decode=False))
         except Exception as problem:  # a builder may raise anything
-            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path, name and split.") from problem
+            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path and split.") from problem
         for position, row in enumerate(stream.skip(start), start):
             where, value = f"{self.options['path']} row {position}", row.get(self.image) if self.image else None
             value = (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
@@ -318,7 +333,7 @@ def _caption_of(row: Any, name: str | None) -> Any:
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """Each non-empty line as ("file:line", its object, or what is wrong with it)."""
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -330,7 +345,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
         for row in reader:
             broken = None in row or None in row.values()
@@ -346,7 +361,7 @@ def _existing(path: str, what: str) -> Path:
 def _matching(pattern: str, suffix: str) -> list[Path]:
     """Files of a directory, or of a glob pattern, in order."""
     folder = Path(pattern)
-    files = sorted(folder.glob(f"*{suffix}")) if folder.is_dir() else sorted(map(Path, glob.glob(pattern)))
+    files = sorted(folder.glob(f"*{suffix}")) if folder.is_dir() else sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
     if not files:
         raise TemperaError(f"{pattern} matches no {suffix} file: give a directory of them, or a glob pattern.")
     return files

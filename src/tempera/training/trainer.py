@@ -1,0 +1,257 @@
+"""The training loop of a draft. A step is a function of (weights, optimiser state, seed, step) alone, so that a run killed anywhere and
+started again ends as if it had not been.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from tqdm import tqdm
+
+from tempera.eagle_model import EagleModel
+from tempera.errors import TemperaError
+from tempera.targets.adapter import TransformerTarget
+from tempera.tracking import Tracker
+from tempera.training.atomic import read_json, writable_directory, write_json, write_text
+from tempera.training.checkpoint import Progress, State, keep_record, load_state, save_state
+from tempera.training.codes import Codes
+from tempera.training.lesson import dropped, nudge, teach
+from tempera.training.losses import draft_loss
+from tempera.training.recipe import Recipe
+from tempera.training.validation import accepted_length, imitation, metrics_of
+
+DRAFT = "draft"
+METRICS = "metrics.json"
+
+
+def train(
+    target: TransformerTarget,
+    draft: EagleModel,
+    codes: Codes,
+    recipe: Recipe,
+    directory: Path,
+    tracker: Tracker,
+    record: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train a draft for a frozen target, from where `directory` left off.
+
+    Args:
+        target: the frozen target.
+        recipe: how to train.
+        quiet: no progress bar and no messages.
+        draft: the initial draft (the same in all processes).
+        codes: training and held-out images.
+        directory: the run directory; it holds `draft/` (the best draft so far, as `EagleModel.from_pretrained` reads it, with its
+            metrics.json and README.md), `last.safetensors` (to resume from) and `training.json` (what the run is).
+        tracker: receives losses and validation metrics.
+        record: what else must not change between two starts of the run (the configuration).
+
+    Returns:
+        the contents of `draft/metrics.json`.
+
+    Raises:
+        TemperaError: the directory was begun otherwise, cannot be written or is damaged; the batch does not divide; a loss is not finite.
+    """
+    draft.check(target)
+    directory = writable_directory(directory)
+    accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
+    recipe.part(accelerator.num_processes)
+    keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
+    run = Run(target, draft.to(target.device), codes, recipe, directory, tracker, accelerator, quiet)
+    if load_state(directory, run.state) and not run.quiet:
+        step = run.state.progress.step
+        print(f"{directory}: already trained, {step} steps." if step >= recipe.steps else f"{directory}: goes on after step {step}.")
+    accelerator.wait_for_everyone()
+    run.finish()
+    return dict(read_json(directory / DRAFT / METRICS))
+
+
+@dataclass
+class Step:
+    """Losses of one step, averaged over its images: [3] total, regression, cross-entropy; and the gradient's norm before clipping."""
+
+    losses: Tensor
+    norm: float
+
+
+class Run:
+    """One process's part of a training run."""
+
+    def __init__(
+        self,
+        target: TransformerTarget,
+        draft: EagleModel,
+        codes: Codes,
+        recipe: Recipe,
+        directory: Path,
+        tracker: Tracker,
+        accelerator: Accelerator,
+        quiet: bool,
+    ) -> None:
+        self.target, self.draft, self.codes, self.recipe = target, draft, codes, recipe
+        self.directory, self.tracker, self.accelerator = directory, tracker, accelerator
+        self.quiet = quiet or not accelerator.is_main_process
+        self.saved = copy.deepcopy(draft).requires_grad_(False) if recipe.ema else draft
+        optimiser = torch.optim.AdamW(
+            draft.parameters(), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, foreach=True
+        )
+        average = dict(self.saved.state_dict()) if recipe.ema else {}
+        self.state = State(draft, optimiser, average, Progress())
+        self.model = accelerator.prepare_model(draft)
+        mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
+        self.held = codes.holdout(list(mine))
+
+    def finish(self) -> None:
+        """Take the steps that remain."""
+        progress, recipe = self.state.progress, self.recipe
+        began = time.monotonic() - progress.seconds
+        with tqdm(total=recipe.steps, initial=progress.step, desc="train draft", unit="step", disable=self.quiet, mininterval=1) as bar:
+            while progress.step < recipe.steps:
+                batch = self.step(progress.step)
+                progress.step += 1
+                progress.seconds = time.monotonic() - began
+                last = progress.step == recipe.steps
+                self.report(batch, bar)
+                if last or progress.step % recipe.validate_every == 0:
+                    self.validate(bar)
+                if last or progress.step % recipe.checkpoint_every == 0:
+                    self.save()
+        if self.accelerator.is_main_process:
+            self.describe(finished=True)
+        self.accelerator.wait_for_everyone()
+
+    def step(self, number: int) -> Step:
+        """One optimiser step."""
+        recipe, losses = self.recipe, []
+        for group in self.state.optimiser.param_groups:
+            group["lr"] = recipe.rate(number)
+        self.state.optimiser.zero_grad()
+        for positions, last in self._parts(number):
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                loss = self.losses(positions)
+                self.accelerator.backward(loss[0] / recipe.accumulation)
+            losses.append(loss.detach())
+        mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
+        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf)
+        if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
+            raise TemperaError(
+                f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
+                f"good checkpoint is kept in {self.directory}; begin another run directory with a lower lr or a longer warmup."
+            )
+        self.state.optimiser.step()
+        self._average(number)
+        return Step(mean, norm.item())
+
+    def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
+        """This process's parts of a step, as numbers of training images, and whether a part is the last."""
+        processes, process = self.accelerator.num_processes, self.accelerator.process_index
+        for part in range(self.recipe.accumulation):
+            yield self.recipe.positions(number, part, process, processes), part == self.recipe.accumulation - 1
+
+    def losses(self, positions: list[int]) -> Tensor:
+        """Losses of these training images, [3]: total, regression, cross-entropy."""
+        recipe, images = self.recipe, self.codes.train(positions)
+        with self.accelerator.autocast():
+            lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.drop))
+            previous = nudge(lesson.previous, recipe.seed, positions, recipe.noise)
+            predicted = self.model(lesson.embeds.float(), previous.float(), lesson.mask.float(), lesson.positions)
+            mine, true = (states[:, lesson.start :].to(self.target.dtype) for states in (predicted, lesson.hidden))
+            loss = draft_loss(mine, true, self.target.lm_logits, recipe.cross_entropy, recipe.chunk)
+        return torch.stack([loss.total, loss.regression, loss.cross_entropy])
+
+    @torch.no_grad()
+    def _average(self, number: int) -> None:
+        """Move the moving average; early steps weigh more, so that it forgets the start."""
+        decay = min(self.recipe.ema, (1 + number) / (10 + number))
+        live = self.draft.state_dict()
+        for name, value in self.state.average.items():
+            value.lerp_(live[name], 1 - decay)
+
+    def report(self, batch: Step, bar: "tqdm[Any]") -> None:
+        """Log the losses of the step just taken."""
+        progress = self.state.progress
+        if not self.accelerator.is_main_process or (progress.step % self.recipe.log_every and progress.step != self.recipe.steps):
+            return
+        total, regression, cross_entropy = batch.losses.tolist()
+        rate = self.recipe.rate(progress.step - 1)
+        values = {"loss": total, "regression": regression, "cross_entropy": cross_entropy, "gradient_norm": batch.norm, "lr": rate}
+        self.tracker.log({f"train/{name}": value for name, value in values.items()}, progress.step)
+        shown = {"loss": f"{total:.4f}"} | {name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest}
+        bar.n = progress.step
+        bar.set_postfix(shown)
+
+    def validate(self, bar: "tqdm[Any]") -> None:
+        """Measure the draft on the hold-out, and keep it if it is the best so far."""
+        recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
+        metrics = metrics_of(accelerator.reduce(imitation(self.saved, self.target, self.held), "sum"))
+        if not accelerator.is_main_process:
+            return
+        if recipe.decodes:
+            metrics["accepted_length"] = accepted_length(self.saved, self.target, self.held.captions[: recipe.decodes], recipe.depth)
+        progress.latest = {"step": progress.step, **metrics}
+        self.tracker.log({f"validation/{name}": value for name, value in metrics.items()}, progress.step)
+        if not self.quiet:
+            bar.write(f"step {progress.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+        if metrics["top3"] > progress.best.get("top3", -1.0):
+            progress.best = progress.latest
+            self.saved.save_pretrained(self.directory / DRAFT)
+            self.describe(finished=False)
+
+    def save(self) -> None:
+        """Write the checkpoint to resume from."""
+        if self.accelerator.is_main_process:
+            save_state(self.directory, self.state)
+        self.accelerator.wait_for_everyone()
+
+    def describe(self, finished: bool) -> None:
+        """Write the metrics and a README beside the best draft."""
+        progress, config = self.state.progress, self.draft.config
+        values = {
+            "finished": finished,
+            "model": config.model,
+            "target": config.target,
+            "steps": progress.step,
+            "seconds": round(progress.seconds, 1),
+            "processes": self.accelerator.num_processes,
+            "best": progress.best,
+            "latest": progress.latest,
+            "sampling": asdict(self.target.sampling),
+            "recipe": asdict(self.recipe),
+        }
+        write_json(self.directory / DRAFT / METRICS, values)
+        write_text(self.directory / DRAFT / "README.md", _readme(values))
+
+
+_SHOWN = ("accepted_length", "top3", "tv")
+
+
+def _readme(values: dict[str, Any]) -> str:
+    """What a person finds beside the weights."""
+    best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
+    recipe = "\n".join(f"| {name} | {value} |" for name, value in values["recipe"].items())
+    state = "finished" if values["finished"] else "not finished"
+    return f"""# EAGLE-1 draft for {values["model"]}
+
+Trained by tempera for the target whose weights are `{values["target"]}` ({state}; {values["steps"]} steps, {values["seconds"]:.0f} s on
+{values["processes"]} process(es)). Use it with `python eval/run.py drafter.path=<this directory>`.
+
+Held-out metrics of this checkpoint, the best by top-3 accuracy (accuracies after guidance; TV as decoded; accepted length of exact chains):
+
+| metric | value |
+|---|---|
+{best}
+
+Recipe (`metrics.json` holds it too):
+
+| option | value |
+|---|---|
+{recipe}
+"""

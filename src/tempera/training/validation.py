@@ -1,0 +1,59 @@
+"""How good a draft is: on held-out images under teacher forcing, and in a short real decode."""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tempera.acceptance import Exact
+from tempera.decode import decode
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.eagle_model import EagleModel
+from tempera.streams import Streams
+from tempera.targets.adapter import TransformerTarget
+from tempera.training.codes import Captioned
+from tempera.training.lesson import teach
+from tempera.trees import Tree
+
+
+@torch.no_grad()
+def imitation(draft: EagleModel, target: TransformerTarget, images: Captioned, batch_size: int = 4) -> Tensor:
+    """Sums over held-out images of what a draft of one token is worth.
+
+    p and q are the distributions that decoding samples, after guidance and temperature; the accuracies ask after guidance only, so that
+    greedy and truncated sampling have them too.
+
+    Returns:
+        float64 [4]: image tokens, those whose most probable token under the target is the draft's most probable, or among its
+        three most probable; total variation between p and q.
+    """
+    ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
+    sums = torch.zeros(4, dtype=torch.float64, device=target.device)
+    for start in range(0, len(images.captions), batch_size):
+        captions, codes = images.captions[start : start + batch_size], images.codes[start : start + batch_size]
+        rows = target.sampling.rows
+        lesson = teach(target, captions * rows, codes.repeat(rows, 1), torch.arange(rows * len(codes)) >= len(codes))
+        predicted = draft(lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions)
+        mine, true = (target.lm_logits(states[:, lesson.start :].to(target.dtype)) for states in (predicted, lesson.hidden))
+        best = ranking.distribution(true).argmax(-1, keepdim=True)
+        found = ranking.distribution(mine).topk(3, -1).indices == best
+        distance = (target.sampling.distribution(true) - target.sampling.distribution(mine)).abs().sum(-1) / 2
+        sums += torch.stack([torch.tensor(best.numel(), device=sums.device), found[..., 0].sum(), found.sum(), distance.sum()]).double()
+    return sums
+
+
+def metrics_of(sums: Tensor) -> dict[str, float]:
+    """The sums of `imitation` as means: top-1 and top-3 accuracy and TV(p, q)."""
+    count, top1, top3, distance = sums.tolist()
+    return {"top1": top1 / count, "top3": top3 / count, "tv": distance / count}
+
+
+def accepted_length(draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0) -> float:
+    """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted tokens."""
+    frozen = copy.deepcopy(draft).requires_grad_(False).to(target.dtype)
+    drafter = StaticTreeDrafter(EagleDraft(frozen, target), Tree.chain(depth))
+    streams = Streams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
+    output = decode(target, drafter, Exact(), streams, captions)
+    return output.tokens.numel() / float(output.trace.rounds.sum())

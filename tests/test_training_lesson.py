@@ -1,0 +1,67 @@
+import pytest
+import torch
+from tiny_training import tiny_codes, tiny_draft, tiny_target
+
+from tempera.drafters.eagle import EagleDraft
+from tempera.training.lesson import dropped, nudge, teach
+from tempera.training.validation import accepted_length, imitation, metrics_of
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: float) -> None:
+    target = tiny_target(guidance)
+    draft = tiny_draft(target).requires_grad_(False)
+    images = tiny_codes().holdout([0, 1])
+    rows = target.sampling.rows
+    lesson = teach(target, images.captions * rows, images.codes.repeat(rows, 1), torch.arange(2 * rows) >= 2)
+    predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
+    taught = target.sampling.distribution(target.lm_logits(predicted[:, lesson.start]))
+    target.begin(images.captions, 1)
+    drafter = EagleDraft(draft, target)
+    drafter.begin(images.captions)
+    torch.testing.assert_close(drafter.roots(), taught)
+    assert lesson.hidden.shape[1] == lesson.start + target.length
+
+
+def test_a_null_conditioned_row_does_not_depend_on_its_words() -> None:
+    target = tiny_target()
+    codes = tiny_codes().holdout([0, 0]).codes
+    lesson = teach(target, ["a red ring", "a blue ring"], codes, torch.tensor([True, True]))
+    torch.testing.assert_close(lesson.hidden[0], lesson.hidden[1])
+    lesson = teach(target, ["a red ring", "a blue ring"], codes, torch.tensor([False, False]))
+    assert not torch.allclose(lesson.hidden[0], lesson.hidden[1])
+
+
+def test_noise_and_dropout_belong_to_the_image_not_to_its_batch() -> None:
+    hidden = torch.zeros(3, 4, 5)
+    noise = nudge(hidden, 0, [7, 8, 9], 0.2)
+    assert torch.equal(noise[1:2], nudge(hidden[:1], 0, [8], 0.2))
+    assert not torch.equal(noise[0], noise[1])
+    assert not torch.equal(noise, nudge(hidden, 1, [7, 8, 9], 0.2))
+    assert 0.15 < noise.abs().max() <= 0.2
+    assert torch.equal(nudge(hidden, 0, [7, 8, 9], 0.0), hidden)
+    many = dropped(0, list(range(5000)), 0.1)
+    assert many.float().mean() == pytest.approx(0.1, abs=0.015)
+    assert torch.equal(many[100:110], dropped(0, list(range(100, 110)), 0.1))
+
+
+def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None:
+    target = tiny_target()
+    images = tiny_codes().holdout([0, 1, 2])
+
+    class Oracle:
+        """Returns the target's own hidden states."""
+
+        def __call__(self, embeds: torch.Tensor, previous: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            model = target.network.model
+            out: torch.Tensor = model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+            return out
+
+    metrics = metrics_of(imitation(Oracle(), target, images, batch_size=2))  # type: ignore[arg-type]
+    assert metrics == pytest.approx({"top1": 1, "top3": 1, "tv": 0}, abs=1e-5)
+    draft = tiny_draft(target)
+    worse = metrics_of(imitation(draft, target, images))
+    assert worse["top1"] <= worse["top3"] < 1
+    assert worse["tv"] > 0.1
+    assert 1 <= accepted_length(draft, target, images.captions, 2) <= 3
+    assert all(parameter.requires_grad for parameter in draft.parameters())

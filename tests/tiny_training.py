@@ -1,0 +1,82 @@
+"""A tiny random target with the world's data, for the training tests; as a script it is one training run of theirs."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tempera.eagle_model import EagleConfig, EagleModel
+from tempera.probs import Sampling
+from tempera.targets.adapter import TransformerTarget
+from tempera.targets.embedded import TextEncoder
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.tracking import NoTracker
+from tempera.training.codes import ShardCodes
+from tempera.training.recipe import Recipe
+from tempera.training.shards import Images
+from tempera.training.trainer import train
+
+GRID = (3, 4)
+RECIPE: dict[str, Any] = {
+    "steps": 12, "batch_size": 4, "lr": 3e-3, "warmup": 2, "validate_every": 4, "checkpoint_every": 3, "log_every": 1, "holdout": 4, "decodes": 2,
+    "depth": 2, "ema": 0.9, "seed": 1,
+}  # fmt: skip
+
+
+def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> TransformerTarget:
+    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the embedded world's words."""
+    torch.manual_seed(0)
+    config = LlamaGenConfig(24, 16, 32, 2, 2, GRID, prefix_length=6, caption_dim=8)
+    network = LlamaGen(config)
+    with torch.no_grad():
+        network.lm_head.weight.normal_(0, 0.5)
+    encoder = TextEncoder(6, 8, layers=1, heads=2).eval()
+
+    def conditioner(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            features, keep = encoder.encode(prompts)
+        return features.to(dtype), keep
+
+    return TransformerTarget(network.to(dtype).requires_grad_(False), conditioner, Sampling(guidance=guidance))
+
+
+def tiny_draft(target: TransformerTarget) -> EagleModel:
+    """An untrained draft, always the same."""
+    torch.manual_seed(0)
+    return EagleModel(EagleConfig.of(target.network, "tiny"))
+
+
+def tiny_codes(count: int = 60) -> ShardCodes:
+    """Random images with world-like captions."""
+    generator = torch.Generator().manual_seed(0)
+    colours = ("red", "green", "blue", "white", "black")
+    captions = [f"a {'small ' if i % 2 else ''}{colours[i % 5]} ring" for i in range(count)]
+    codes = torch.randint(24, (count, GRID[0] * GRID[1]), generator=generator)
+    return ShardCodes(Images([f"image-{i}" for i in range(count)], captions, codes.int().numpy()))
+
+
+def tiny_train(directory: Path, tracker: Any = None, target: TransformerTarget | None = None, **changes: Any) -> dict[str, Any]:
+    """A whole training run."""
+    target = target or tiny_target()
+    recipe = Recipe(**{**RECIPE, **changes})
+    return train(target, tiny_draft(target), tiny_codes(), recipe, directory, tracker or NoTracker(), {"data": "tiny"}, quiet=True)
+
+
+class Killer(NoTracker):
+    """Ends its own process without ceremony when a step is logged."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    tiny_train(Path(sys.argv[1]), Killer(int(os.environ.get("KILL_AT", "-1"))))
