@@ -80,7 +80,7 @@ def at(p: Tensor, token: Tensor) -> Tensor:
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), with 0/0 = 1."""
-    return torch.where(q > 0, p / q, 1.0).clamp(max=1)
+    return (p / q).masked_fill(q <= 0, 1.0).clamp(max=1)
 
 
 @cache

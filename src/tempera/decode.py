@@ -71,7 +71,8 @@ def decode(
             verdict = verify(draft, scores.p, rule, uniforms[:, drafter.uniforms :])
         with clock("commit"):
             emitted = torch.minimum(verdict.accepted + 1, length - lengths)
-            slots = torch.where(offsets < emitted.unsqueeze(1), lengths.unsqueeze(1) + offsets, length)
+            ahead = offsets[: verdict.tokens.shape[1]]
+            slots = torch.where(ahead < emitted.unsqueeze(1), lengths.unsqueeze(1) + ahead, length)
             tokens.scatter_(1, slots, verdict.tokens)
             trace.record(draft, verdict, scores, rule, slots)
             target.commit(draft, verdict, emitted)

@@ -4,6 +4,7 @@ Probabilities are float32 whatever the model's dtype. Target and draft use the s
 makes its whole distribution NaN, so that one look at one entry per position finds it (the decode loop does that once a round).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,9 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not math.isfinite(self.guidance):
+            raise TemperaError(f"guidance={self.guidance} is not possible; give a number (1 is no guidance)")
+        if not 0 <= self.temperature < math.inf:
             raise TemperaError(f"temperature={self.temperature} is not possible; give 0 (greedy) or more")
         if self.top_k < 0:
             raise TemperaError(f"top_k={self.top_k} is not possible; give 0 (all tokens) or more")

@@ -18,8 +18,8 @@ def uniform(budget: float, length: int) -> Schedule:
 
 def exponential(budget: float, length: int, nu: float = 0.7) -> Schedule:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
-    if not 0 < nu < math.inf:
-        raise TemperaError(f"nu={nu} is not a decay; give a number above 0 (Cool-SD uses 0.7), or schedule=uniform for no decay")
+    if not (nu > 0 and math.exp(-nu * length) > 0):
+        raise TemperaError(f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or schedule=uniform for no decay")
     return _spend(budget, [math.exp(-nu * i) for i in range(1, length + 1)])
 
 

@@ -170,30 +170,43 @@ class Tree:
     @cached_property
     def ancestors(self) -> Tensor:
         """bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
-        nodes = torch.arange(self.nodes, device=self.parents.device)
-        step = nodes.expand_as(self.parents)
-        lineage = nodes == step.unsqueeze(-1)
+        step = self.ids.expand_as(self.parents)
+        lineage = self.ids == step.unsqueeze(-1)
         padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
         for _ in range(self.max_depth - 1):
             step = padded.gather(-1, torch.where(step < 0, self.nodes, step))
-            lineage = lineage | (nodes == step.unsqueeze(-1))
+            lineage = lineage | (self.ids == step.unsqueeze(-1))
         return lineage
 
     @cached_property
-    def ranks(self) -> Tensor:
-        """Place of every node among its siblings, from 0, int64 [N] or [B, N]."""
-        same = self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)
-        return same.tril(-1).sum(-1)
+    def ids(self) -> Tensor:
+        """0..N-1, int64 [N]."""
+        return torch.arange(self.nodes, device=self.parents.device)
 
     @cached_property
     def children(self) -> Tensor:
         """Children of the root and of every node in test order, int64 [1 + N, K] or [B, 1 + N, K], padded with -1."""
         width = self.max_children
         lead = self.parents.shape[:-1]
-        table = torch.full((*lead, (1 + self.nodes) * width), -1, dtype=torch.int64, device=self.parents.device)
-        nodes = torch.arange(self.nodes, device=self.parents.device).expand_as(self.parents)
-        table.scatter_(-1, (1 + self.parents) * width + self.ranks, nodes)
+        ranks = self._elders.sum(-1)
+        table = torch.full((*lead, (1 + self.nodes) * width), -1, device=self.parents.device)
+        table.scatter_(-1, (1 + self.parents) * width + ranks, self.ids.expand_as(self.parents))
         return table.view(*lead, 1 + self.nodes, width)
+
+    @cached_property
+    def votes(self) -> Tensor:
+        """Who decides whether the walk reaches a node, float32 [N, N] or [B, N, N].
+
+        Entry (i, j) is 1 where j is node i or an ancestor, and below -N where j is an elder sibling of one of those: had j passed its
+        test, the walk would have gone that way. So the walk reaches i if and only if the votes of all nodes that pass sum to i's depth.
+        """
+        elders = (self.ancestors.float() @ self._elders.float()) > 0
+        return self.ancestors.float() - (1 + self.nodes) * elders.float()
+
+    @cached_property
+    def _elders(self) -> Tensor:
+        """bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
+        return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
     @cached_property
     def last_children(self) -> Tensor:

@@ -21,7 +21,7 @@ class JointRule(Protocol):
     """A rule that decides on a draft as a whole, because its tests at different depths are coupled (block verification)."""
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """p [B, 1 + N, V], uniforms [B, N] -> the nodes that are kept together with all their ancestors, bool [B, N], at most one a
+        """p [B, 1 + N, V], uniforms [B, N + 1] (the last one is not its own) -> the nodes that are kept together with all their ancestors, bool [B, N], at most one a
         depth, and the distribution of the token after the deepest of them, [B, V]."""
 
 
@@ -32,16 +32,15 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) ->
         draft: the proposal; N nodes.
         p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
         rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and greedy positions).
-        uniforms: draws in [0, 1), [B, N + 1]: one a node, and one for the token after the path.
+        uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token after the path.
     """
-    node_draws, last_draw = uniforms[:, :-1], uniforms[:, -1]
     if draft.tree.nodes == 0:
         reached, law = draft.tokens.bool(), p[:, 0]
     elif isinstance(rule, JointRule):
-        reached, law = rule.walk(draft, p, node_draws)
+        reached, law = rule.walk(draft, p, uniforms)
     else:
-        reached, law = _walk(draft, p, rule, node_draws)
-    return _verdict(draft, reached, law, last_draw)
+        reached, law = _walk(draft, p, rule, uniforms)
+    return _verdict(draft, reached, law, uniforms[:, -1])
 
 
 def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -52,22 +51,19 @@ def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
 def _walk(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Test every node; what `JointRule.walk` returns."""
     tree = draft.tree
-    chosen, law = _test_siblings(draft, p, rule, uniforms)
-    nodes = torch.arange(tree.nodes, device=p.device)
-    kept = take(chosen, 1 + tree.parents) == nodes
-    kept_ancestors = (kept.float().unsqueeze(-2) @ tree.ancestors.float().mT).squeeze(-2)  # a count, exact in float32
-    reached = kept_ancestors == tree.depths
-    stop = torch.where(reached, 1 + nodes, 0).amax(-1)  # nodes are sorted by depth: the largest is the deepest
-    return reached, _replacement(draft, law, rule, stop)
+    passed, law = _test_siblings(draft, p, rule, uniforms)
+    votes = (passed.float().unsqueeze(-2) @ tree.votes.mT).squeeze(-2)  # of whole numbers: exact in float32
+    reached = votes == tree.depths
+    return reached, _replacement(draft, law, rule, reached)
 
 
 def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The kept child of the root and of every node, int64 [B, 1 + N], -1 for none; and the law that each one's last child was tested
-    against, [B, 1 + N, V]."""
+    """Which nodes pass their test, provided that the walk comes to it, bool [B, N]; and the law that the last child of the root and of
+    every node was tested against, [B, 1 + N, V]."""
     tree = draft.tree
-    law = p if tree.max_children == 1 else p.clone()
-    chosen = torch.full(p.shape[:2], -1, dtype=torch.int64, device=p.device)
     depths = tree.depths.expand_as(draft.tokens)
+    law = p if tree.max_children == 1 else p.clone()
+    passed = torch.zeros(len(p), 1 + tree.nodes, dtype=torch.bool, device=p.device)  # the last column takes absent children
     for rank, test in enumerate(tree.sibling_tests):
         target = take(law, test.parents)
         if rank > 0:
@@ -77,29 +73,30 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tup
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
         keep = (take(uniforms, test.nodes) < f) | (at(target, token) >= 1)
-        so_far = chosen[:, test.parents]
-        chosen[:, test.parents] = torch.where(keep & (so_far < 0), test.ids, so_far)
-    return chosen, law
+        if tree.max_children == 1:
+            return keep, law
+        passed.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(keep), keep)
+    return passed[:, :-1], law
 
 
-def _replacement(draft: Draft, law: Tensor, rule: Rule, stop: Tensor) -> Tensor:
-    """The distribution of the drawn token, [B, V]: at a leaf the law itself, else the residual of the last child's test. stop: [B], 0..N."""
-    rows = torch.arange(len(stop), device=stop.device)
-    last = draft.tree.last_children.expand(len(stop), -1)[rows, stop]
-    child = last.clamp(min=0)
-    law = law[rows, stop]
-    depth = draft.tree.depths.expand_as(draft.tokens)[rows, child]
-    residual = rule.residual(law, draft.q[rows, child], draft.tokens[rows, child], depth)
-    return torch.where((last < 0).unsqueeze(-1), law, residual)
+def _replacement(draft: Draft, law: Tensor, rule: Rule, reached: Tensor) -> Tensor:
+    """The distribution of the drawn token, [B, V]: at a leaf the law itself, else the residual of the last child's test."""
+    tree = draft.tree
+    stop = (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)  # sorted by depth: the largest is the deepest
+    last = tree.last_children.gather(1, stop) if tree.per_row else tree.last_children[stop]
+    law, q, token = take(law, stop), take(draft.q, last), take(draft.tokens, last)
+    depth = reached.sum(-1, keepdim=True) + 1
+    return torch.where(last.unsqueeze(-1) < 0, law, rule.residual(law, q, token, depth)).squeeze(1)
 
 
 def _verdict(draft: Draft, reached: Tensor, law: Tensor, uniform: Tensor) -> Verdict:
     """Lay out the reached nodes [B, N] by depth and draw the next token from `law` [B, V]."""
-    batch, depth = len(law), draft.tree.max_depth
-    nodes = torch.arange(draft.tree.nodes, device=law.device)
-    slots = torch.where(reached, draft.tree.depths - 1, depth)  # nodes that were not reached go to a slot past the path
-    path = torch.full((batch, depth + 1), -1, device=law.device).scatter_(1, slots, torch.where(reached, nodes, -1))
+    tree, unreached = draft.tree, ~reached
+    slots = tree.depths.expand_as(reached).masked_fill(unreached, 0)  # slot 0 takes what was not reached
+    path = slots.new_full((len(law), 1 + tree.max_depth), -1)
+    path.scatter_(1, slots, tree.ids.expand_as(reached).masked_fill(unreached, -1))
     accepted = reached.sum(-1)
     next_token = sample(law, uniform)
-    tokens = torch.zeros_like(path).scatter_(1, slots, draft.tokens).scatter_(1, accepted.unsqueeze(1), next_token.unsqueeze(1))
-    return Verdict(path[:, :depth], accepted, tokens, next_token)
+    tokens = slots.new_zeros((len(law), 2 + tree.max_depth)).scatter_(1, slots, draft.tokens)
+    tokens.scatter_(1, accepted.unsqueeze(1) + 1, next_token.unsqueeze(1))
+    return Verdict(path[:, 1:], accepted, tokens[:, 1:], next_token)

@@ -1,0 +1,145 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.errors import TemperaError
+from tempera.schedules import exponential
+
+weights = st.lists(st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0, 1e3]), min_size=5, max_size=5).filter(lambda w: sum(w) > 1e-3)
+omegas = st.sampled_from([0.05, 0.3, 0.999, 1.0, 1.1, 2.0, 7.0])
+kinds = st.sampled_from(["optimal", "vanilla"])
+fast = settings(max_examples=150, deadline=None)
+
+
+def distribution(weights):
+    p = torch.tensor(weights, dtype=torch.float64)
+    return p / p.sum()
+
+
+def pair(rule, p, q, depth=1):
+    """The law of a token that is tested and replaced on rejection: q·f + (1 - Σ q·f)·residual, and its ingredients."""
+    depth = torch.tensor(depth)
+    f = rule.accept_probs(p, q, depth)
+    residual = rule.residual(p, q, torch.tensor(0), depth)
+    return q * f + (1 - (q * f).sum()) * residual, f, residual
+
+
+@given(weights, weights, omegas, kinds)
+@fast
+def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
+    p, q = distribution(p), distribution(q)
+    for rule in (Exact(), Relaxed((omega,), kind)):
+        _, f, residual = pair(rule, p, q)
+        assert ((f >= 0) & (f <= 1)).all()
+        assert (residual >= 0).all()
+        assert residual.sum().item() == pytest.approx(1)
+        assert (residual[p == 0] == 0).all()
+
+
+@given(weights, weights)
+@fast
+def test_exact_is_exact_as_a_pair(p, q):
+    p, q = distribution(p), distribution(q)
+    torch.testing.assert_close(pair(Exact(), p, q)[0], p)
+
+
+@given(weights, weights, omegas.filter(lambda omega: omega <= 1))
+@fast
+def test_the_optimal_residual_is_exact_where_the_rule_is_no_laxer(p, q, omega):
+    p, q = distribution(p), distribution(q)
+    torch.testing.assert_close(pair(Relaxed((omega,), "optimal"), p, q)[0], p)
+
+
+def test_the_vanilla_residual_is_biased_where_the_rule_is_stricter():
+    p, q = distribution([5, 3, 2]), distribution([2, 3, 5])
+    assert (pair(Relaxed((0.3,), "vanilla"), p, q)[0] - p).abs().sum() > 0.1
+
+
+@given(weights, weights, omegas.filter(lambda omega: omega >= 1))
+@fast
+def test_the_residuals_agree_from_one_up(p, q, omega):  # Proposition 1
+    p, q = distribution(p), distribution(q)
+    _, _, optimal = pair(Relaxed((omega,), "optimal"), p, q)
+    _, f, vanilla = pair(Relaxed((omega,), "vanilla"), p, q)
+    if 1 - (q * f).sum() > 1e-9:  # else nothing is ever drawn from it
+        torch.testing.assert_close(optimal, vanilla)
+
+
+@given(weights, weights, omegas)
+@fast
+def test_no_residual_has_a_smaller_bias_than_the_optimal_one(p, q, omega):  # Proposition 3
+    p, q = distribution(p), distribution(q)
+    law, f, _ = pair(Relaxed((omega,), "optimal"), p, q)
+    least = ((p - q * f).abs().sum() - (1 - (q * f).sum())) / 2
+    assert ((law - p).abs().sum() / 2).item() == pytest.approx(least.item(), abs=1e-12)
+
+
+@given(weights, weights, omegas, omegas)
+@fast
+def test_a_larger_omega_accepts_no_less(p, q, one, other):
+    p, q = distribution(p), distribution(q)
+    smaller, larger = sorted((one, other))
+    assert (pair(Relaxed((smaller,)), p, q)[1] <= pair(Relaxed((larger,)), p, q)[1]).all()
+
+
+@given(weights, weights, omegas, kinds)
+@fast
+def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):
+    p, q, depth = distribution(p), distribution(q), torch.tensor(1)
+    for rule in (Exact(), Relaxed((omega,), kind)):
+        everywhere = rule.accept_probs(p, q, depth)
+        for token in range(5):
+            assert rule.accept_prob(p, q, torch.tensor(token), depth) == everywhere[token]
+
+
+def test_nothing_over_nothing_counts_as_one():
+    p, q = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
+    assert Exact().accept_probs(p, q, torch.tensor(1)).tolist() == [1, 1, 0]
+
+
+def test_a_residual_without_mass_is_the_target():
+    p = torch.tensor([0.2, 0.8])
+    for rule in (Exact(), Relaxed((2.0,)), Relaxed((2.0,), "vanilla")):
+        assert rule.residual(p, p, torch.tensor(0), torch.tensor(1)).equal(p)
+
+
+def test_a_one_hot_proposal_is_kept_with_its_probability_and_taken_out():
+    p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 1.0, 0.0])
+    token, depth = torch.tensor(1), torch.tensor(1)
+    assert Exact().accept_prob(p, q, token, depth).item() == pytest.approx(0.3)
+    torch.testing.assert_close(Exact().residual(p, q, token, depth), torch.tensor([2 / 7, 0.0, 5 / 7]))
+
+
+def test_omega_follows_the_depth_and_stays_at_the_last():
+    rule = Relaxed((3.0, 2.0, 0.5))
+    assert rule.omega(torch.tensor([[1, 2], [3, 9]])).tolist() == [[3.0, 2.0], [0.5, 0.5]]
+    p, q = torch.tensor([0.2, 0.8]).expand(3, 2), torch.tensor([0.8, 0.2]).expand(3, 2)
+    f = rule.accept_prob(p, q, torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2, 3]))
+    assert f.tolist() == pytest.approx([0.75, 0.5, 0.125])
+
+
+def test_shapes_broadcast_over_rows_and_nodes():
+    p, q = torch.rand(2, 3, 7).softmax(-1), torch.rand(2, 3, 7).softmax(-1)
+    token, depth = torch.randint(7, (2, 3)), torch.tensor([1, 2, 3])
+    for rule in (Exact(), Relaxed(exponential(2.0, 3))):
+        assert rule.accept_prob(p, q, token, depth).shape == (2, 3)
+        assert rule.accept_probs(p, q, depth).shape == (2, 3, 7)
+        assert rule.residual(p, q, token, depth).shape == (2, 3, 7)
+
+
+def test_rules_are_values():
+    assert Relaxed([1.0, 2.0]) == Relaxed((1.0, 2.0), "optimal")
+    assert hash(Relaxed([1.0])) == hash(Relaxed([1.0]))
+    assert Exact() == Exact()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "residual", "words"),
+    [((), "optimal", "schedule"), ((1.0, -1.0), "optimal", "schedule"), ((1.0, 0.0), "optimal", "schedule"),
+     ((float("nan"),), "optimal", "schedule"), ((1.0,), "best", "optimal or vanilla")],
+)  # fmt: skip
+def test_impossible_rules_are_refused(schedule, residual, words):
+    with pytest.raises(TemperaError, match=words):
+        Relaxed(schedule, residual)

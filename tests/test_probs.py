@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from tempera.errors import TemperaError
+from tempera.probs import Sampling, normalise, sample, sample_without_replacement
+
+torch.manual_seed(0)
+PLAIN = Sampling(guidance=1.0)
+
+
+def test_guidance_combines_the_two_rows_of_a_prompt():
+    c, u = torch.randn(3, 4, 7), torch.randn(3, 4, 7)
+    p = Sampling(guidance=3.0).distribution(torch.cat([c, u]))
+    torch.testing.assert_close(p, (u + 3 * (c - u)).softmax(-1))
+    assert Sampling(guidance=3.0).rows == 2
+    assert PLAIN.rows == 1
+    torch.testing.assert_close(PLAIN.distribution(c), c.softmax(-1))
+
+
+def test_the_order_is_guidance_temperature_top_k_top_p():
+    c, u = torch.randn(5, 20), torch.randn(5, 20)
+    p = Sampling(guidance=2.0, temperature=0.7, top_k=8, top_p=0.8).distribution(torch.cat([c, u]))
+    for row in range(5):
+        logits = (u + 2 * (c - u))[row] / 0.7
+        kept = logits.topk(8).indices
+        q = torch.zeros(20)
+        q[kept] = logits[kept].softmax(-1)
+        mass, chosen = 0.0, []
+        for token in q.argsort(descending=True).tolist():
+            if mass >= 0.8:
+                break
+            chosen.append(token)
+            mass += q[token].item()
+        expected = torch.zeros(20)
+        expected[chosen] = q[chosen] / q[chosen].sum()
+        torch.testing.assert_close(p[row], expected)
+
+
+def test_ties_with_the_kth_token_are_kept():
+    p = Sampling(guidance=1.0, top_k=2).distribution(torch.tensor([[2.0, 1.0, 1.0, 0.0]]))
+    assert (p > 0).tolist() == [[True, True, True, False]]
+    assert (Sampling(guidance=1.0, top_k=9).distribution(torch.zeros(1, 4)) > 0).all()
+
+
+def test_the_token_that_reaches_top_p_is_kept_and_the_first_always():
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    assert (Sampling(1.0, top_p=0.75).distribution(logits) > 0).tolist() == [[True, True, False]]
+    assert (Sampling(1.0, top_p=0.01).distribution(logits) > 0).tolist() == [[True, False, False]]
+
+
+def test_temperature_zero_is_greedy():
+    logits = torch.randn(2, 3, 9)
+    p = Sampling(guidance=1.0, temperature=0).distribution(logits)
+    assert p.argmax(-1).equal(logits.argmax(-1))
+    assert p.amax(-1).eq(1).all()
+    assert p.sum(-1).eq(1).all()
+
+
+def test_forced_positions_are_one_hot():
+    logits = torch.randn(2, 3, 5)
+    forced = torch.tensor([[-1, 4, -1], [0, -1, -1]])
+    p = PLAIN.distribution(logits, forced)
+    assert p[0, 1].tolist() == [0, 0, 0, 0, 1]
+    assert p[1, 0].tolist() == [1, 0, 0, 0, 0]
+    torch.testing.assert_close(p[1, 1:], logits[1, 1:].softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_probabilities_are_float32_whatever_the_logits_are(dtype):
+    assert PLAIN.distribution(torch.randn(2, 5, dtype=dtype)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, Sampling(3.0), Sampling(1.0, 0), Sampling(3.0, 1.0, 2), Sampling(1.0, 0.5, 0, 0.7)])
+def test_a_nan_logit_makes_the_whole_distribution_nan_and_no_other(sampling):
+    logits = torch.randn(2 * sampling.rows, 3, 6)
+    logits[1, 2, 4] = torch.nan
+    p = sampling.distribution(logits)
+    assert p[1, 2].isnan().all()
+    assert not p[0].isnan().any()
+    assert not p[1, :2].isnan().any()
+
+
+def test_a_forbidden_token_stays_forbidden_under_guidance():
+    logits = torch.zeros(2, 4)
+    logits[:, 1] = -torch.inf
+    assert Sampling(3.0).distribution(logits).tolist()[0] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+
+
+def test_a_draw_inverts_the_cdf():
+    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-24])
+    assert sample(p.expand(6, -1), u).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_a_token_without_mass_is_never_drawn():
+    p = torch.rand(200, 300).masked_fill(torch.rand(200, 300) < 0.9, 0.0)
+    p = normalise(p, p)
+    for u in (0.0, 0.5, 1 - 2.0**-24):
+        drawn = sample(p, torch.full((200,), u))
+        assert (p.gather(1, drawn[:, None]) > 0).all()
+
+
+def test_siblings_are_drawn_from_what_is_left():
+    p = torch.rand(1000, 6).softmax(-1)
+    tokens, q = sample_without_replacement(p, torch.rand(1000, 4))
+    torch.testing.assert_close(q[:, 0], p)
+    torch.testing.assert_close(q.sum(-1), torch.ones(1000, 4))
+    for k in range(1, 4):
+        left = p.clone().scatter_(1, tokens[:, :k], 0.0)
+        torch.testing.assert_close(q[:, k], left / left.sum(-1, keepdim=True))
+    assert (q.gather(-1, tokens[..., None]) > 0).all()
+    assert all(len(set(row)) == 4 for row in tokens.tolist())
+
+
+def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
+    p = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
+    tokens, q = sample_without_replacement(p, torch.tensor([[0.9, 0.5, 0.5, 0.1]]))
+    assert tokens.tolist() == [[2, 1, 1, 1]]
+    assert q[0, 1:].tolist() == [[0, 1, 0, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p")]
+)
+def test_impossible_sampling_is_refused(options, name):
+    with pytest.raises(TemperaError, match=name):
+        Sampling(**options)
+
+
+def test_nan_options_are_refused():
+    for options in ({"temperature": float("nan")}, {"top_p": float("nan")}, {"guidance": float("nan")}, {"guidance": float("inf")}):
+        with pytest.raises(TemperaError):
+            Sampling(**options)

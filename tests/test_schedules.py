@@ -1,0 +1,67 @@
+import math
+
+import pytest
+
+from tempera.errors import TemperaError
+from tempera.schedules import exponential, floored, linear, uniform
+
+
+def test_exponential_has_the_numbers_of_the_methods_sheet():
+    assert exponential(1.1, 5, nu=0.7) == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=6e-4)
+
+
+@pytest.mark.parametrize("schedule", [uniform(1.7, 5), exponential(1.7, 5), exponential(1.7, 5, nu=0.2), linear(1.7, 5), linear(1.7, 5, ell=20)])
+def test_every_schedule_spends_its_budget(schedule):
+    assert math.fsum(schedule) / 5 == pytest.approx(1.7)
+    assert all(omega > 0 for omega in schedule)
+
+
+def test_annealing_decreases():
+    for schedule in (exponential(2.0, 5), linear(2.0, 5)):
+        assert list(schedule) == sorted(schedule, reverse=True)
+        assert len(set(schedule)) == 5
+
+
+def test_linear_is_equation_17():
+    weights = [(8 - i) / (8 * 9) for i in range(1, 6)]
+    assert linear(2.0, 5) == pytest.approx([2.0 * 5 * w / sum(weights) for w in weights])
+
+
+def test_exponential_decays_by_nu():
+    schedule = exponential(3.0, 4, nu=0.7)
+    for one, next_ in zip(schedule, schedule[1:], strict=False):
+        assert math.log(one / next_) == pytest.approx(0.7)
+
+
+def test_a_floor_raises_only_what_is_below():
+    assert floored((2.8, 1.4, 0.7, 0.3), 1.0) == (2.8, 1.4, 1.0, 1.0)
+    assert floored((2.8, 0.3), 0) == (2.8, 0.3)
+
+
+def test_a_budget_below_one_is_stricter_than_exact_and_legal():
+    assert uniform(0.5, 2) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("budget", [-1, 0, float("nan"), float("inf")])
+@pytest.mark.parametrize("make", [uniform, exponential, linear])
+def test_an_impossible_budget_names_delta(make, budget):
+    with pytest.raises(TemperaError, match=f"delta={budget} "):
+        make(budget, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: exponential(1.1, 5, nu=0), "nu=0"),
+        (lambda: exponential(1.1, 5, nu=-0.7), "nu=-0.7"),
+        (lambda: exponential(1.1, 5, nu=float("nan")), "nu=nan"),
+        (lambda: linear(1.1, 8, ell=8), "ell=8"),
+        (lambda: floored((1.0,), -1), "floor=-1"),
+        (lambda: uniform(1.1, 0), "length"),
+        (lambda: exponential(1.1, 0), "length"),
+        (lambda: exponential(1.1, 5, nu=1e4), "nu=10000"),
+    ],
+)
+def test_impossible_parameters_are_named(make, name):
+    with pytest.raises(TemperaError, match=name):
+        make()

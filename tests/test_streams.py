@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from tempera.errors import TemperaError
+from tempera.streams import Streams, key, uniforms
+
+MASK = (1 << 64) - 1
+
+
+def splitmix64(seed: int, counter: int) -> int:
+    """Steele, Lea and Flood (2014), in Python's integers."""
+    z = (seed + counter * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def test_draws_are_splitmix64():
+    assert splitmix64(0, 1) == 0xE220A8397B1DCDAF  # the generator's published first output for seed 0
+    keys = torch.tensor([[0], [key(3, "a")], [-1]])
+    draws = uniforms(keys, torch.arange(1, 6))
+    for row, name in enumerate(keys.flatten().tolist()):
+        expected = [(splitmix64(name & MASK, c) >> 40) * 2.0**-24 for c in range(1, 6)]
+        assert draws[row].tolist() == expected
+
+
+def test_a_row_does_not_depend_on_its_batch_or_on_how_draws_are_asked_for():
+    alone = Streams(7, ["b"])
+    together = Streams(7, ["a", "b", "c"])
+    one_by_one = torch.cat([alone.next(n) for n in (1, 3, 5000, 11)], 1)
+    at_once = together.next(5015)
+    assert one_by_one.equal(at_once[1:2])
+    assert not at_once[0].equal(at_once[1])
+
+
+def test_seed_and_id_both_matter():
+    assert key(0, "a") != key(1, "a")
+    assert key(0, "a") != key(0, "b")
+    assert key(1, "1/a") != key(11, "/a")
+
+
+def test_draws_are_uniform_and_uncorrelated():
+    draws = Streams(0, [str(i) for i in range(2000)]).next(100).double()
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    counts = torch.histc(draws.float(), bins=50, min=0, max=1)
+    statistic = ((counts - 4000) ** 2 / 4000).sum()
+    assert statistic < 110  # 49 degrees of freedom: above this with probability 10⁻⁶
+    noise = 1 / 200_000**0.5
+    centred = (draws - 0.5) * 12**0.5
+    assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 5 * noise
+    assert abs((centred[1:] * centred[:-1]).mean()) < 5 * noise
+
+
+def test_no_draws_and_no_rows():
+    assert Streams(0, ["a"]).next(0).shape == (1, 0)
+    assert Streams(0, []).next(3).shape == (0, 3)
+
+
+def test_two_rows_may_not_share_an_id():
+    with pytest.raises(TemperaError, match="share an id"):
+        Streams(0, ["a", "b", "a"])

@@ -1,0 +1,151 @@
+import json
+import pickle
+from importlib import resources
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tempera.errors import TemperaError
+from tempera.trees import Tree, tree_names
+
+
+@st.composite
+def parents(draw, most=9):
+    """Parents of a random tree whose nodes are sorted by depth (but not by parent)."""
+    depths, chosen = [], []
+    for node in range(draw(st.integers(1, most))):
+        lowest = depths[-1] - 1 if depths else 0
+        options = [-1] * (lowest == 0) + [n for n in range(node) if depths[n] in (lowest, lowest + 1)]
+        parent = draw(st.sampled_from([option for option in options if option < 0 or depths[option] >= lowest]))
+        chosen.append(parent)
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return chosen
+
+
+def lineage(parents, node):
+    line = []
+    while node >= 0:
+        line.append(node)
+        node = parents[node]
+    return line
+
+
+def test_a_chain_is_one_branch():
+    tree = Tree.chain(3)
+    assert tree.parents.tolist() == [-1, 0, 1]
+    assert tree.depths.tolist() == [1, 2, 3]
+    assert tree.children.tolist() == [[0], [1], [2], [-1]]
+    assert tree.ancestors.tolist() == torch.ones(3, 3).tril().bool().tolist()
+    assert tree.is_chain
+    assert (tree.nodes, tree.max_depth, tree.max_children) == (3, 3, 1)
+
+
+def test_the_empty_tree_has_nothing():
+    tree = Tree.empty()
+    assert (tree.nodes, tree.max_depth, tree.max_children) == (0, 0, 0)
+    assert tree.children.shape == (1, 0)
+    assert tree.last_children.tolist() == [-1]
+    assert tree.levels == ()
+    assert tree.sibling_tests == ()
+
+
+@pytest.mark.parametrize(("name", "nodes", "children"), [("mc_sim_7b_63", 25, 4), ("naive_extend_57", 57, 5)])
+def test_named_trees_are_the_public_ones(name, nodes, children):
+    tree = Tree.named(name)
+    assert (tree.nodes, tree.max_depth, tree.max_children) == (nodes, 5, children)
+    ranks = {child: rank for row in tree.children.tolist() for rank, child in enumerate(row)}
+    paths = [[ranks[node] for node in reversed(lineage(tree.parents.tolist(), node))] for node in range(nodes)]
+    published = json.loads(resources.files("tempera.data").joinpath("trees.json").read_text())[name]
+    assert sorted(paths) == sorted(published)
+    assert Tree.from_paths(published[::-1]).parents.equal(tree.parents)
+
+
+@given(parents())
+@settings(max_examples=60, deadline=None)
+def test_tables_say_what_the_parents_say(parents):
+    tree = Tree.from_parents(torch.tensor(parents))
+    for node in range(tree.nodes):
+        line = lineage(parents, node)
+        assert tree.depths[node] == len(line)
+        assert tree.ancestors[node].nonzero().flatten().tolist() == sorted(line)
+        elders = [n for n in range(tree.nodes) for member in line if parents[n] == parents[member] and n < member]
+        assert (tree.votes[node] == 1).nonzero().flatten().tolist() == sorted(line)
+        assert (tree.votes[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(elders)
+    for parent in range(-1, tree.nodes):
+        children = [n for n in range(tree.nodes) if parents[n] == parent]
+        assert [child for child in tree.children[1 + parent].tolist() if child >= 0] == children
+        assert tree.last_children[1 + parent] == (children[-1] if children else -1)
+
+
+@given(parents())
+@settings(max_examples=60, deadline=None)
+def test_levels_grow_the_same_tree(parents):
+    tree = Tree.from_parents(torch.tensor(parents))
+    above, expanded, seen = [-1], [], []
+    for level in tree.levels:
+        nodes = level.slots.flatten()[level.picks].tolist()
+        assert nodes == level.nodes.tolist()
+        assert [above[pick // level.slots.shape[1]] for pick in level.picks.tolist()] == [parents[node] for node in nodes]
+        assert level.full == (level.slots.flatten().tolist() == nodes)
+        inner = [nodes[place] for place in level.inner.tolist()]
+        assert inner == [node for node in nodes if node in parents]
+        assert [above[place] for place in level.inner_parents.tolist()] == [parents[node] for node in inner]
+        expanded += inner
+        expected = [[other in lineage(parents, node) for other in expanded] for node in inner]
+        assert level.ancestors.tolist() == expected
+        above, seen = inner, seen + nodes
+    assert seen == list(range(tree.nodes))
+
+
+def test_each_row_may_have_its_own_topology():
+    rows = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1]]
+    tree = Tree.from_parents(torch.tensor(rows))
+    assert tree.per_row
+    assert (tree.max_depth, tree.max_children) == (5, 5)
+    for row, parents in enumerate(rows):
+        alone = Tree.from_parents(torch.tensor(parents))
+        assert tree.depths[row].equal(alone.depths)
+        assert tree.ancestors[row].equal(alone.ancestors)
+        assert tree.votes[row].equal(alone.votes)
+        assert tree.last_children[row].equal(alone.last_children)
+        assert tree.children[row, :, : alone.max_children].equal(alone.children)
+    with pytest.raises(TemperaError, match="level by level"):
+        _ = tree.levels
+
+
+def test_static_trees_are_moved_and_made_once():
+    assert Tree.chain(4) is Tree.chain(4)
+    assert Tree.named("mc_sim_7b_63") is Tree.named("mc_sim_7b_63")
+    meta = Tree.chain(4).to("meta")
+    assert meta is Tree.chain(4).to("meta")
+    assert meta.depths.device.type == "meta"
+    assert Tree.chain(4).to("cpu") is Tree.chain(4)
+
+
+def test_a_tree_survives_pickling():
+    tree = Tree.named("mc_sim_7b_63")
+    assert pickle.loads(pickle.dumps(tree)).parents.equal(tree.parents)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tree.chain(-1), "-1 tokens"),
+        (lambda: Tree.named("oak"), "mc_sim_7b_63, naive_extend_57"),
+        (lambda: Tree.from_paths([[0], [1, 0]]), "no parent"),
+        (lambda: Tree.from_paths([[0], [2]]), "sibling before it"),
+        (lambda: Tree.from_paths([[0], [0]]), "different"),
+        (lambda: Tree.from_paths([[]]), "not empty"),
+        (lambda: Tree.from_parents(torch.tensor([-1, 2, 0])), "earlier node"),
+        (lambda: Tree.from_parents(torch.tensor([-1, 0, -1])), "sorted by depth"),
+    ],
+)
+def test_impossible_trees_are_refused(make, words):
+    with pytest.raises(TemperaError, match=words):
+        make()
+
+
+def test_names_can_be_listed():
+    assert tree_names() == ["mc_sim_7b_63", "naive_extend_57"]

@@ -1,0 +1,128 @@
+import pytest
+import torch
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.probs import one_hot, sample
+from tempera.trees import Tree
+from tempera.types import Draft
+from tempera.verify import verify
+
+SMALL = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
+
+
+def walk_down(parents, tokens, q, p, rule, uniforms):
+    """The definition, one row and one test at a time -> path, emitted tokens."""
+    node, path = -1, []
+    while True:
+        law, kept = p[1 + node], None
+        for child in [n for n, parent in enumerate(parents) if parent == node]:
+            token, depth = tokens[child], torch.tensor(len(path) + 1)
+            if law[token] >= 1 or uniforms[child] < rule.accept_prob(law, q[child], token, depth):
+                kept = child
+                break
+            law = rule.residual(law, q[child], token, depth)
+        if kept is None:
+            return path, [*(tokens[n].item() for n in path), sample(law, uniforms[-1]).item()]
+        path.append(kept)
+        node = kept
+
+
+def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape):
+        return torch.rand(*shape, generator=generator)
+
+    p = (3 * torch.randn(rows, 1 + tree.nodes, vocab_size, generator=generator)).softmax(-1)
+    q = (p[:, 1:].log() + torch.randn(rows, tree.nodes, vocab_size, generator=generator)).softmax(-1)
+    tokens = sample(q, rand(rows, tree.nodes))
+    fixed = (rand(rows, 1 + tree.nodes) < forced)[..., None]
+    p = torch.where(fixed, one_hot(torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator), vocab_size), p)
+    return Draft(tokens, q, tree), p, rand(rows, 1 + tree.nodes)
+
+
+def same_as_defined(draft, p, rule, uniforms):
+    verdict = verify(draft, p, rule, uniforms)
+    depth = draft.tree.max_depth
+    assert verdict.path.shape == (len(p), depth)
+    assert verdict.tokens.shape == (len(p), depth + 1)
+    for row in range(len(p)):
+        parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
+        path, tokens = walk_down(parents, draft.tokens[row], draft.q[row], p[row], rule, uniforms[row])
+        assert verdict.accepted[row] == len(path)
+        assert verdict.path[row].tolist() == path + [-1] * (depth - len(path))
+        assert verdict.tokens[row, : len(tokens)].tolist() == tokens
+        assert verdict.next_token[row] == tokens[-1]
+    return verdict
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("tree", [Tree.chain(1), Tree.chain(5), Tree.from_paths(SMALL), Tree.named("mc_sim_7b_63"), Tree.named("naive_extend_57")])
+def test_all_nodes_at_once_is_the_walk_down(tree, rule):
+    verdict = same_as_defined(*_with_rule(random_draft(60, tree), rule))
+    assert verdict.accepted.unique().numel() > 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_row_may_have_its_own_tree(rule):
+    parents = torch.tensor([[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3]]).repeat(12, 1)
+    same_as_defined(*_with_rule(random_draft(60, Tree.from_parents(parents)), rule))
+    loose = Tree.from_parents(parents, max_depth=5, max_children=5)  # bounds given: nothing is read from the device
+    same_as_defined(*_with_rule(random_draft(60, loose), rule))
+
+
+def test_a_tree_whose_siblings_are_not_neighbours():
+    tree = Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3]))
+    same_as_defined(*_with_rule(random_draft(100, tree), Exact()))
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(4), Tree.from_paths(SMALL)])
+def test_forced_positions_are_kept_whatever_the_rule(tree):
+    strict = Relaxed((1e-6,))
+    draft, p, uniforms = random_draft(200, tree, forced=0.5)
+    same_as_defined(draft, p, strict, uniforms)
+    right = one_hot(draft.tokens[:, 0], 6).unsqueeze(1).expand_as(p)
+    verdict = verify(draft, right, strict, uniforms)
+    assert (verdict.accepted >= 1).all()
+    wrong = one_hot((draft.tokens[:, 0] + 1) % 6, 6).unsqueeze(1).expand_as(p)
+    verdict = verify(draft, wrong, Relaxed((1e6,)), uniforms)
+    assert verdict.tokens[:, 0].equal((draft.tokens[:, 0] + 1) % 6)
+
+
+def test_the_empty_tree_draws_from_the_target():
+    p = torch.rand(5, 1, 7).softmax(-1)
+    u = torch.rand(5, 1)
+    draft = Draft(torch.zeros(5, 0, dtype=torch.int64), torch.zeros(5, 0, 0), Tree.empty())
+    verdict = verify(draft, p, Exact(), u)
+    assert verdict.next_token.equal(sample(p[:, 0], u[:, 0]))
+    assert verdict.tokens.equal(verdict.next_token[:, None])
+    assert verdict.accepted.eq(0).all()
+    assert verdict.path.shape == (5, 0)
+
+
+def test_scores_are_not_written_to():
+    draft, p, uniforms = random_draft(20, Tree.from_paths(SMALL))
+    before = p.clone()
+    verify(draft, p, Exact(), uniforms)
+    assert p.equal(before)
+
+
+def test_a_rule_may_decide_on_the_draft_as_a_whole():
+    class FirstTwo:
+        """Keeps two nodes of a chain and goes on with the last token of the vocabulary."""
+
+        def walk(self, draft, p, uniforms):
+            return torch.arange(draft.tree.nodes).expand_as(draft.tokens) < 2, one_hot(torch.full((len(p),), 5), 6)
+
+    draft, p, uniforms = random_draft(4, Tree.chain(3))
+    verdict = verify(draft, p, FirstTwo(), uniforms)
+    assert verdict.accepted.tolist() == [2] * 4
+    assert verdict.path.tolist() == [[0, 1, -1]] * 4
+    assert verdict.tokens[:, :2].equal(draft.tokens[:, :2])
+    assert verdict.next_token.tolist() == [5] * 4
+
+
+def _with_rule(random, rule):
+    draft, p, uniforms = random
+    return draft, p, rule, uniforms
