@@ -169,7 +169,7 @@ def _run_id(directory: Path) -> str:
     return run_id
 
 
-def _start(arguments: dict[str, Any], mode: str) -> Any:
+def _start(arguments: dict[str, Any], mode: Any) -> Any:
     """Start the run; an unreachable server means offline, never a lost evaluation."""
     import wandb
 

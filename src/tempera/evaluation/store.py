@@ -10,6 +10,7 @@ and, made from these at the end: metrics.json, results.parquet, grid.png, accept
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,14 @@ class Store:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a Parquet file, atomically; columns in the order of the first row."""
-    columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
+    """Write rows as a Parquet file, atomically; columns in the order of the first row; NaN, which nothing equals, as null."""
+    columns = {name: [_cell(row.get(name)) for row in rows] for name in (rows[0] if rows else {})}
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns), temporary)
+
+
+def _cell(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _read(path: Path, columns: list[str] | None = None) -> list[Row]:

@@ -1,0 +1,52 @@
+"""Generate pictures, and measure acceptance, speed and quality; the options are in conf/eval.yaml."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tempera import config
+from tempera.data.prompts import one_prompt
+from tempera.evaluation.evaluate import Plan, evaluate
+from tempera.evaluation.painter import Method, Painter
+from tempera.evaluation.processes import Processes
+from tempera.evaluation.settings import about, settings
+from tempera.tracking import Tracker
+
+
+@config.script("eval")
+def main(cfg: DictConfig) -> dict[str, float]:
+    """Run one evaluation and return its metrics."""
+    device = config.parse_device(cfg.device)
+    processes = Processes(cpu=device.type == "cpu")
+    prompts = config.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    judge, protocol = config.instantiate(cfg.metrics), config.instantiate(cfg.speed)
+    target = config.build_target(cfg)
+    drafter = config.build_drafter(cfg, target)
+    method = Method(drafter, config.build_rule(cfg, drafter.depth))
+    tokenizer: Any = config.build_tokenizer(cfg)
+    painter = Painter(target, method, tokenizer, cfg.seed, device)
+    choices = _hydra(cfg, "choices") or {}
+    identity = settings({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
+    notes = about(device, _hydra(cfg, "overrides") or [])
+    plan = Plan(Path(processes.from_main(cfg.directory)), cfg.model.name, identity, notes, cfg.batch_size, cfg.diagnostics)
+
+    def start_tracker() -> Tracker:
+        tags = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice]
+        group = choices.get("experiment") or cfg.model.name
+        tracker: Tracker = config.instantiate(
+            cfg.tracking, directory=plan.directory, job_type="eval", group=group, tags=tags, config={**identity, **notes}
+        )
+        return tracker
+
+    return evaluate(plan, painter, prompts, judge, protocol, start_tracker, processes)
+
+
+def _hydra(cfg: DictConfig, name: str) -> Any:
+    """What Hydra knows of the run; nothing where the script is called as a function."""
+    node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+
+
+if __name__ == "__main__":
+    main()

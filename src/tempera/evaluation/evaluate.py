@@ -1,0 +1,224 @@
+"""An evaluation, from prompts to metrics.json: generate, time, judge, report. Interrupted anywhere, it goes on where it was."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tempera.data.prompts import Prompt
+from tempera.evaluation import bootstrap, figures, speed
+from tempera.evaluation.bootstrap import Interval
+from tempera.evaluation.generate import generate, restore_pictures, todo
+from tempera.evaluation.judges import Judge
+from tempera.evaluation.labels import method_label
+from tempera.evaluation.painter import Painter, picture_path
+from tempera.evaluation.processes import Processes
+from tempera.evaluation.progress import Bar, print_results
+from tempera.evaluation.quality import ENOUGH, judge_pictures, quality, read_picture, reference_features
+from tempera.evaluation.speed import SpeedProtocol
+from tempera.evaluation.store import Row, Store, claim, write_table
+from tempera.tracking import Tracker
+from tempera.training.atomic import write_json
+
+SHOWN = 24
+"""Pictures on grid.png: the first prompts, so that runs show the same ones."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and how.
+
+    Attributes:
+        directory: the run directory.
+        model: name of the model preset.
+        settings: every option that results depend on, by its command-line name, and the identities of the networks; the run's identity.
+        about: what else run.json notes.
+        batch_size: prompts decoded together.
+        diagnostics: record TV(p, q), the TV bound and KL.
+    """
+
+    directory: Path
+    model: str
+    settings: Mapping[str, Any]
+    about: Mapping[str, Any]
+    batch_size: int = 16
+    diagnostics: bool = True
+
+
+def evaluate(
+    plan: Plan,
+    painter: Painter,
+    prompts: Sequence[Prompt],
+    judge: Judge | None,
+    protocol: SpeedProtocol,
+    start_tracker: Callable[[], Tracker],
+    processes: Processes,
+) -> dict[str, float]:
+    """Run the plan and write the run directory (see `tempera.evaluation.store`).
+
+    Returns:
+        The metrics by name, without intervals; in processes other than the main one nothing.
+
+    Raises:
+        TemperaError: the judge does not fit, the directory is another run's or cannot be written, or decoding failed.
+    """
+    if judge is not None:
+        judge.check(plan.model)
+    claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
+    tracker = start_tracker()
+    rows = _generated(plan, painter, prompts, processes)
+    if not processes.is_main:
+        return {}
+    timings = _timed(plan, painter, prompts[: protocol.prompts], protocol)
+    verdicts, metrics = _judged(plan, painter, prompts, judge)
+    metrics = acceptance(rows) | metrics
+    result = _assemble(plan, rows, timings, metrics, judge)
+    _write(plan, painter, rows, timings, verdicts, result)
+    _track(plan, tracker, rows, result)
+    print_results(result["name"], result["metrics"], result["notes"])
+    print(f"results in {plan.directory}")
+    return {name: interval["value"] for name, interval in result["metrics"].items() if interval["value"] is not None}
+
+
+def _generated(plan: Plan, painter: Painter, prompts: Sequence[Prompt], processes: Processes) -> list[Row]:
+    """Generate what is missing; the records in the prompts' order."""
+    store = Store(plan.directory / "records")
+    waiting = todo(store, prompts, plan.batch_size)
+    processes.wait()  # everyone has seen the same gaps
+    missing = sum(map(len, waiting))
+    mine = waiting[processes.rank :: processes.count]
+    with Bar(len(prompts), len(prompts) - missing, painter.target.length, processes.is_main) as bar:
+        generate(painter, mine, plan.directory, store, plan.diagnostics, bar.advance)
+    processes.wait()
+    if not processes.is_main:
+        return []
+    found = store.rows()
+    rows = [found[prompt.id] for prompt in prompts]
+    restore_pictures(painter, rows, plan.directory)
+    return rows
+
+
+def _timed(plan: Plan, painter: Painter, prompts: Sequence[Prompt], protocol: SpeedProtocol) -> list[Row]:
+    """Timings of the prompts, kept apart by machine."""
+    if not prompts:
+        return []
+    store = Store(plan.directory / "timings" / speed.machine(painter.device))
+    with Bar(len(prompts), len(prompts) - len(store.missing([prompt.id for prompt in prompts])), 1, title="timing") as bar:
+        return speed.measure(painter, prompts, store, protocol.warmup, lambda _: bar.advance(1, 1, 0))
+
+
+def _judged(plan: Plan, painter: Painter, prompts: Sequence[Prompt], judge: Judge | None) -> tuple[dict[str, Row], dict[str, Interval]]:
+    """Verdicts by prompt id, and the quality metrics."""
+    if judge is None:
+        return {}, {}
+    networks = judge.load(painter.device)
+    store = Store(plan.directory / f"judged-{judge.identity}")
+    verdicts = judge_pictures(networks, prompts, lambda prompt: read_picture(picture_path(plan.directory, prompt.id)), store)
+    reference = reference_features(judge, networks)
+    return verdicts, quality([verdicts[prompt.id] for prompt in prompts], reference, judge.neighbours, judge.resamples)
+
+
+def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
+    """Metrics of the decoding itself; the prompts are the units of every interval."""
+    column = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if isinstance(rows[0][name], int | float)}
+    tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
+    kept = np.array([sum(row["accepted"]) for row in rows], np.float64)
+    metrics = {
+        "accepted_length": bootstrap.ratio(tokens, column["rounds"]),
+        "tau": bootstrap.ratio(kept, column["rounds"]),
+        "logprob_per_token": bootstrap.ratio(column["logprob"], tokens),
+        "throughput": bootstrap.ratio(tokens, column["seconds"]),
+    }
+    for name in ("tv", "tv_bound", "kl_per_token"):
+        if name in column and not np.isnan(column[name]).all():
+            metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
+    return metrics
+
+
+def _assemble(
+    plan: Plan, rows: Sequence[Row], timings: Sequence[Row], metrics: Mapping[str, Interval], judge: Judge | None
+) -> dict[str, Any]:
+    """The content of metrics.json."""
+    timing = speed.summary(timings, len(rows[0]["tokens"])) if timings else {}
+    spreads = {name: timing.pop(name) for name in ("latency_ar", "latency", "speedup", "efficiency") if name in timing}
+    tested, accepted = (np.array([row[name] for row in rows]).sum(0) for name in ("tested", "accepted"))
+    intervals = {name: interval.as_dict() for name, interval in metrics.items()} | spreads
+    return {
+        "name": method_label(plan.settings),
+        "settings": dict(plan.settings),
+        "images": len(rows),
+        "metrics": {name: _plain(interval) for name, interval in intervals.items()},
+        "acceptance_by_depth": [float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)],
+        "time": _plain(timing),
+        "about": dict(plan.about),
+        "notes": _notes(len(rows), judge is not None, timing),
+    }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """NaN as null, which JSON has."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+
+
+def _notes(images: int, judged: bool, timing: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table must know."""
+    notes = []
+    if judged and images < ENOUGH:
+        notes.append(f"FID, KID, precision and recall need {ENOUGH} images or more; this run has {images}.")
+    elif judged:
+        notes.append(f"FID and recall depend on the number of images ({images}): compare runs of equal size.")
+    if timing:
+        parts = ", ".join(f"{part} {values['share']:.0%}" for part, values in timing["parts"].items())
+        apart = {name: 1000 * timing[name] for name in ("text_encoder", "image_decoder") if math.isfinite(timing[name])}
+        outside = ", ".join(f"{name.replace('_', ' ')} {milliseconds:.0f} ms" for name, milliseconds in apart.items())
+        notes.append(f"Time of a round (in a decode of its own, synchronised): {parts}.")
+        notes.append(f"Not part of the latency of an image: {outside}.")
+    return notes
+
+
+def _write(
+    plan: Plan, painter: Painter, rows: Sequence[Row], timings: Sequence[Row], verdicts: Mapping[str, Row], result: Mapping[str, Any]
+) -> None:
+    """metrics.json, results.parquet, grid.png and acceptance_map.png; metrics.json last, as the sign of a finished run."""
+    timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
+    empty = {"latency_ar": None, "latency": None}
+    table = []
+    for row in rows:
+        verdict = {name: value for name, value in verdicts.get(row["id"], {}).items() if name not in ("id", "features")}
+        table.append({**row, **timed.get(row["id"], empty), **verdict})
+    write_table(plan.directory / "results.parquet", table)
+    shown = rows[:SHOWN]
+    pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]
+    figures.grid(plan.directory / "grid.png", _title(result), pictures, [row["text"] for row in shown])
+    figures.acceptance_map(plan.directory / "acceptance_map.png", _title(result), rows, painter.target.grid)
+    write_json(plan.directory / "metrics.json", result)
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    """Heading of the figures."""
+    settings, metrics = result["settings"], result["metrics"]
+    accepted = metrics["accepted_length"]
+    parts = [result["name"], *(f"{name} {settings[name]}" for name in ("model", "guidance", "temperature", "seed") if name in settings)]
+    parts.append(f"accepted length {accepted['value']:.2f} [{accepted['low']:.2f}, {accepted['high']:.2f}]")
+    if "speedup" in metrics:
+        parts.append(f"speed-up {metrics['speedup']['value']:.2f}×")
+    return " · ".join(parts)
+
+
+def _track(plan: Plan, tracker: Tracker, rows: Sequence[Row], result: Mapping[str, Any]) -> None:
+    """Send a finished run's numbers, pictures and files to the tracker."""
+    values = {name: interval["value"] for name, interval in result["metrics"].items()}
+    spans = {f"{name}_{end}": interval[end] for name, interval in result["metrics"].items() for end in ("low", "high")}
+    tracker.log({name: value for name, value in values.items() if value is not None})
+    tracker.summary({**values, **spans, "images": result["images"]})
+    for name in ("grid", "acceptance_map"):
+        tracker.image(name, plan.directory / f"{name}.png", result["name"])
+    columns = ("id", "text", "accepted_length", "tau", "logprob")
+    table = [[*(row[name] for name in columns), picture_path(plan.directory, row["id"])] for row in rows[:64]]
+    tracker.table("images", [*columns, "image"], table)
+    files = [plan.directory / name for name in ("metrics.json", "results.parquet", "grid.png", "acceptance_map.png")]
+    tracker.artifact("evaluation", "evaluation", files)
+    tracker.finish()

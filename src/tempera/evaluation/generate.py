@@ -1,0 +1,81 @@
+"""Generate what a run directory still lacks, a batch at a time, alone or as one of several processes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
+from tempera.evaluation.painter import Painter, picture_path, records, write_picture
+from tempera.evaluation.store import Row, Store
+
+Progress = Callable[[int, int, int], None]
+"""Called as decoding goes with what has come since the last call: images, tokens, rounds summed over images."""
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """The prompts in batches that depend on the whole list only, so that a resumed run decodes the same batches."""
+    return [list(prompts[first : first + size]) for first in range(0, len(prompts), size)]
+
+
+def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """The batches, less what is there already.
+
+    Raises:
+        TemperaError: a prompt's id was used for another text.
+    """
+    known = store.rows()
+    for prompt in prompts:
+        if prompt.id in known and known[prompt.id]["text"] != prompt.text:
+            raise TemperaError(
+                f"{store.directory.parent} holds '{known[prompt.id]['text']}' under the id {prompt.id}, which is now '{prompt.text}': "
+                "choose another directory (hydra.run.dir=DIR)."
+            )
+    left = [[prompt for prompt in batch if prompt.id not in known] for batch in batches(prompts, size)]
+    return [batch for batch in left if batch]
+
+
+def generate(
+    painter: Painter,
+    waiting: Sequence[Sequence[Prompt]],
+    directory: Path,
+    store: Store,
+    diagnostics: bool,
+    progress: Progress | None = None,
+) -> None:
+    """Decode the batches; each is kept once whole: first its pictures, then its records.
+
+    Progress counts the images of a batch when they are written.
+    """
+    for batch in waiting:
+        seen = _Increments(len(batch), progress)
+        with painter.text_encoded(batch):
+            start = painter.now()
+            output = painter.tokens(batch, diagnostics=diagnostics, progress=seen)
+        rows = records(batch, output, painter.now() - start)
+        for prompt, picture in zip(batch, painter.pictures(output.tokens), strict=True):
+            write_picture(picture_path(directory, prompt.id), picture)
+        store.add(rows)
+        if progress is not None:
+            progress(len(batch), 0, sum(row["rounds"] for row in rows) - seen.rounds)
+
+
+def restore_pictures(painter: Painter, rows: Sequence[Row], directory: Path) -> None:
+    """Paint again, from their tokens, pictures that have been deleted."""
+    for row in rows:
+        if not picture_path(directory, row["id"]).is_file():
+            write_picture(picture_path(directory, row["id"]), painter.pictures(torch.tensor([row["tokens"]]))[0])
+
+
+class _Increments:
+    """Turns `decode`'s running totals of a batch into increments."""
+
+    def __init__(self, rows: int, progress: Progress | None) -> None:
+        self.rows, self.progress, self.tokens, self.rounds = rows, progress, 0, 0
+
+    def __call__(self, rounds: int, tokens: int) -> None:
+        """`rounds` is the batch's, at least every row's: the surplus is taken back when the batch is done."""
+        if self.progress is not None:
+            self.progress(0, tokens - self.tokens, self.rows)
+        self.tokens, self.rounds = tokens, self.rounds + self.rows

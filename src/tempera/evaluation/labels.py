@@ -1,0 +1,28 @@
+"""What a run is called in tables and figures."""
+
+from collections.abc import Mapping
+from typing import Any
+
+USUAL = {"schedule": "exponential", "tree": "chain", "floor": 0, "residual": "optimal", "depth": 5, "nu": 0.7, "ell": 8}
+"""Settings that go without saying."""
+IMPLIED = {"uniform_rsd": {"schedule": "uniform"}}
+"""Settings that go without saying with a method."""
+
+
+def family_label(settings: Mapping[str, Any]) -> str:
+    """The method with its unusual settings but δ, such as `coolsd floor=1`: the runs on one curve."""
+    method = str(settings.get("method", "run"))
+    usual = USUAL | IMPLIED.get(method, {})
+    unusual = {name: settings[name] for name in usual if settings.get(name) not in (None, usual[name])}
+    named = [str(value) if name in ("schedule", "tree") else f"{name}={_short(value)}" for name, value in unusual.items()]
+    return " ".join([method, *named])
+
+
+def method_label(settings: Mapping[str, Any]) -> str:
+    """The family with δ, such as `coolsd δ=2`."""
+    delta = settings.get("delta")
+    return family_label(settings) + ("" if delta is None else f" δ={delta:g}")
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,128 @@
+"""A model with a method: prompts in, pictures and their per-prompt records out."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from tempera.data.prompts import Prompt
+from tempera.decode import Output, decode
+from tempera.evaluation.store import Row
+from tempera.streams import Streams
+from tempera.timing import Parts, no_clock
+from tempera.training.atomic import replacing
+from tempera.types import Drafter, Rule, Target
+
+
+class ImageDecoder(Protocol):
+    """The half of an image tokenizer that paints."""
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] -> images [B, 3, H, W] in [−1, 1]."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How tokens are decoded."""
+
+    drafter: Drafter
+    rule: Rule
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain autoregression."""
+        return self.drafter.nodes == 0
+
+
+@dataclass(frozen=True)
+class Painter:
+    """A target with a method, an image decoder and a seed."""
+
+    target: Target
+    method: Method
+    image_decoder: ImageDecoder
+    seed: int
+    device: torch.device
+
+    def tokens(
+        self,
+        prompts: Sequence[Prompt],
+        method: Method | None = None,
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """Decode one image per prompt, with `method` in place of the painter's own where given."""
+        method = method or self.method
+        streams = Streams(self.seed, [prompt.id for prompt in prompts], self.device)
+        texts = [prompt.text for prompt in prompts]
+        return decode(self.target, method.drafter, method.rule, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress)
+
+    @torch.inference_mode()
+    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
+        """Tokens int64 [B, T] -> pictures uint8 [B, 3, H, W]."""
+        images = self.image_decoder.decode_codes(tokens.to(self.device).view(-1, *self.target.grid))
+        return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+
+    def now(self) -> float:
+        """Seconds, after all work on the device has ended."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @contextmanager
+    def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
+        """Run the text encoder now and not again inside, so that timings leave it out; gives its seconds (NaN where the target has none)."""
+        target: Any = self.target
+        conditioner = getattr(target, "conditioner", None)
+        if conditioner is None:
+            yield float("nan")
+            return
+        start = self.now()
+        condition = conditioner([prompt.text for prompt in prompts])
+        seconds = self.now() - start
+        target.conditioner = lambda _: condition
+        try:
+            yield seconds
+        finally:
+            target.conditioner = conditioner
+
+
+def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
+    """One row a prompt of a decoded batch: what results.parquet and the pictures are made from.
+
+    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0 where the target drew.
+    """
+    trace = output.trace.cpu()
+    columns: dict[str, list[Any]] = {
+        "id": [prompt.id for prompt in prompts],
+        "text": [prompt.text for prompt in prompts],
+        **{name: values.double().tolist() for name, values in trace.summary().items()},
+        "rounds": trace.rounds.tolist(),
+        "batch": [len(prompts)] * len(prompts),
+        "seconds": [seconds / len(prompts)] * len(prompts),
+        "tested": trace.tested.tolist(),
+        "accepted": trace.accepted.tolist(),
+        "depth": trace.depth.tolist(),
+        "tokens": output.tokens.cpu().tolist(),
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def write_picture(path: Path, picture: NDArray[np.uint8]) -> None:
+    """uint8 [3, H, W] as PNG, atomically."""
+    with replacing(path) as temporary:
+        Image.fromarray(picture.transpose(1, 2, 0)).save(temporary, format="PNG")
+
+
+def picture_path(directory: Path, prompt_id: str) -> Path:
+    """Where a run directory keeps a prompt's picture."""
+    return directory / "images" / f"{prompt_id}.png"

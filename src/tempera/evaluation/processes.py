@@ -1,0 +1,41 @@
+"""One process, or several started by `torchrun` that share a run directory."""
+
+import os
+from typing import Any
+
+
+class Processes:
+    """This process among those of the run; without `torchrun` it is the only one and accelerate stays out.
+
+    Args:
+        cpu: talk through gloo instead of NCCL.
+    """
+
+    def __init__(self, cpu: bool) -> None:
+        self._state: Any = None
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from accelerate import PartialState
+
+            self._state = PartialState(cpu=cpu)
+        self.rank: int = self._state.process_index if self._state else 0
+        self.count: int = self._state.num_processes if self._state else 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that times, judges and reports."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self._state is not None:
+            self._state.wait_for_everyone()
+
+    def from_main(self, value: str) -> str:
+        """The main process's value, such as a run directory with a timestamp."""
+        if self._state is None:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        values = [value]
+        broadcast_object_list(values)
+        return values[0]

@@ -1,0 +1,113 @@
+"""Table models, a block-painting image decoder and a toy judge, for the evaluation tests; as a script it is one evaluation that may kill itself."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.data.prompts import Prompt, world_prompts
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.evaluation.evaluate import Plan, evaluate
+from tempera.evaluation.judges import Networks
+from tempera.evaluation.painter import Method, Painter
+from tempera.evaluation.processes import Processes
+from tempera.evaluation.speed import SpeedProtocol
+from tempera.laws import TableDraft, TableTarget
+from tempera.tracking import NoTracker, Tracker
+from tempera.trees import Tree
+
+
+class Blocks:
+    """Paints token k as a block of grey; calls `before` each time."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self.before = before
+
+    def decode_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        self.before()
+        grey = codes.float() / 2 - 1
+        return grey[:, None].repeat_interleave(8, 2).repeat_interleave(8, 3).expand(-1, 3, -1, -1)
+
+
+@dataclass
+class ToyJudge:
+    """Features are mean greys of the blocks; the CLIP score is the first of them."""
+
+    identity: str = "toy"
+    neighbours: int = 3
+    resamples: int = 50
+    loaded: int = 0
+
+    def check(self, model: str) -> None:
+        pass
+
+    def load(self, device: torch.device) -> Networks:
+        self.loaded += 1
+
+        def features(pictures: torch.Tensor) -> torch.Tensor:
+            return pictures[:, 0, 0, ::8].double()
+
+        def attributes(pictures: torch.Tensor, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+            right = (pictures[:, 0, 0, 0] > 100).float()
+            return {"shape1": right, "shape2": torch.full_like(right, torch.nan), "colour1": right, "background": 1 - right}
+
+        return Networks(features, lambda pictures, prompts: features(pictures)[:, 0] / 255, attributes)
+
+    def reference(self) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
+
+
+def tiny_painter(plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0) -> Painter:
+    """A relaxed chain of two on tables of 4 tokens, images of 1×6; or plain autoregression."""
+    target = TableTarget(vocab_size=4, length=6)
+    method = Method(NoDraft(), Exact())
+    if not plain:
+        method = Method(StaticTreeDrafter(TableDraft(target), Tree.chain(2)), Relaxed((2.0, 1.0)))
+    return Painter(target, method, Blocks(before), seed, torch.device("cpu"))
+
+
+def tiny_evaluate(
+    directory: Path,
+    painter: Painter | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    judge: ToyJudge | None = None,
+    tracker: Tracker | None = None,
+    timed: int = 3,
+    batch_size: int = 8,
+    **settings: object,
+) -> dict[str, float]:
+    """A whole evaluation."""
+    plan = Plan(directory, "tiny", {"method": "coolsd", "delta": 1.5, **settings}, {"overrides": []}, batch_size)
+    return evaluate(
+        plan,
+        painter or tiny_painter(),
+        world_prompts(20) if prompts is None else prompts,
+        judge or ToyJudge(),
+        SpeedProtocol(timed),
+        lambda: tracker or NoTracker(),
+        Processes(cpu=True),
+    )
+
+
+class Fuse:
+    """Does `blow` at the given call."""
+
+    def __init__(self, call: int, blow: Callable[[], None]) -> None:
+        self.left, self.blow = call, blow
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.blow()
+
+
+if __name__ == "__main__":
+    fuse = Fuse(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    tiny_evaluate(Path(sys.argv[1]), tiny_painter(before=fuse))
