@@ -249,11 +249,16 @@ def build_target(cfg: DictConfig) -> Target:
 
 def build_sampling(cfg: DictConfig) -> Sampling:
     """How tokens are drawn from logits, from the top-level options of the model preset."""
-    node = OmegaConf.create({name: f"${{{name}}}" for name in ("guidance", "temperature", "top_k", "top_p")})
-    node["_target_"] = "tempera.probs.Sampling"
-    node._set_parent(cfg)
-    sampling: Sampling = instantiate(node)
+    sampling: Sampling = from_options(cfg, "tempera.probs.Sampling")
     return sampling
+
+
+def from_options(cfg: DictConfig, target: str, **extra: Any) -> Any:
+    """Call `target` with `extra` and the top-level options that bear its arguments' names, checked as `instantiate` does."""
+    names = [name for name in inspect.signature(_locate({"_target_": target})).parameters if name in cfg and name not in extra]
+    node = OmegaConf.create({"_target_": target, **{name: f"${{{name}}}" for name in names}})
+    node._set_parent(cfg)
+    return instantiate(node, **extra)
 
 
 def build_tree(cfg: DictConfig) -> Tree:

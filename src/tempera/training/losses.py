@@ -32,7 +32,7 @@ def draft_loss(
     """
     predicted, hidden = predicted.flatten(0, -2), hidden.flatten(0, -2)
     regression = F.smooth_l1_loss(predicted.float(), hidden.float())
-    pieces = list(zip(predicted.split(chunk), hidden.split(chunk), strict=True))
+    pieces = list(zip(torch.split(predicted, chunk), torch.split(hidden, chunk), strict=True))
     if len(pieces) == 1:
         summed = _cross_entropy(predicted, hidden, head)
     else:

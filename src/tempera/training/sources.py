@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tempera.data.prompts import file_prompts
 from tempera.data.world import World
 from tempera.errors import TemperaError
 
@@ -156,7 +157,8 @@ class TarShards:
         return islice((entry for file in self.files for entry in self._samples(file)), start, None)
 
     def _samples(self, file: Path) -> Iterator[Entry | Broken]:
-        key, members, seen = "", {}, 0
+        key, seen = "", 0
+        members: dict[str, bytes] = {}
         try:
             with tarfile.open(file) as archive:
                 for member in archive:
@@ -226,7 +228,7 @@ class ParquetShards:
                 raise TemperaError(f"{file} has no column {column!r} (it has {', '.join(names)}): name the right one with {option}=.")
         position = 0
         for batch in opened.iter_batches(64, columns=[self.image, caption]):
-            for row in batch.to_pylist() if position + len(batch) > skip else [None] * len(batch):
+            for row in batch.to_pylist():
                 if position >= skip:
                     yield self._row(f"{file} row {position}", f"{file.name}/{position}", row[caption], row[self.image], file.parent)
                 position += 1
@@ -285,6 +287,22 @@ class CocoCaptions:
             return _entry(where, key, caption, None)
         path = self.images / str(self.names.get(image_id, f"{image_id}.jpg"))
         return _entry(where, key, caption, path) if path.is_file() else Broken(where, f"image {path} is missing")
+
+
+class PromptFile:
+    """Captions without images from a text, TSV or MS-COCO file, read as evaluation's prompts are (`tempera.data.prompts`)."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.prompts = _existing(path, "a file of prompts"), file_prompts(path)
+
+    def describe(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {"kind": "prompts", "path": str(self.path), "fingerprint": _fingerprint([self.path])}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
+        for index, prompt in enumerate(self.prompts[start:], start):
+            yield Entry(f"{self.path} prompt {index}", prompt.id, prompt.text)
 
 
 class Dataset:

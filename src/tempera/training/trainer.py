@@ -4,7 +4,7 @@ started again ends as if it had not been.
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tempera.eagle_model import EagleModel
 from tempera.errors import TemperaError
 from tempera.targets.adapter import TransformerTarget
-from tempera.tracking import Tracker
+from tempera.tracking import NoTracker, Tracker
 from tempera.training.atomic import read_json, writable_directory, write_json, write_text
 from tempera.training.checkpoint import Progress, State, keep_record, load_state, save_state
 from tempera.training.codes import Codes
@@ -37,7 +37,7 @@ def train(
     codes: Codes,
     recipe: Recipe,
     directory: Path,
-    tracker: Tracker,
+    start_tracker: Callable[[], Tracker],
     record: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def train(
         codes: training and held-out images.
         directory: the run directory; it holds `draft/` (the best draft so far, as `EagleModel.from_pretrained` reads it, with its
             metrics.json and README.md), `last.safetensors` (to resume from) and `training.json` (what the run is).
-        tracker: receives losses and validation metrics.
+        start_tracker: called once there is something to track; the tracker receives losses and validation metrics.
         record: what else must not change between two starts of the run (the configuration).
 
     Returns:
@@ -65,12 +65,13 @@ def train(
     accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
     recipe.part(accelerator.num_processes)
     keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
-    run = Run(target, draft.to(target.device), codes, recipe, directory, tracker, accelerator, quiet)
-    if load_state(directory, run.state) and not run.quiet:
-        step = run.state.progress.step
-        print(f"{directory}: already trained, {step} steps." if step >= recipe.steps else f"{directory}: goes on after step {step}.")
+    run = Run(target, draft.to(target.device), codes, recipe, directory, accelerator, quiet)
+    resumed = load_state(directory, run.state)
     accelerator.wait_for_everyone()
-    run.finish()
+    done = run.state.progress.step
+    if resumed and not run.quiet:
+        print(f"{directory}: already trained, {done} steps." if done >= recipe.steps else f"{directory}: goes on after step {done}.")
+    run.finish(start_tracker if accelerator.is_main_process and done < recipe.steps else NoTracker)
     return dict(read_json(directory / DRAFT / METRICS))
 
 
@@ -92,12 +93,12 @@ class Run:
         codes: Codes,
         recipe: Recipe,
         directory: Path,
-        tracker: Tracker,
         accelerator: Accelerator,
         quiet: bool,
     ) -> None:
         self.target, self.draft, self.codes, self.recipe = target, draft, codes, recipe
-        self.directory, self.tracker, self.accelerator = directory, tracker, accelerator
+        self.directory, self.accelerator = directory, accelerator
+        self.tracker: Tracker = NoTracker()
         self.quiet = quiet or not accelerator.is_main_process
         self.saved = copy.deepcopy(draft).requires_grad_(False) if recipe.ema else draft
         optimiser = torch.optim.AdamW(
@@ -109,8 +110,20 @@ class Run:
         mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
         self.held = codes.holdout(list(mine))
 
-    def finish(self) -> None:
-        """Take the steps that remain."""
+    def finish(self, start_tracker: Callable[[], Tracker]) -> None:
+        """Take the steps that remain, and describe the result."""
+        self.tracker = start_tracker()
+        try:
+            self._walk()
+            if self.accelerator.is_main_process:
+                self.describe(finished=True)
+                self.tracker.summary({f"best/{name}": value for name, value in self.state.progress.best.items()})
+                self.tracker.artifact(f"draft-{self.draft.config.model}", "draft", [self.directory / DRAFT])
+        finally:
+            self.tracker.finish()
+        self.accelerator.wait_for_everyone()
+
+    def _walk(self) -> None:
         progress, recipe = self.state.progress, self.recipe
         began = time.monotonic() - progress.seconds
         with tqdm(total=recipe.steps, initial=progress.step, desc="train draft", unit="step", disable=self.quiet, mininterval=1) as bar:
@@ -124,9 +137,6 @@ class Run:
                     self.validate(bar)
                 if last or progress.step % recipe.checkpoint_every == 0:
                     self.save()
-        if self.accelerator.is_main_process:
-            self.describe(finished=True)
-        self.accelerator.wait_for_everyone()
 
     def step(self, number: int) -> Step:
         """One optimiser step."""

@@ -1,0 +1,43 @@
+"""Train the EAGLE draft of a model; the options are in conf/train_draft.yaml."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tempera import config
+from tempera.eagle_model import EagleConfig, EagleModel
+from tempera.evaluation.processes import Processes
+from tempera.tracking import Tracker
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import DRAFT, train
+
+
+@config.script("train_draft")
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Train, or go on training, in the run directory; returns the metrics of the best draft."""
+    processes = Processes(cpu=config.parse_device(cfg.device).type == "cpu")
+    recipe: Recipe = config.from_options(cfg, "tempera.training.recipe.Recipe")
+    target: Any = config.build_target(cfg)
+    directory = Path(cfg.directory)
+    codes = config.instantiate(cfg.train_data, target=target, tokenizer=config.build_tokenizer(cfg), directory=directory)
+    torch.manual_seed(recipe.seed)
+    draft = EagleModel(EagleConfig.of(target.network, cfg.model.name, target.vocab_size))
+    apart = {*asdict(recipe), "device", "directory", "tracking"}
+    choices: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart]))
+
+    def start_tracker() -> Tracker:
+        settings = {"directory": directory, "job_type": "train_draft", "group": cfg.model.name, "config": {**choices, **asdict(recipe)}}
+        tracker: Tracker = config.instantiate(cfg.tracking, **settings)
+        return tracker
+
+    metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)
+    if processes.is_main:
+        print(f"the draft is in {directory / DRAFT}: python eval/run.py drafter.path={directory / DRAFT}")
+    return metrics
+
+
+if __name__ == "__main__":
+    main()
