@@ -31,16 +31,17 @@ def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Se
             return str(problem)
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             group, _, choice = missing.rpartition("/")
-            near = difflib.get_close_matches(choice, options, n=1)
-            return f"there is no {group}={choice}{_meant(near)}; choose one of {', '.join(options)}"
+            return f"there is no {group}={choice}; choose one of {', '.join(options)}"
         case InstantiationException():
             return str(problem.__cause__) if isinstance(problem.__cause__, TemperaError) else None
         case OverrideParseException():
             return _unreadable(problem.override)
         case HydraException():
             return _composition(str(problem), conf, config_name, arguments)
-        case MissingMandatoryValue() | InterpolationResolutionError():
-            return f"{_first_line(str(problem))} (option {problem.full_key}); give it as name=value on the command line"
+        case MissingMandatoryValue():
+            return f"`{problem.full_key}` has no value; give {problem.full_key}=… on the command line"
+        case InterpolationResolutionError():
+            return f"{_first_line(str(problem))} (needed by {problem.full_key}); give it as name=value on the command line"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
             return (
                 f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
@@ -72,8 +73,8 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
         return f"there is no option `{option}`{where}: it belongs to {owners}"
     names = sorted({*_names(default), *groups})
     near = difflib.get_close_matches(option, names, n=1)
-    hint = _meant(near) or f"; the options are {', '.join(name for name in names if '.' not in name)}"
-    return f"there is no option `{option}`{where}{hint}"
+    hint = f"did you mean `{near[0]}`?" if near else f"the options are {', '.join(name for name in names if '.' not in name)}"
+    return f"there is no option `{option}`{where}: {hint}"
 
 
 def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]) -> str:
@@ -124,10 +125,6 @@ def _names(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def _choices(conf: Path, group: str) -> list[str]:
     return sorted(path.stem for path in (conf / group).glob("*.yaml"))
-
-
-def _meant(near: Sequence[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _first_line(text: str) -> str:

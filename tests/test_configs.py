@@ -1,0 +1,324 @@
+"""conf/: everything that can be chosen composes and runs; everything that cannot is refused in one sentence."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tiny_training import tiny_draft, tiny_target
+
+from tempera.config import (
+    build_drafter,
+    build_rule,
+    build_sampling,
+    build_target,
+    build_tokenizer,
+    build_tree,
+    check,
+    instantiate,
+    literal_prompt,
+    script,
+)
+from tempera.decode import decode
+from tempera.errors import TemperaError
+from tempera.streams import Streams
+from tempera.targets import embedded
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+TREES = ["chain", "mc_sim_7b_63", "naive_extend_57"]
+SCHEDULES = ["uniform", "exponential", "linear"]
+PLUGINS = {("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher", ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher"}
+OFFERED = {  # what the scripts hand to these nodes as objects
+    "rule": ["schedule"],
+    "schedule": ["length"],
+    "tree": [],
+    "data": [],
+    "metrics": [],
+}
+UNDER = {"rule": ["method=eagle"], "drafter": ["method=eagle"]}  # groups that need another method than the default to show all choices
+
+
+def composed(*overrides: str, config: str = "eval") -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(config, list(overrides))
+
+
+def choices() -> list[tuple[str, str, str]]:
+    """(script, group, choice) for all groups in the defaults list of each script."""
+    found = []
+    for config in SCRIPTS:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            used = compose(config, return_hydra_config=True).hydra.runtime.choices
+        found += [(config, group, path.stem) for group in GROUPS if group in used for path in sorted((CONF / group).glob("*.yaml"))]
+    return found
+
+
+def resolves(*overrides: str, config: str = "eval") -> DictConfig:
+    """The configuration, after every interpolation in it was followed, Hydra's own as in a run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose(config, [*overrides, "hydra.runtime.output_dir=run"], return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    OmegaConf.to_container(cfg, resolve=True)
+    return cfg
+
+
+# What can be chosen
+
+
+CHOICES = choices()
+
+
+def test_no_group_is_forgotten() -> None:
+    assert {group for _, group, _ in CHOICES} == set(GROUPS)
+
+
+@pytest.mark.parametrize(("config", "group", "choice"), CHOICES)
+def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
+    if (group, choice) in PLUGINS:
+        pytest.importorskip(PLUGINS[group, choice])
+    cfg = resolves(*(UNDER.get(group, []) if config == "eval" else []), f"{group}={choice}", config=config)
+    for name, offered in OFFERED.items():
+        if OmegaConf.is_dict(cfg.get(name)):
+            check(cfg[name], dict.fromkeys(offered if name != "rule" or "schedule" in cfg else []))
+
+
+@pytest.mark.parametrize("config", SCRIPTS)
+def test_every_script_configuration_resolves(config: str) -> None:
+    resolves(config=config)
+
+
+METHODS = [
+    "method=ar",
+    *[f"method=eagle tree={tree}" for tree in TREES],
+    "method=eagle depth=2",
+    *[f"method={method} tree={tree}" for method in ("coolsd", "uniform_rsd") for tree in TREES],
+    *[f"method=coolsd schedule={schedule} tree={tree} floor=1" for schedule in SCHEDULES for tree in TREES],
+    "method=coolsd residual=vanilla depth=3 nu=0.3",
+    "method=coolsd schedule=linear ell=12",
+    "method=eagle rule=relaxed delta=2 schedule=uniform",
+    "method=eagle drafter=none",
+]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("draft")
+    tiny_draft(tiny_target()).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_paints(method: str, draft: Path) -> None:
+    drafted = "method=ar" not in method and "drafter=none" not in method
+    cfg = composed(*method.split(), *([f"drafter.path={draft}"] if drafted else []))
+    target = tiny_target()
+    drafter = build_drafter(cfg, target)
+    rule = build_rule(cfg, drafter.depth)
+    output = decode(target, drafter, rule, Streams(0, ["a"]), ["a red ring"])
+    assert output.tokens.shape == (1, target.length)
+    assert drafter.nodes == (build_tree(cfg).nodes if drafted else 0)
+
+
+def test_the_published_schedule_of_cool_sd() -> None:
+    cfg = composed("method=coolsd")
+    rule: Any = build_rule(cfg, build_tree(cfg).max_depth)
+    assert rule.schedule == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=1e-3)
+    assert rule.residual_kind == "optimal"
+
+
+def test_options_reach_the_objects() -> None:
+    cfg = composed("method=coolsd", "delta=2", "floor=1", "residual=vanilla", "guidance=7.5", "temperature=0.9", "top_k=10", "top_p=0.8")
+    rule: Any = build_rule(cfg, 5)
+    assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3)
+    assert min(rule.schedule) == 1
+    assert rule.residual_kind == "vanilla"
+    sampling = build_sampling(cfg)
+    assert (sampling.guidance, sampling.temperature, sampling.top_k, sampling.top_p) == (7.5, 0.9, 10, 0.8)
+
+
+def test_trees_are_the_public_ones() -> None:
+    nodes = {tree: build_tree(composed("method=eagle", f"tree={tree}")).nodes for tree in TREES}
+    assert nodes == {"chain": 5, "mc_sim_7b_63": 25, "naive_extend_57": 57}
+
+
+@pytest.mark.skipif(not (embedded.EMBEDDED / "draft").is_dir(), reason="the embedded weights are not built yet")
+def test_the_embedded_model_builds_with_every_method() -> None:
+    cfg = composed("model=embedded")
+    target = build_target(cfg)
+    tokenizer = build_tokenizer(cfg)
+    assert target.length == target.grid[0] * target.grid[1] == 256
+    assert next(tokenizer.parameters()).dtype == torch.float32
+    for method in ("ar", "eagle", "coolsd", "uniform_rsd"):
+        build_drafter(composed("model=embedded", f"method={method}"), target)
+
+
+# What is refused, as a user meets it: through the command line
+
+
+@script("eval")
+def stand_in(cfg: DictConfig) -> dict[str, float]:
+    """A script that builds what needs no weights."""
+    tree = build_tree(cfg)
+    build_sampling(cfg)
+    build_rule(cfg, tree.max_depth)
+    print("prompt:", cfg.prompt)
+    return {}
+
+
+REFUSED = {
+    "method=foo": "there is no method=foo; choose one of ar, coolsd, eagle, uniform_rsd",
+    "method=colsd": "there is no method=colsd; choose one of ar, coolsd, eagle, uniform_rsd",
+    "model=foo": "there is no model=foo; choose one of",
+    "tree=foo": "there is no tree=foo; choose one of chain, mc_sim_7b_63, naive_extend_57",
+    "metod=ar": "there is no option `metod`: did you mean `method`?",
+    "dleta=2": "there is no option `dleta`: did you mean `delta`?",
+    "delta=abc": "`delta=abc` is not possible; it must be a number",
+    "delta=null": "`delta=null` is not possible; it must be a number",
+    "delta=-1": "delta=-1 is not a relaxation budget; give a number above 0",
+    "delta=1,2": "'delta=1,2' gives several values: add -m to run them all",
+    "floor=abc": "`floor=abc` is not possible; it must be a number",
+    "residual=foo": "`residual=foo` is not possible; it must be one of optimal, vanilla",
+    "depth=2.5": "`depth=2.5` is not possible; it must be a whole number",
+    "guidance=high": "`guidance=high` is not possible; it must be a number",
+    "temperature=-1": "temperature=-1 is not possible; give 0 (greedy) or more",
+    "top_k=1.5": "`top_k=1.5` is not possible; it must be a whole number",
+    "ar": "cannot read 'ar': options are written name=value, as in method=ar",
+    "delta=[1": "cannot read 'delta=[1': quote a value",
+    "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to rule=relaxed (method=coolsd, uniform_rsd)",
+    "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs to rule=relaxed",
+    "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
+    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=coolsd, eagle, uniform_rsd)",
+    "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs to tree=chain",
+    "drafter.pth=x": "there is no option `drafter.pth`: did you mean `drafter.path`?",
+}
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: str) -> tuple[int | str | None, str, str]:
+        quiet = [f"hydra.run.dir={tmp_path / 'run'}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        monkeypatch.setattr(sys, "argv", ["run.py", *quiet, *arguments])
+        status: int | str | None = 0
+        try:
+            stand_in()
+        except SystemExit as stop:
+            status = stop.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_refused_in_one_sentence(arguments: str, command: Any) -> None:
+    status, _, err = command(*arguments.split())
+    assert status == 1
+    assert err.count("\n") == 1
+    assert err.startswith(f"error: {REFUSED[arguments]}"), err
+
+
+def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, _, err = command(f"hydra.run.dir={tmp_path / 'file' / 'run'}")
+    assert (status, err.count("\n")) == (1, 1)
+    assert f"cannot write '{tmp_path / 'file' / 'run'}': Not a directory; choose another directory with hydra.run.dir=DIR" in err
+
+
+@pytest.mark.parametrize("text", ["a small red ring", "a dog's ball, and (two) cats: 50%", 'the "big" one \\', "${x}", "[a, b]"])
+def test_a_prompt_is_taken_literally(text: str, command: Any) -> None:
+    status, out, err = command(f"prompt={text}")
+    assert (status, err) == (0, "")
+    assert out == f"prompt: {text}\n"
+
+
+def test_prompts_that_stay_as_they_are() -> None:
+    assert literal_prompt("prompt=null") == "prompt=null"
+    assert literal_prompt("prompt='a, b'") == "prompt='a, b'"
+    assert literal_prompt("delta=1,2") == "delta=1,2"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @script("eval")
+    def broken(cfg: DictConfig) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(sys, "argv", ["run.py", f"hydra.run.dir={tmp_path}", "hydra/job_logging=none", "hydra/hydra_logging=none"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        broken()
+
+
+def test_called_with_a_configuration_a_script_is_a_function() -> None:
+    assert stand_in(composed()) == {}
+    with pytest.raises(TemperaError, match="delta=-1"):
+        stand_in(composed("delta=-1"))
+
+
+# instantiate
+
+
+def example(
+    number: float,
+    word: str = "x",
+    kind: Literal["a", "b"] = "a",
+    pair: tuple[int, int] = (1, 2),
+    maybe: int | None = None,
+    thing: object = None,
+) -> dict[str, Any]:
+    """A target with all sorts of arguments."""
+    return {"number": number, "word": word, "kind": kind, "pair": pair, "maybe": maybe, "thing": thing}
+
+
+def node(**values: Any) -> DictConfig:
+    return OmegaConf.create({"_target_": f"{__name__}.example", **values})
+
+
+def test_values_and_objects_arrive() -> None:
+    thing = object()
+    made = instantiate(node(number=2, pair=[3, 4]), thing=thing)
+    assert made == {"number": 2, "word": "x", "kind": "a", "pair": [3, 4], "maybe": None, "thing": thing}
+    assert made["thing"] is thing
+
+
+def test_nested_and_partial() -> None:
+    inner = node(number=1)
+    assert instantiate(node(number=2, thing=inner))["thing"]["number"] == 1
+    assert instantiate(node(_partial_=True, word="y"))(3.0)["word"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"number": "abc"}, "`number=abc` is not possible; it must be a number"),
+        ({"number": True}, "`number=True` is not possible; it must be a number"),
+        ({"number": 1, "kind": "c"}, "`kind=c` is not possible; it must be one of a, b"),
+        ({"number": 1, "pair": 3}, "`pair=3` is not possible; it must be a list"),
+        ({"number": 1, "maybe": "z"}, "`maybe=z` is not possible; it must be a whole number or null"),
+        ({"number": 1, "colour": 2}, "has no argument `colour`; it takes number, word, kind, pair, maybe, thing"),
+        ({}, "needs `number`"),
+        ({"number": 1, "thing": {"_target_": f"{__name__}.example", "number": "q"}}, "`thing.number=q` is not possible"),
+        (
+            {"number": 1, "thing": {"_target_": "tempera.schedules.uniform", "budget": -2, "length": 3}},
+            "delta=-2 is not a relaxation budget",
+        ),
+        ({"_target_": "tempera.nowhere.Thing"}, "cannot import tempera.nowhere.Thing"),
+    ],
+)
+def test_what_does_not_fit_is_named(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(TemperaError) as problem:
+        instantiate(node(**values))
+    assert told in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
+    cfg = OmegaConf.create({"delta": "abc", "rule": {"_target_": f"{__name__}.example", "number": "${delta}"}})
+    with pytest.raises(TemperaError, match="`delta=abc` is not possible"):
+        instantiate(cfg.rule)
