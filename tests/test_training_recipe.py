@@ -10,8 +10,8 @@ def test_rate_warms_up_then_decays_to_zero() -> None:
     assert recipe.rate(9) == recipe.rate(10) == 1.0
     assert recipe.rate(55) == pytest.approx(0.5)
     assert recipe.rate(99) == pytest.approx(1 / 90)
-    assert Recipe(steps=100, warmup=10, lr=1.0, schedule="cosine").rate(55) == pytest.approx(0.5)
-    assert Recipe(steps=100, warmup=10, lr=1.0, schedule="constant").rate(99) == 1.0
+    assert Recipe(steps=100, warmup=10, lr=1.0, decay="cosine").rate(55) == pytest.approx(0.5)
+    assert Recipe(steps=100, warmup=10, lr=1.0, decay="constant").rate(99) == 1.0
 
 
 @pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
@@ -27,7 +27,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lr": -1.0}, {"steps": 0}, {"drop": 1.5}, {"schedule": "step"}, {"mixed_precision": "fp8"}, {"lr": float("nan")}]
+    "wrong", [{"lr": -1.0}, {"steps": 0}, {"drop": 1.5}, {"decay": "step"}, {"mixed_precision": "fp8"}, {"lr": float("nan")}]
 )
 def test_impossible_values_are_named(wrong: dict[str, object]) -> None:
     ((name, value),) = wrong.items()

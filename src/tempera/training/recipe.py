@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tempera.errors import TemperaError
 
@@ -14,7 +15,7 @@ class Recipe:
         steps: optimiser steps.
         batch_size: images per optimiser step, over all processes and accumulated parts.
         accumulation: parts that a process takes a batch in, one after the other, to save memory; it does not change the gradients.
-        lr: peak learning rate, reached linearly over `warmup` steps, then decayed to 0 as `schedule` says: linear, cosine or constant.
+        lr: peak learning rate, reached linearly over `warmup` steps, then decayed to 0 as `decay` says: linear, cosine or constant.
         clip: largest norm of the gradient; 0 does not clip.
         noise: the input hidden states are moved by uniform noise in ± this.
         drop: probability that an image becomes null-conditioned, for target and draft alike.
@@ -31,7 +32,7 @@ class Recipe:
     accumulation: int = 1
     lr: float = 1e-4
     warmup: int = 2000
-    schedule: str = "linear"
+    decay: Literal["linear", "cosine", "constant"] = "linear"
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.0
@@ -40,7 +41,7 @@ class Recipe:
     drop: float = 0.1
     cross_entropy: float = 0.1
     ema: float = 0.0
-    mixed_precision: str = "no"
+    mixed_precision: Literal["no", "bf16"] = "no"
     seed: int = 0
     validate_every: int = 1000
     checkpoint_every: int = 500
@@ -62,7 +63,7 @@ class Recipe:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give a number in [0, 1).")
         if not self.lr > 0:
             raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
-        for name, choices in (("schedule", ("linear", "cosine", "constant")), ("mixed_precision", ("no", "bf16"))):
+        for name, choices in (("decay", ("linear", "cosine", "constant")), ("mixed_precision", ("no", "bf16"))):
             if getattr(self, name) not in choices:
                 raise TemperaError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}.")
 
@@ -72,7 +73,7 @@ class Recipe:
             return self.lr * (step + 1) / self.warmup
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
         factors = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}
-        return self.lr * factors[self.schedule]
+        return self.lr * factors[self.decay]
 
     def part(self, processes: int) -> int:
         """Images in one forward pass of one process.

@@ -1,0 +1,78 @@
+"""What `train_data=` and `encoder=` choose, on a tiny target."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import tiny_target
+
+from tempera.errors import TemperaError
+from tempera.probs import Sampling
+from tempera.targets.adapter import identity_of
+from tempera.training.data import generated_codes, shard_codes, target_encoder, vq_encoder
+from tempera.training.prepare import prepare
+from tempera.training.shards import read_shards
+from tempera.training.sources import Entry
+from tempera.vq import VQConfig, VQModel
+
+
+class Captions:
+    """Captions in memory."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "captions", "count": self.count}
+
+    def read(self, start: int) -> Iterator[Entry]:
+        for index in range(start, self.count):
+            yield Entry(f"line {index}", str(index), f"a {'red' if index % 2 else 'blue'} ring")
+
+
+def tiny_vq(seed: int = 0) -> VQModel:
+    torch.manual_seed(seed)
+    return VQModel(VQConfig(24, 4, 32, (1, 1, 1), (1, 1, 1), 1, 32)).eval()
+
+
+def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    target, vq = tiny_target(), tiny_vq()
+    for batch in (2, 5):
+        prepare(Captions(7), target_encoder(target, vq, seed=3), tmp_path / str(batch), batch_size=batch, shard_size=4)
+    two, five = (read_shards(tmp_path / str(batch), identity_of(vq), 24, target.grid) for batch in (2, 5))
+    assert np.array_equal(two.codes, five.codes)
+    assert two.codes.max() < 24
+    assert len({tuple(row) for row in two.codes.tolist()}) > 5
+    greedy = tiny_target()
+    greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
+    with pytest.raises(TemperaError, match="holds shards of another encoder"):
+        prepare(Captions(7), target_encoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
+
+
+def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, vq = tiny_target(), tiny_vq()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TemperaError, match="several processes cannot draw one set of training images"):
+        generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    monkeypatch.delenv("WORLD_SIZE")
+    first = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    assert len(first.images) == 60
+
+    def draw_nothing(entries: list[Entry]) -> None:
+        raise AssertionError("they are drawn already")
+
+    monkeypatch.setattr("tempera.training.prepare.TargetEncoder.encode", draw_nothing)
+    again = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    assert np.array_equal(first.images.codes, again.images.codes)
+
+
+def test_shards_belong_to_a_tokenizer(tmp_path: Path) -> None:
+    target, vq = tiny_target(), tiny_vq()
+    prepare(Captions(60), target_encoder(target, vq), tmp_path)
+    assert len(shard_codes(target, vq, tmp_path, str(tmp_path)).images) == 60
+    with pytest.raises(TemperaError, match=f"built by tokenizer {identity_of(vq)}, but the target's is"):
+        shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path))
+    assert vq_encoder(target, vq).size == (12, 16)
