@@ -120,7 +120,8 @@ def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p")]
+    ("options", "name"),
+    [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p")],
 )
 def test_impossible_sampling_is_refused(options, name):
     with pytest.raises(TemperaError, match=name):

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -10,7 +11,9 @@ def test_exponential_has_the_numbers_of_the_methods_sheet():
     assert exponential(1.1, 5, nu=0.7) == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=6e-4)
 
 
-@pytest.mark.parametrize("schedule", [uniform(1.7, 5), exponential(1.7, 5), exponential(1.7, 5, nu=0.2), linear(1.7, 5), linear(1.7, 5, ell=20)])
+@pytest.mark.parametrize(
+    "schedule", [uniform(1.7, 5), exponential(1.7, 5), exponential(1.7, 5, nu=0.2), linear(1.7, 5), linear(1.7, 5, ell=20)]
+)
 def test_every_schedule_spends_its_budget(schedule):
     assert math.fsum(schedule) / 5 == pytest.approx(1.7)
     assert all(omega > 0 for omega in schedule)
@@ -29,7 +32,7 @@ def test_linear_is_equation_17():
 
 def test_exponential_decays_by_nu():
     schedule = exponential(3.0, 4, nu=0.7)
-    for one, next_ in zip(schedule, schedule[1:], strict=False):
+    for one, next_ in itertools.pairwise(schedule):
         assert math.log(one / next_) == pytest.approx(0.7)
 
 

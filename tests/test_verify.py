@@ -1,5 +1,6 @@
 import pytest
 import torch
+from random_drafts import SMALL, random_draft
 
 from tempera.acceptance import Exact, Relaxed
 from tempera.probs import one_hot, sample
@@ -7,7 +8,6 @@ from tempera.trees import Tree
 from tempera.types import Draft
 from tempera.verify import verify
 
-SMALL = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
 
 
@@ -28,20 +28,6 @@ def walk_down(parents, tokens, q, p, rule, uniforms):
         node = kept
 
 
-def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape):
-        return torch.rand(*shape, generator=generator)
-
-    p = (3 * torch.randn(rows, 1 + tree.nodes, vocab_size, generator=generator)).softmax(-1)
-    q = (p[:, 1:].log() + torch.randn(rows, tree.nodes, vocab_size, generator=generator)).softmax(-1)
-    tokens = sample(q, rand(rows, tree.nodes))
-    fixed = (rand(rows, 1 + tree.nodes) < forced)[..., None]
-    p = torch.where(fixed, one_hot(torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator), vocab_size), p)
-    return Draft(tokens, q, tree), p, rand(rows, 1 + tree.nodes)
-
-
 def same_as_defined(draft, p, rule, uniforms):
     verdict = verify(draft, p, rule, uniforms)
     depth = draft.tree.max_depth
@@ -58,7 +44,7 @@ def same_as_defined(draft, p, rule, uniforms):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", [Tree.chain(1), Tree.chain(5), Tree.from_paths(SMALL), Tree.named("mc_sim_7b_63"), Tree.named("naive_extend_57")])
+@pytest.mark.parametrize("tree", [Tree.chain(1), Tree.chain(5), SMALL, Tree.named("mc_sim_7b_63"), Tree.named("naive_extend_57")])
 def test_all_nodes_at_once_is_the_walk_down(tree, rule):
     verdict = same_as_defined(*_with_rule(random_draft(60, tree), rule))
     assert verdict.accepted.unique().numel() > 1
@@ -68,6 +54,8 @@ def test_all_nodes_at_once_is_the_walk_down(tree, rule):
 def test_every_row_may_have_its_own_tree(rule):
     parents = torch.tensor([[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3]]).repeat(12, 1)
     same_as_defined(*_with_rule(random_draft(60, Tree.from_parents(parents)), rule))
+    chains = Tree.from_parents(torch.arange(5).repeat(60, 1) - 1)
+    same_as_defined(*_with_rule(random_draft(60, chains), rule))
     loose = Tree.from_parents(parents, max_depth=5, max_children=5)  # bounds given: nothing is read from the device
     same_as_defined(*_with_rule(random_draft(60, loose), rule))
 
@@ -77,7 +65,7 @@ def test_a_tree_whose_siblings_are_not_neighbours():
     same_as_defined(*_with_rule(random_draft(100, tree), Exact()))
 
 
-@pytest.mark.parametrize("tree", [Tree.chain(4), Tree.from_paths(SMALL)])
+@pytest.mark.parametrize("tree", [Tree.chain(4), SMALL])
 def test_forced_positions_are_kept_whatever_the_rule(tree):
     strict = Relaxed((1e-6,))
     draft, p, uniforms = random_draft(200, tree, forced=0.5)
@@ -102,7 +90,7 @@ def test_the_empty_tree_draws_from_the_target():
 
 
 def test_scores_are_not_written_to():
-    draft, p, uniforms = random_draft(20, Tree.from_paths(SMALL))
+    draft, p, uniforms = random_draft(20, SMALL)
     before = p.clone()
     verify(draft, p, Exact(), uniforms)
     assert p.equal(before)

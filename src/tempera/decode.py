@@ -41,7 +41,9 @@ def decode(
     """Generate one image per prompt (Cool-SD, Algorithm 1, repeated until every image is complete).
 
     Args:
-        target, drafter, rule: the method.
+        target: the model that is accelerated.
+        drafter: proposes tokens; `drafters.none.NoDraft` for plain autoregression.
+        rule: decides which to keep.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
         diagnostics: also record TV(p, q), the TV bound and KL (costs passes over the vocabulary; see `tempera.trace.diagnose`).

@@ -92,7 +92,7 @@ class TableDraft:
         seed: of the noise.
     """
 
-    def __init__(self, target: TableTarget, noise: float = 1.0, seed: int = 1) -> None:
+    def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
         logits = target.logits + noise * torch.randn(target.logits.shape, generator=generator)
         self.vocab_size, self.length = target.vocab_size, target.length
@@ -104,12 +104,12 @@ class TableDraft:
         self._roots = torch.zeros(len(prompts), dtype=torch.int64)
 
     def roots(self) -> Tensor:
-        """q after the root, [B, V]."""
+        """Q after the root, [B, V]."""
         self._frontier = self._roots.unsqueeze(1)
         return lookup(self.table, self._roots)
 
     def expand(self, tokens: Tensor, level: Level) -> Tensor:
-        """q after the inner nodes of a level, [B, P] -> [B, P, V]."""
+        """Q after the inner nodes of a level, [B, P] -> [B, P, V]."""
         self._frontier = _follow(self._frontier[:, level.inner_parents], tokens, self.vocab_size)
         return lookup(self.table, self._frontier)
 
@@ -173,7 +173,7 @@ class Comparison:
     """Observed frequencies against a law.
 
     Attributes:
-        p_value: of Pearson's χ² test, outcomes expected fewer than 5 times pooled; 0 where an impossible outcome was seen.
+        p_value: of Pearson's χ² test, rare outcomes pooled; 0 where an impossible outcome was seen.
         tv: total variation between the frequencies and the law.
         noise: the TV that sampling alone would give on average.
         rows: number of observations.
@@ -217,27 +217,29 @@ def compare(counts: Tensor, law: Tensor) -> Comparison:
     noise = float((law * (1 - law) / (2 * math.pi * rows)).sqrt().sum())  # ½ Σ E|N(0, law(1 - law)/rows)|
     if (counts[law <= 0] > 0).any():
         return Comparison(0.0, tv, noise, int(rows))
-    return Comparison(_chi_square(counts, expected), tv, noise, int(rows))
+    return Comparison(_p_value(counts, expected), tv, noise, int(rows))
 
 
-def _chi_square(counts: Tensor, expected: Tensor) -> float:
-    """p-value of Pearson's test. The rarest outcomes are pooled until the pool is expected at least 5 times."""
-    expected, order = expected.sort()
-    counts = counts[order]
-    pooled = int(torch.searchsorted(expected, 5.0))
-    while 0 < pooled < len(expected) and expected[:pooled].sum() < 5:
-        pooled += 1
-    if pooled:
-        expected = torch.cat([expected[:pooled].sum(0, keepdim=True), expected[pooled:]])
-        counts = torch.cat([counts[:pooled].sum(0, keepdim=True), counts[pooled:]])
-    freedom = len(expected) - 1
-    if freedom == 0:
-        return 1.0
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return float(torch.special.gammaincc(torch.tensor(freedom / 2, dtype=torch.float64), statistic / 2))
+def _p_value(counts: Tensor, expected: Tensor) -> float:
+    """Pearson's χ² test on the outcomes expected at least 5 times and the pool of all others. A pool expected fewer than 5 times has a
+    test of its own, the Poisson law's upper tail, and the smaller p-value of the two counts double.
+    """
+    rare = expected < 5
+    pool = expected[rare].sum(0, keepdim=True)
+    seen = counts[rare].sum(0, keepdim=True)
+    cells, observed = expected[~rare], counts[~rare]
+    if pool >= 5:
+        cells, observed = torch.cat([cells, pool]), torch.cat([observed, seen])
+    statistic = ((observed - cells) ** 2 / cells).sum()
+    p_value = float(torch.special.gammaincc((torch.ones_like(cells).sum() - 1) / 2, statistic / 2)) if len(cells) > 1 else 1.0
+    if 0 < pool < 5 and seen > 0:
+        return min(1.0, 2 * min(p_value, float(torch.special.gammainc(seen, pool))))
+    return p_value
 
 
-def emit(target: TableTarget, drafter: Drafter, rule: Rule | JointRule, rows: int = 100_000, seed: int = 0, diagnostics: bool = False) -> Output:
+def emit(
+    target: TableTarget, drafter: Drafter, rule: Rule | JointRule, rows: int = 100_000, seed: int = 0, diagnostics: bool = False
+) -> Output:
     """Decode `rows` images at once with the real loop, each row with its own random stream."""
     names = [str(row) for row in range(rows)]
     return decode(target, drafter, rule, Streams(seed, names), names, diagnostics=diagnostics)
@@ -266,7 +268,10 @@ def prove(
     Args:
         rule: the acceptance rule.
         drafter: a static tree, or what makes a drafter of a draft model.
-        sampling, vocab_size, length, forced: of the tables; V^T must stay below 10⁵ for the test to have power.
+        sampling: from the tables' logits to the law, as `TableTarget` takes it.
+        vocab_size: V.
+        length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
+        forced: token that must stand at a position of the image, by position.
         law: the law that is claimed, [V^T]; the target's own (the method is exact) if not given.
         rows: images decoded.
         seed: of tables and draws.

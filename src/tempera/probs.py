@@ -84,7 +84,7 @@ class Sampling:
 
 
 def _guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """l = u + s(c - u); a token that the conditional row forbids (-inf) stays forbidden."""
+    """L = u + s(c - u); a token that the conditional row forbids (-inf) stays forbidden."""
     guided = torch.lerp(unconditional, conditional, scale)
     return torch.where(conditional == -torch.inf, conditional, guided)
 
@@ -126,6 +126,8 @@ def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         tokens int64 [..., k], and the distribution each was really drawn from, [..., k, V].
     """
+    if u.shape[-1] == 1:
+        return sample(p, u.squeeze(-1)).unsqueeze(-1), p.unsqueeze(-2)
     tokens: list[Tensor] = []
     q: list[Tensor] = []
     for draw in u.unbind(-1):

@@ -11,11 +11,12 @@ import torch
 class Parts(Protocol):
     """What `decode` times with: `with clock("draft"): ...`, for the parts draft, target, verify and commit."""
 
-    def __call__(self, part: str) -> AbstractContextManager[None]: ...
+    def __call__(self, part: str) -> AbstractContextManager[None]:
+        """Time what runs inside as this part."""
 
 
 class Clock:
-    """Seconds spent in each named part, `clock.seconds`. The device is synchronised around each part, so use it to measure, not to serve."""
+    """Seconds spent in each named part, in `seconds`. The device is synchronised around each part: for measuring, not for serving."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -23,6 +24,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
+        """Add the time of what runs inside to `seconds[part]`."""
         start = self._now()
         yield
         self.seconds[part] = self.seconds.get(part, 0.0) + self._now() - start

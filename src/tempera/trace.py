@@ -154,11 +154,15 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
     together with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ). A position's terms are the sums over the
     tests performed there; a token drawn at a leaf adds 0.
 
-    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL divergence
-    of the emitted token's law, which adds up exactly over a sequence. On a tree both are upper bounds, by the chain rule over tests.
+    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
+    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over tests. Summed
+    over positions, the expected terms bound the TV and the KL divergence between the whole image's law and the target's.
 
     Args:
-        draft, verdict, p [B, 1 + N, V], rule: of one round.
+        draft: the round's proposal.
+        verdict: what `verify` decided.
+        p: the target's distributions, float32 [B, 1 + N, V].
+        rule: the rule that decided.
 
     Returns:
         TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the KL divergence: float32 [B, L + 1]

@@ -27,9 +27,10 @@ class Level:
         nodes: their indices, int64 [M], a run without gaps.
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above, K]; unused slots hold some valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
+        run: `nodes` as a slice.
         full: whether every slot is used, so that `slots` flattened is `nodes`.
         inner: the nodes that have children, as places among `nodes`, int64 [P].
-        inner_parents: for every inner node, its parent's place among the inner nodes of the level above, int64 [P] (0 at depth 1: the root).
+        inner_parents: the place of every inner node's parent among the inner nodes of the level above (0 at depth 1), int64 [P].
         ancestors: bool [P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner node.
     """
 
@@ -37,6 +38,7 @@ class Level:
     nodes: Tensor
     slots: Tensor
     picks: Tensor
+    run: slice
     full: bool
     inner: Tensor
     inner_parents: Tensor
@@ -51,7 +53,7 @@ rows, or int64 [B, M] with -1 for none. See `take`."""
 def take(x: Tensor, index: Index) -> Tensor:
     """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid entry."""
     if isinstance(index, slice):
-        return x[:, index]
+        return x if index == slice(0, x.shape[1]) else x[:, index]
     if index.dim() == 1:
         return x.index_select(1, index)
     safe = index.clamp(min=0).view(*index.shape, *(1,) * (x.dim() - 2))
@@ -113,7 +115,8 @@ class Tree:
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
         """A static tree from each node's path of child ranks from the root, in any order. Raises TemperaError where a parent or an
-        earlier sibling is missing, or a path is given twice."""
+        earlier sibling is missing, or a path is given twice.
+        """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         index = {path: node for node, path in enumerate(ordered)}
         for path in ordered:
@@ -169,7 +172,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
+        """Bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
         padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
@@ -205,7 +208,7 @@ class Tree:
 
     @cached_property
     def _elders(self) -> Tensor:
-        """bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
+        """Bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
     @cached_property
@@ -220,7 +223,9 @@ class Tree:
         if self.per_row:
             parents = slice(0, 1 + self.nodes)
             return tuple(SiblingTest(parents, ids, columns[max(0, rank - 1)], ids) for rank, ids in enumerate(columns))
-        return tuple(_shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns)))
+        return tuple(
+            _shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns))
+        )
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -305,7 +310,8 @@ def _levels(parents: list[int], children: list[list[int]], device: torch.device)
         inner = [node for node in nodes if children[1 + node] and children[1 + node][0] >= 0]
         seen = seen + inner
         levels.append(Level(
-            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), full=picks == list(range(len(above) * width)),
+            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), run=slice(nodes[0], nodes[-1] + 1),
+            full=picks == list(range(len(above) * width)),
             inner=tensor([nodes.index(node) for node in inner]), inner_parents=tensor([above.index(parents[node]) for node in inner]),
             ancestors=tensor([[int(other in lineage[node]) for other in seen] for node in inner]).bool().view(len(inner), len(seen)),
         ))  # fmt: skip

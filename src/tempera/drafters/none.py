@@ -20,7 +20,9 @@ class NoDraft:
     def propose(self, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0], q [B, 0, 0]."""
         batch, device = uniforms.shape[0], uniforms.device
-        return Draft(torch.empty(batch, 0, dtype=torch.int64, device=device), torch.empty(batch, 0, 0, device=device), Tree.empty().to(device))
+        return Draft(
+            torch.empty(batch, 0, dtype=torch.int64, device=device), torch.empty(batch, 0, 0, device=device), Tree.empty().to(device)
+        )
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Nothing to learn."""

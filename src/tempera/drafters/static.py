@@ -17,10 +17,10 @@ class DraftModel(Protocol):
         """Start new rows, after the target's own `begin`."""
 
     def roots(self) -> Tensor:
-        """q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in the last round."""
+        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in the last round."""
 
     def expand(self, tokens: Tensor, level: Level) -> Tensor:
-        """q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32 [B, P, V].
+        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32 [B, P, V].
 
         `level.inner_parents` says which inner node of the level above each continues, `level.ancestors` which of the inner nodes
         passed in so far (levels in order) it may attend to. Levels come in order; a level without inner nodes is not asked for.
@@ -55,14 +55,15 @@ class StaticTreeDrafter:
         above = self.model.roots().unsqueeze(1)
         tokens, laws = [], []
         for level in tree.levels:
-            drawn, q = sample_without_replacement(above, uniforms[:, level.slots])
+            draws = uniforms[:, level.run].reshape(-1, *level.slots.shape) if level.full else uniforms[:, level.slots]
+            drawn, q = sample_without_replacement(above, draws)
             drawn, q = drawn.flatten(1), q.flatten(1, 2)
             if not level.full:
                 drawn, q = drawn[:, level.picks], q[:, level.picks]
             tokens.append(drawn)
             laws.append(q)
             if len(level.inner):
-                above = self.model.expand(drawn[:, level.inner], level)
+                above = self.model.expand(drawn if len(level.inner) == len(level.nodes) else drawn[:, level.inner], level)
         return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

@@ -1,0 +1,289 @@
+"""The proof: exact methods emit the target's law, and a method that is not exact is caught. All through the real loop."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from random_drafts import SMALL
+
+from tempera import theory
+from tempera.acceptance import Exact, Relaxed
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, compare, emit, emitted_law, lookup, prove
+from tempera.probs import Sampling, normalise, one_hot
+from tempera.schedules import exponential, linear, uniform
+from tempera.streams import Streams, uniforms
+from tempera.trees import Tree, take
+from tempera.types import Draft
+
+TREES = {
+    "chain 1": Tree.chain(1),
+    "chain 3": Tree.chain(3),
+    "chain past the image": Tree.chain(6),
+    "two siblings": Tree.from_paths([[0], [1]]),
+    "five siblings of three tokens": Tree.from_paths([[0], [1], [2], [3], [4]]),
+    "small": SMALL,
+    "mc_sim_7b_63": Tree.named("mc_sim_7b_63"),
+    "naive_extend_57": Tree.named("naive_extend_57"),
+}
+SAMPLINGS = {
+    "guided": Sampling(guidance=3.0, temperature=1.7),
+    "cold": Sampling(guidance=1.0, temperature=0.6),
+    "top-k": Sampling(guidance=1.0, top_k=2),
+    "top-k 1": Sampling(guidance=1.0, top_k=1),
+    "top-p": Sampling(guidance=1.0, top_p=0.8),
+    "greedy": Sampling(guidance=1.0, temperature=0),
+    "all": Sampling(guidance=2.0, temperature=1.3, top_k=3, top_p=0.9),
+    "guided greedy": Sampling(guidance=3.0, temperature=0),
+}
+RELAXED = {
+    f"{name} {delta} {kind}": Relaxed(schedule(delta, 3), kind)
+    for name, schedule in (("exponential", exponential), ("linear", linear), ("uniform", uniform))
+    for delta in (1.1, 2.0)
+    for kind in ("optimal", "vanilla")
+}
+
+
+def named(options):
+    return [pytest.param(value, id=name) for name, value in options.items()]
+
+
+def test_plain_autoregression_emits_the_law():
+    assert prove(Exact(), lambda draft: NoDraft()).agrees
+
+
+@pytest.mark.parametrize("tree", named(TREES))
+def test_exact_decoding_emits_the_target_law(tree):
+    proof = prove(Exact(), tree, rows=100_000 if tree.nodes < 10 else 40_000)
+    assert proof.agrees, proof
+    assert proof.accepted_length > 1.4
+
+
+@pytest.mark.parametrize("sampling", named(SAMPLINGS))
+@pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
+def test_exact_decoding_emits_whatever_law_is_sampled(tree, sampling):
+    proof = prove(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
+    assert proof.agrees, proof
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_exact_decoding_over_many_rounds(seed):
+    proof = prove(Exact(), Tree.chain(1), vocab_size=2, length=8, seed=seed)
+    assert proof.agrees, proof
+    proof = prove(Exact(), SMALL, vocab_size=5, length=5, seed=seed)
+    assert proof.agrees, proof
+
+
+@pytest.mark.parametrize("rule", [Exact(), Relaxed((5.0, 0.2))], ids=["exact", "relaxed"])
+@pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
+def test_forced_positions_stand_whatever_the_rule(tree, rule):
+    target = TableTarget(3, 4, forced={0: 2, 2: 1})
+    tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
+    assert tokens[:, 0].eq(2).all()
+    assert tokens[:, 2].eq(1).all()
+    proof = prove(Exact(), tree, forced={0: 2, 2: 1}, rows=50_000)
+    assert proof.agrees, proof
+
+
+@pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (0.7, 0.35, 0.1)])
+@pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
+def test_no_more_than_one_with_the_optimal_residual_is_exact(tree, schedule):
+    proof = prove(Relaxed(schedule), tree, rows=50_000)
+    assert proof.agrees, proof
+
+
+@pytest.mark.parametrize("rule", named(RELAXED))
+def test_relaxed_decoding_emits_the_law_of_its_definition_and_not_the_target_law(rule):
+    proof = prove(rule, Tree.chain(3), length=5, rows=60_000, law=decoded_law(rule))
+    assert proof.agrees, proof
+    assert not prove(rule, Tree.chain(3), length=5, rows=60_000).agrees
+
+
+@pytest.mark.parametrize("rule", named(RELAXED))
+@pytest.mark.parametrize("floor", [0.0, 1.0])
+def test_one_relaxed_round_emits_the_law_of_equation_48(rule, floor):
+    rule = Relaxed([max(omega, floor) for omega in rule.schedule], rule.residual_kind)
+
+    def one_round(draft):
+        return FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3)))
+
+    def law(target, draft):
+        return theory.one_round_law(target.conditionals(), draft.conditionals(), rule, 3)
+
+    proof = prove(rule, one_round, rows=60_000, law=law)
+    assert proof.agrees, proof
+
+
+@pytest.mark.parametrize("sampling", named({name: SAMPLINGS[name] for name in ("guided", "all", "greedy", "top-k 1")}))
+def test_relaxed_decoding_of_a_changed_law(sampling):
+    rule = Relaxed(exponential(2.0, 2))
+    proof = prove(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
+    assert proof.agrees, proof
+
+
+def decoded_law(rule):
+    def law(target, draft):
+        return theory.decoded_law(target.conditionals(), draft.conditionals(), rule, len(rule.schedule), target.length)
+
+    return law
+
+
+class RowTrees:
+    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its parent's next most probable token."""
+
+    nodes, depth = 5, 4
+    uniforms = 1
+    shapes = torch.tensor([[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]])
+
+    def __init__(self, draft):
+        self.draft = draft
+
+    def begin(self, prompts):
+        self.draft.begin(prompts)
+
+    def propose(self, uniforms):
+        parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]
+        tree = Tree.from_parents(parents, max_depth=self.depth, max_children=3)
+        self.draft.roots()
+        prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
+        for _ in range(self.depth):
+            above = take(prefixes, 1 + parents)
+            ranks = tree._elders.sum(-1)
+            tokens = lookup(self.draft.table, above).argsort(-1, descending=True).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            prefixes = torch.cat([prefixes[:, :1], above * self.draft.vocab_size + 1 + tokens], 1)
+        return Draft(tokens, one_hot(tokens, self.draft.vocab_size), tree)
+
+    def observe(self, *decided):
+        self.draft.observe(*decided)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)], ids=["plain", "guided top-k", "greedy"])
+def test_trees_of_every_rows_own_emit_the_law(sampling):
+    proof = prove(Exact(), RowTrees, sampling=sampling, rows=60_000)
+    assert proof.agrees, proof
+    assert proof.accepted_length > 1.2
+
+
+# What is wrong must be seen
+
+
+@dataclass(frozen=True)
+class WrongResidual(Exact):
+    """Exact acceptance, but a rejected token is replaced from p."""
+
+    def residual(self, p, q, token, depth):
+        return p
+
+
+@dataclass(frozen=True)
+class SlightlyWrongResidual(Exact):
+    """Norm[p - 0.9 q]+."""
+
+    def residual(self, p, q, token, depth):
+        return normalise((p - 0.9 * q).clamp(min=0), otherwise=p)
+
+
+@dataclass(frozen=True)
+class SlightlyLax(Exact):
+    """Keeps a draft 3% too often."""
+
+    def accept_prob(self, p, q, token, depth):
+        return (1.03 * super().accept_prob(p, q, token, depth)).clamp(max=1)
+
+
+class WrongSiblings(StaticTreeDrafter):
+    """Claims that all siblings were drawn from the same q."""
+
+    def propose(self, uniforms):
+        draft = super().propose(uniforms)
+        return replace(draft, q=draft.q[:, :1].expand_as(draft.q))
+
+
+@pytest.mark.parametrize("rule", [WrongResidual(), SlightlyWrongResidual(), SlightlyLax()])
+@pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
+def test_a_planted_fault_in_a_rule_is_caught(tree, rule):
+    proof = prove(rule, tree)
+    assert not proof.agrees
+    assert proof.tv > 1.5 * proof.noise
+
+
+def test_a_planted_fault_in_a_drafter_is_caught():
+    assert not prove(Exact(), lambda draft: WrongSiblings(draft, Tree.from_paths([[0], [1]])), rows=50_000).agrees
+
+
+def test_the_vanilla_residual_below_one_is_caught():
+    assert not prove(Relaxed((0.7, 0.35, 0.1), "vanilla"), Tree.chain(3), rows=50_000).agrees
+
+
+def test_a_claimed_law_that_is_wrong_is_caught():
+    strong, weak = Relaxed(uniform(2.0, 2)), Relaxed(uniform(1.7, 2))
+    assert not prove(strong, Tree.chain(2), law=decoded_law(weak), rows=100_000).agrees
+
+
+# The instrument
+
+
+def test_true_laws_pass_at_the_rate_they_should():
+    law = torch.rand(30, generator=torch.Generator().manual_seed(0)).double() ** 3
+    law /= law.sum()
+    draws = uniforms(torch.arange(400).unsqueeze(1), torch.arange(1, 5001))
+    outcomes = torch.searchsorted(law.cumsum(0).float(), draws).clamp(max=29)
+    results = [compare(torch.bincount(row, minlength=30), law) for row in outcomes]
+    p_values = torch.tensor([result.p_value for result in results])
+    assert 0.4 < p_values.mean() < 0.6
+    assert (p_values < 0.05).float().mean() < 0.09
+    assert (p_values < 0.05).float().mean() > 0.02
+    assert torch.tensor([result.tv / result.noise for result in results]).mean() == pytest.approx(1, abs=0.05)
+
+
+def test_a_small_shift_fails():
+    law = torch.full((20,), 0.05).double()
+    shifted = law + 0.01 * torch.tensor([1.0, -1.0] * 10).double()
+    assert compare(10_000 * law, law).p_value == 1
+    assert not compare(10_000 * shifted, law).agrees
+
+
+def test_an_impossible_outcome_fails_outright():
+    result = compare(torch.tensor([50, 49, 1]), torch.tensor([0.5, 0.5, 0.0]))
+    assert result.p_value == 0
+    assert "DIFFERS" in str(result)
+    assert compare(torch.tensor([50, 50, 0]), torch.tensor([0.5, 0.5, 0.0])).agrees
+    assert compare(torch.tensor([100, 0]), torch.tensor([1.0, 0.0])).p_value == 1
+
+
+def test_rare_outcomes_are_pooled():
+    law = torch.tensor([0.9999, 0.00005, 0.00005])
+    assert compare(torch.tensor([9999, 1, 0]), law).agrees
+    assert not compare(torch.tensor([9979, 11, 10]), law).agrees
+    common = torch.cat([torch.full((100,), 0.00999), torch.full((100,), 0.00001)])
+    pooled = torch.cat([torch.full((100,), 999), torch.tensor([100] + [0] * 99)])
+    assert compare(pooled, common).agrees  # one rare outcome took all of the pool: pooling cannot see that
+    assert not compare(torch.cat([pooled[:100], 3 * pooled[100:]]), common).agrees
+
+
+def test_sequences_are_counted_in_lexicographic_order():
+    tokens = torch.tensor([[0, 1], [1, 0], [1, 0], [2, 2]])
+    assert emitted_law(tokens, 3).tolist() == [0, 1, 0, 2, 0, 0, 0, 0, 1]
+
+
+def test_tables_are_what_the_sampling_makes_of_them():
+    sampling = Sampling(guidance=3.0, temperature=0.8, top_k=2)
+    target = TableTarget(3, 3, sampling)
+    assert target.logits.shape == (2, 13, 3)
+    torch.testing.assert_close(target.table, sampling.distribution(target.logits)[0])
+    assert [p.shape for p in target.conditionals()] == [(1, 3), (3, 3), (9, 3)]
+    assert target.law().sum().item() == pytest.approx(1)
+    p = target.conditionals()
+    assert target.law()[2 * 9 + 0 * 3 + 1].item() == pytest.approx((p[0][0, 2] * p[1][2, 0] * p[2][2 * 3 + 0, 1]).item())
+
+
+def test_too_many_outcomes_are_refused():
+    with pytest.raises(TemperaError, match="5\\^9 outcomes"):
+        prove(Exact(), Tree.chain(1), vocab_size=5, length=9)
+
+
+def test_a_proof_says_what_it_found():
+    assert str(prove(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
+    assert Streams(0, ["a"]).next(1).shape == (1, 1)

@@ -1,0 +1,212 @@
+"""Enumeration against the loop, against Monte Carlo by hand, and against itself."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.schedules import exponential, floored, linear, uniform
+from tempera.theory import (
+    decoded_law,
+    expected_emitted,
+    kl_bound,
+    kl_divergence,
+    one_round_law,
+    sequence_law,
+    total_variation,
+    tv_bound,
+    visits,
+)
+from tempera.trees import Tree
+
+LENGTH = 3
+RULES = [
+    Exact(),
+    Relaxed(exponential(1.1, LENGTH)),
+    Relaxed(exponential(2.0, LENGTH)),
+    Relaxed(exponential(2.0, LENGTH), "vanilla"),
+    Relaxed(linear(1.1, LENGTH)),
+    Relaxed(linear(2.0, LENGTH), "vanilla"),
+    Relaxed(floored(exponential(1.1, LENGTH), 1.0)),
+    Relaxed(uniform(1.1, LENGTH)),
+    Relaxed(uniform(2.0, LENGTH)),
+]
+
+
+def tables(length=LENGTH + 1, **options):
+    target = TableTarget(3, length, **options)
+    draft = TableDraft(target)
+    return target, draft, target.conditionals(), draft.conditionals()
+
+
+def prefix(tokens):
+    return sum(token * 3**place for place, token in enumerate(reversed(tokens)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_round_by_walking_through_every_draft(rule):
+    """Algorithm 1 written out: every draft, every place to stop, every replacement, every continuation."""
+    _, _, p, q = tables()
+    law, tokens = torch.zeros(3 ** (LENGTH + 1), dtype=torch.float64), 0.0
+    for draft in itertools.product(range(3), repeat=LENGTH):
+        drafted = math.prod(q[i][prefix(draft[:i]), draft[i]].item() for i in range(LENGTH))
+        alive = drafted
+        for i in range(LENGTH + 1):
+            here = p[i][prefix(draft[:i])]
+            if i < LENGTH:
+                there, depth, token = q[i][prefix(draft[:i])], torch.tensor(i + 1), torch.tensor(draft[i])
+                f = rule.accept_prob(here, there, token, depth).item()
+                stopped, replacement = alive * (1 - f), rule.residual(here, there, token, depth)
+                alive *= f
+            else:
+                stopped, replacement = alive, here
+            tokens += stopped * (i + 1)
+            for new in range(3):
+                for rest in itertools.product(range(3), repeat=LENGTH - i):
+                    whole = (*draft[:i], new, *rest)
+                    onward = math.prod(p[j][prefix(whole[:j]), whole[j]].item() for j in range(i + 1, LENGTH + 1))
+                    law[prefix(whole)] += stopped * replacement[new].item() * onward
+    torch.testing.assert_close(one_round_law(p, q, rule, LENGTH), law)
+    assert expected_emitted(p, q, rule, LENGTH) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_bound_bounds(rule):
+    for seed in range(5):
+        _, _, p, q = tables(seed=seed)
+        law, truth = one_round_law(p, q, rule, LENGTH), sequence_law(p, LENGTH + 1)
+        assert law.sum().item() == pytest.approx(1)
+        assert total_variation(law, truth) <= tv_bound(p, q, rule, LENGTH) + 1e-12
+        assert kl_divergence(law, truth) <= kl_bound(p, q, rule, LENGTH) + 1e-12
+
+
+def test_an_exact_rule_has_no_bias_in_one_round_or_many():
+    _, _, p, q = tables(5)
+    truth = sequence_law(p, 5)
+    for rule in (Exact(), Relaxed((1.0,)), Relaxed((0.8, 0.2))):
+        assert tv_bound(p, q, rule, 4) == pytest.approx(0, abs=1e-12)
+        torch.testing.assert_close(one_round_law(p, q, rule, 4), truth)
+        for length in (1, 2, 3, 5, 9):
+            torch.testing.assert_close(decoded_law(p, q, rule, length, 5), truth)
+
+
+def test_no_draft_is_the_target():
+    _, _, p, q = tables()
+    torch.testing.assert_close(decoded_law(p, q, Relaxed((3.0,)), 0, 4), sequence_law(p, 4))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_image_that_fits_in_a_round_is_one_round(rule):
+    _, _, p, q = tables()
+    one = one_round_law(p, q, rule, LENGTH).view(-1, 3).sum(-1)
+    # rounds after the first begin where it stopped, so the laws agree on the first token and, when nothing is left to draft, entirely
+    torch.testing.assert_close(decoded_law(p, q, rule, LENGTH, 1), one.view(3, -1).sum(-1))
+    torch.testing.assert_close(decoded_law(p, q, rule, 1, 1), one_round_law(p, q, rule, 1).view(3, 3).sum(-1))
+
+
+def test_the_optimal_residual_minimises_the_bound():  # Theorem 2
+    _, _, p, q = tables()
+    for schedule in (exponential(1.1, 3), exponential(2.0, 3), (0.5, 0.2, 0.1)):
+        assert tv_bound(p, q, Relaxed(schedule), 3) <= tv_bound(p, q, Relaxed(schedule, "vanilla"), 3) + 1e-12
+    assert tv_bound(p, q, Relaxed((0.5, 0.2, 0.1), "vanilla"), 3) > 0.01
+
+
+def test_a_floor_of_one_keeps_the_bound_of_a_visit_and_emits_more():
+    for seed in range(5):
+        _, _, p, q = tables(seed=seed)
+        published = exponential(1.5, 3)
+        low, high = Relaxed(published), Relaxed(floored(published, 1.0))
+        for below, above in zip(visits(p, q, low, 3), visits(p, q, high, 3), strict=True):
+            torch.testing.assert_close(total_variation(below.law, below.p), total_variation(above.law, above.p))
+        assert tv_bound(p, q, high, 3) == pytest.approx(tv_bound(p, q, low, 3))
+        assert expected_emitted(p, q, high, 3) > expected_emitted(p, q, low, 3)
+
+
+def test_relaxing_emits_more():
+    _, _, p, q = tables()
+    lengths = [expected_emitted(p, q, Relaxed(uniform(delta, 3)), 3) for delta in (0.5, 1.0, 1.1, 2.0, 100.0)]
+    assert lengths == sorted(lengths)
+    assert lengths[1] == pytest.approx(expected_emitted(p, q, Exact(), 3))
+    assert lengths[-1] > 3.9
+
+
+# The loop's own measurements
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_loop_measures_what_theory_expects_of_a_round(rule):
+    target, draft, p, q = tables()
+    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH))), rule, rows=40_000, diagnostics=True).trace
+    first = trace.round == 0
+    emitted = first.sum(-1).double()
+    _near(emitted, expected_emitted(p, q, rule, LENGTH))
+    _near(trace.bound.sum(-1), tv_bound(p, q, rule, LENGTH))
+    _near(trace.kl.sum(-1), kl_bound(p, q, rule, LENGTH))
+    _near((trace.tv.nan_to_num(0.0) * first).sum(-1), _expected_tv(p, q, rule))
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_over_many_rounds_the_measured_bounds_bound(rule):
+    target, draft, p, q = tables(5)
+    trace = emit(target, StaticTreeDrafter(draft, Tree.chain(2)), rule, rows=20_000, diagnostics=True).trace
+    law, truth = decoded_law(p, q, rule, 2, 5), target.law()
+    assert total_variation(law, truth) <= _upper(trace.bound.sum(-1))
+    assert kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_on_a_tree_the_measured_bounds_bound(rule):
+    """One token, drawn by testing three siblings: its law by enumeration of what is drawn without replacement."""
+    target, draft, p, q = tables(1)
+    siblings = Tree.from_paths([[0], [1], [2]])
+    trace = emit(target, StaticTreeDrafter(draft, siblings), rule, rows=20_000, diagnostics=True).trace
+    law = _sibling_law(p[0][0], q[0][0], rule)
+    assert total_variation(law, p[0][0]) <= _upper(trace.bound.sum(-1))
+    assert kl_divergence(law, p[0][0]) <= _upper(trace.kl.sum(-1))
+    frequencies = torch.bincount(
+        emit(target, StaticTreeDrafter(draft, siblings), rule, rows=20_000).tokens[:, 0], minlength=3
+    ).double() / 20_000  # fmt: skip
+    assert total_variation(frequencies, law) < 0.02
+
+
+def _sibling_law(p, q, rule):
+    law, depth = torch.zeros(3, dtype=torch.float64), torch.tensor(1)
+
+    def test(target, q, weight, left):
+        for token in range(3):
+            if q[token] == 0:
+                continue
+            f = rule.accept_prob(target, q, torch.tensor(token), depth).item()
+            law[token] += weight * q[token].item() * f
+            rejected, residual = weight * q[token].item() * (1 - f), rule.residual(target, q, torch.tensor(token), depth)
+            if left == 1:
+                law.add_(rejected * residual)
+            else:
+                rest = q.clone()
+                rest[token] = 0
+                test(residual, rest / rest.sum(), rejected, left - 1)
+
+    test(p, q, 1.0, 3)
+    return law
+
+
+def _expected_tv(p, q, rule):
+    return sum(
+        (visit.reach * total_variation(visit.p, there)).sum().item()
+        for visit, there in zip(visits(p, q, rule, LENGTH), q[:LENGTH], strict=True)
+    )
+
+
+def _near(samples, expected):
+    samples = samples.double()
+    error = samples.std().item() / len(samples) ** 0.5
+    assert samples.mean().item() == pytest.approx(expected, abs=5 * error + 1e-6)
+
+
+def _upper(samples):
+    samples = samples.double()
+    return samples.mean() + 5 * samples.std() / len(samples) ** 0.5 + 1e-6

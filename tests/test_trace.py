@@ -1,0 +1,189 @@
+import math
+
+import pytest
+import torch
+from random_drafts import SMALL, Spy, random_draft
+
+from tempera.acceptance import Exact, Relaxed, at
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.laws import TableDraft, TableTarget, emit
+from tempera.theory import kl_divergence, total_variation
+from tempera.trace import ACCEPTED, BONUS, RESAMPLED, diagnose
+from tempera.trees import Tree
+from tempera.types import Scores
+from tempera.verify import verify
+
+RULE = Relaxed((2.0, 0.6, 1.3))
+
+
+def run(tree, rule=RULE, rows=60, **options):
+    target = TableTarget(4, 7)
+    spy = Spy(StaticTreeDrafter(TableDraft(target, noise=2.0), tree))
+    return emit(target, spy, rule, rows=rows, **options), spy.heard
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
+def test_every_token_knows_how_it_came_about(tree):
+    output, heard = run(tree)
+    trace, parents = output.trace, tree.parents.tolist()
+    for row in range(60):
+        place, origin, logprob, rounds = [], [], [], []
+        for number, (_, verdict, scores, emitted) in enumerate(heard):
+            accepted = int(verdict.accepted[row])
+            for index in range(int(emitted[row])):
+                node = int(verdict.path[row, index - 1]) if index else -1
+                drawn = RESAMPLED if node in parents else BONUS
+                place.append(index + 1)
+                rounds.append(number)
+                origin.append(ACCEPTED if index < accepted else drawn)
+                logprob.append(scores.p[row, 1 + node, verdict.tokens[row, index]].log().item())
+        assert trace.place[row].tolist() == place
+        assert trace.origin[row].tolist() == origin
+        assert trace.logprob[row].tolist() == logprob
+        assert trace.round[row].tolist() == rounds
+    assert {BONUS, RESAMPLED, ACCEPTED} == set(trace.origin.flatten().tolist())
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
+def test_counts_by_depth(tree):
+    output, heard = run(tree)
+    trace = output.trace
+    tested, accepted = torch.zeros(60, 3, dtype=torch.int64), torch.zeros(60, 3, dtype=torch.int64)
+    for row in range(60):
+        for _, verdict, _, emitted in heard:
+            for index in range(min(int(emitted[row]), 3)):
+                node = int(verdict.path[row, index - 1]) if index else -1
+                tested[row, index] += node in tree.parents.tolist()
+                accepted[row, index] += index < int(verdict.accepted[row])
+    assert trace.tested.equal(tested)
+    assert trace.accepted.equal(accepted)
+    torch.testing.assert_close(trace.acceptance_rate, accepted.sum(0) / tested.sum(0))
+    torch.testing.assert_close(trace.accepted_length, 7 / trace.rounds)
+    torch.testing.assert_close(trace.tau, accepted.sum(1) / trace.rounds)
+    assert trace.depth.eq(2).sum(1).equal(accepted[:, 1])
+
+
+def test_plain_autoregression():
+    output = emit(TableTarget(4, 5), NoDraft(), Exact(), rows=3, diagnostics=True)
+    trace = output.trace
+    assert trace.accepted_length.tolist() == [1] * 3
+    assert trace.tau.tolist() == [0] * 3
+    assert trace.tested.shape == trace.accepted.shape == (3, 0)
+    assert trace.origin.eq(BONUS).all()
+    assert trace.tv.isnan().all()
+    assert trace.bound.eq(0).all()
+    assert trace.kl.eq(0).all()
+
+
+def test_summaries_are_one_number_a_row():
+    output, _ = run(SMALL, diagnostics=True)
+    summary = output.trace.cpu().summary()
+    assert {values.shape for values in summary.values()} == {(60,)}
+    torch.testing.assert_close(summary["perplexity"], (-summary["logprob"] / 7).exp())
+    torch.testing.assert_close(summary["tv_bound"], output.trace.running_bound[:, -1])
+    assert summary["tv"].isfinite().all()
+    assert set(run(SMALL)[0].trace.summary()) == {"rounds", "accepted_length", "tau", "logprob", "perplexity"}
+
+
+def test_diagnostics_are_only_made_when_asked_for(monkeypatch):
+    monkeypatch.setattr("tempera.trace.diagnose", None)
+    output, _ = run(Tree.chain(3))
+    assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (None,) * 4
+
+
+def test_an_exact_rule_has_no_bias():
+    for tree in (Tree.chain(3), SMALL):
+        trace = run(tree, Exact(), diagnostics=True)[0].trace
+        assert trace.bound.max() < 1e-5
+        assert trace.kl.abs().max() < 1e-5
+        assert trace.tv.nanmean() > 0.1
+
+
+@pytest.mark.parametrize("rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla")])
+def test_on_a_chain_the_terms_are_those_of_equation_8(rule):
+    draft, p, uniforms = random_draft(50, Tree.chain(3))
+    verdict = verify(draft, p, rule, uniforms)
+    tv, bound, kl = diagnose(draft, verdict, p, rule)
+    for row in range(50):
+        for index in range(int(verdict.accepted[row]) + 1):
+            if index == 3:
+                assert tv[row, index].isnan()
+                assert bound[row, index] == kl[row, index] == 0
+                continue
+            here_p, here_q, depth = p[row, index].double(), draft.q[row, index].double(), torch.tensor(index + 1)
+            kept = here_q * rule.accept_probs(here_p, here_q, depth)
+            law = kept + (1 - kept.sum()) * rule.residual(here_p, here_q, draft.tokens[row, index], depth)
+            assert tv[row, index].item() == pytest.approx(total_variation(here_p, here_q).item(), abs=1e-6)
+            assert bound[row, index].item() == pytest.approx(total_variation(law, here_p).item(), abs=1e-6)
+            assert kl[row, index].item() == pytest.approx(kl_divergence(law, here_p).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla"), Relaxed((0.5,), "vanilla")])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_on_a_tree_the_terms_add_up_over_the_tests_performed(rule, per_row):
+    tree = Tree.from_parents(SMALL.parents.repeat(80, 1)) if per_row else SMALL
+    draft, p, uniforms = random_draft(80, tree)
+    verdict = verify(draft, p, rule, uniforms)
+    _, bound, kl = diagnose(draft, verdict, p, rule)
+    for row in range(80):
+        path = verdict.path[row].tolist()
+        for index in range(int(verdict.accepted[row]) + 1):
+            expected = _terms(SMALL.parents.tolist(), draft, p, rule, row, path[index - 1] if index else -1, (*path, -1)[index])
+            assert (bound[row, index].item(), kl[row, index].item()) == pytest.approx(expected, abs=2e-6)
+
+
+def _terms(parents, draft, p, rule, row, node, kept_child):
+    """The definition in the docstring of `diagnose`, for one visited node."""
+    target = ideal = p[row, 1 + node].double()
+    children = [n for n, parent in enumerate(parents) if parent == node]
+    bound = kl = 0.0
+    for child in children:
+        q, token = draft.q[row, child].double(), draft.tokens[row, child]
+        depth, line = torch.tensor(1), child
+        while parents[line] >= 0:
+            depth, line = depth + 1, parents[line]
+        kept = q * rule.accept_probs(target, q, depth)
+        rejected, residual = (1 - kept.sum()).item(), rule.residual(target, q, token, depth)
+        left = (ideal - kept).clamp(min=0)
+        if child == children[-1]:
+            law = kept + rejected * residual
+            bound += total_variation(law, ideal).item()
+            kl += kl_divergence(law, ideal).item()
+        else:
+            bound += (kept - ideal).clamp(min=0).sum().item()
+            kl += kl_divergence(kept, torch.minimum(kept, ideal)).item()
+            kl += rejected * math.log(rejected / left.sum().item()) if rejected > 0 else 0.0
+        if child == kept_child:
+            break
+        target, ideal = residual, left / left.sum() if left.sum() > 0 else ideal
+    return bound, kl
+
+
+def test_an_impossible_token_costs_infinitely_many_nats():
+    p, q = torch.tensor([[[1 - 1e-7, 1e-7, 0.0]] * 2]), torch.tensor([[[0.0, 0.0, 1.0]]])
+    draft, _, _ = random_draft(1, Tree.chain(1), 3)
+    draft = type(draft)(torch.tensor([[2]]), q, draft.tree)
+
+    class KeepAll(Exact):
+        def accept_prob(self, p, q, token, depth):
+            return torch.ones_like(at(p, token))
+
+        def accept_probs(self, p, q, depth):
+            return torch.ones_like(p)
+
+    verdict = verify(draft, p, KeepAll(), torch.tensor([[0.5, 0.5]]))
+    tv, bound, kl = diagnose(draft, verdict, p, KeepAll())
+    assert tv[0, 0] == bound[0, 0] == 1
+    assert kl[0, 0] == math.inf
+
+
+def test_a_rule_that_couples_depths_has_no_local_terms():
+    class Joint:
+        def walk(self, draft, p, uniforms):
+            raise AssertionError
+
+    draft, p, uniforms = random_draft(2, Tree.chain(2))
+    with pytest.raises(TemperaError, match="Joint"):
+        diagnose(draft, verify(draft, p, Exact(), uniforms), Scores(p, p).p, Joint())
