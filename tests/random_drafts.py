@@ -2,8 +2,9 @@
 
 import torch
 
+from tempera.laws import lookup
 from tempera.probs import one_hot, sample
-from tempera.trees import Tree
+from tempera.trees import Tree, take
 from tempera.types import Draft
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
@@ -41,3 +42,32 @@ class Spy:
     def observe(self, draft, verdict, scores, emitted):
         self.heard.append((draft, verdict, scores, emitted))
         self.drafter.observe(draft, verdict, scores, emitted)
+
+
+class RowTrees:
+    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its parent's next most probable token."""
+
+    nodes, depth = 5, 4
+    uniforms = 1
+    shapes = torch.tensor([[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]])
+
+    def __init__(self, draft):
+        self.draft = draft
+
+    def begin(self, prompts):
+        self.draft.begin(prompts)
+
+    def propose(self, uniforms):
+        parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]
+        tree = Tree.from_parents(parents, max_depth=self.depth, max_children=3)
+        self.draft.roots()
+        prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
+        for _ in range(self.depth):
+            above = take(prefixes, 1 + parents)
+            ranks = tree._elders.sum(-1)
+            tokens = lookup(self.draft.table, above).argsort(-1, descending=True).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            prefixes = torch.cat([prefixes[:, :1], above * self.draft.vocab_size + 1 + tokens], 1)
+        return Draft(tokens, one_hot(tokens, self.draft.vocab_size), tree)
+
+    def observe(self, *decided):
+        self.draft.observe(*decided)

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 import torch
-from random_drafts import SMALL, Spy
+from random_drafts import SMALL, RowTrees, Spy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera import decode as module
@@ -44,7 +44,7 @@ def tables(length=6, **options):
     return target, TableDraft(target)
 
 
-@pytest.mark.parametrize("tree", [Tree.empty(), Tree.chain(3), SMALL], ids=["ar", "chain", "tree"])
+@pytest.mark.parametrize("tree", [Tree.empty(), Tree.chain(3), SMALL, None], ids=["ar", "chain", "tree", "tree per row"])
 @pytest.mark.parametrize("diagnostics", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 0.9, 3, 0.9), Sampling(1.0, 0)], ids=["plain", "guided", "greedy"])
 def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
@@ -54,7 +54,7 @@ def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
             torch.Tensor, escape, lambda self, *a, _name=escape, _do=original, **k: (seen.append(_name), _do(self, *a, **k))[1]
         )
     target, draft = tables(sampling=sampling)
-    drafter = StaticTreeDrafter(draft, tree) if tree.nodes else NoDraft()
+    drafter = RowTrees(draft) if tree is None else StaticTreeDrafter(draft, tree) if tree.nodes else NoDraft()
     rounds, seen = [], []
     emit(target, drafter, Relaxed((1.5, 0.5)), rows=3)  # makes what is made once: tables of the tree, the schedule on the device
     seen.clear()

@@ -4,19 +4,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from random_drafts import SMALL
+from random_drafts import SMALL, RowTrees
 
 from tempera import theory
 from tempera.acceptance import Exact, Relaxed
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, compare, emit, emitted_law, lookup, prove
-from tempera.probs import Sampling, normalise, one_hot
+from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, compare, emit, emitted_law, prove
+from tempera.probs import Sampling, normalise
 from tempera.schedules import exponential, linear, uniform
 from tempera.streams import Streams, uniforms
-from tempera.trees import Tree, take
-from tempera.types import Draft
+from tempera.trees import Tree
 
 TREES = {
     "chain 1": Tree.chain(1),
@@ -128,35 +127,6 @@ def decoded_law(rule):
         return theory.decoded_law(target.conditionals(), draft.conditionals(), rule, len(rule.schedule), target.length)
 
     return law
-
-
-class RowTrees:
-    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its parent's next most probable token."""
-
-    nodes, depth = 5, 4
-    uniforms = 1
-    shapes = torch.tensor([[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]])
-
-    def __init__(self, draft):
-        self.draft = draft
-
-    def begin(self, prompts):
-        self.draft.begin(prompts)
-
-    def propose(self, uniforms):
-        parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]
-        tree = Tree.from_parents(parents, max_depth=self.depth, max_children=3)
-        self.draft.roots()
-        prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
-        for _ in range(self.depth):
-            above = take(prefixes, 1 + parents)
-            ranks = tree._elders.sum(-1)
-            tokens = lookup(self.draft.table, above).argsort(-1, descending=True).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
-            prefixes = torch.cat([prefixes[:, :1], above * self.draft.vocab_size + 1 + tokens], 1)
-        return Draft(tokens, one_hot(tokens, self.draft.vocab_size), tree)
-
-    def observe(self, *decided):
-        self.draft.observe(*decided)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)], ids=["plain", "guided top-k", "greedy"])

@@ -47,6 +47,14 @@ def prefix(tokens):
     return sum(token * 3**place for place, token in enumerate(reversed(tokens)))
 
 
+def by_hand(rule, p, q, i):
+    """f_{i+1} and G_{i+1} as the paper has them (Eq. 1-2, 10-12), without the rule's own code."""
+    omega = 1.0 if isinstance(rule, Exact) else rule.schedule[i]
+    f = (omega * p / q).clamp(max=1)
+    left = (p - q * f if getattr(rule, "residual_kind", "optimal") == "optimal" else p - q).clamp(min=0)
+    return f, left / left.sum() if left.sum() > 0 else p
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_one_round_by_walking_through_every_draft(rule):
     """Algorithm 1 written out: every draft, every place to stop, every replacement, every continuation."""
@@ -58,10 +66,8 @@ def test_one_round_by_walking_through_every_draft(rule):
         for i in range(LENGTH + 1):
             here = p[i][prefix(draft[:i])]
             if i < LENGTH:
-                there, depth, token = q[i][prefix(draft[:i])], torch.tensor(i + 1), torch.tensor(draft[i])
-                f = rule.accept_prob(here, there, token, depth).item()
-                stopped, replacement = alive * (1 - f), rule.residual(here, there, token, depth)
-                alive *= f
+                f, replacement = by_hand(rule, here, q[i][prefix(draft[:i])], i)
+                stopped, alive = alive * (1 - f[draft[i]].item()), alive * f[draft[i]].item()
             else:
                 stopped, replacement = alive, here
             tokens += stopped * (i + 1)

@@ -149,14 +149,14 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
 
     Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order, f_k the probability of keeping a token
     and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased continuation would have to draw from. Given tᵏ, a test that another sibling's test would
-    follow is compared as a choice between the tokens and "rejected": its distance from the best unbiased choice is Σ[q_k f_k - tᵏ]+
-    in total variation and Σ q f·log(q f / min(q f, tᵏ)) + r·log(r / Σ[tᵏ - q f]+), r = 1 - Σ q f, in KL divergence. The last child's test
-    together with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ). A position's terms are the sums over the
-    tests performed there; a token drawn at a leaf adds 0.
+    follow is compared as a choice between the tokens and "rejected": its distance from the best unbiased choice is Σ[q f - tᵏ]+ in total
+    variation and Σ q f·log(q f / min(q f, tᵏ)) + r·log(r / Σ[tᵏ - q f]+), r = 1 - Σ q f, in KL divergence. The last child's test together
+    with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ). A position's terms are the sums over the tests performed
+    there, whatever came out of them; a token drawn at a leaf adds 0.
 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
-    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over tests. Summed
-    over positions, the expected terms bound the TV and the KL divergence between the whole image's law and the target's.
+    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over
+    tests. Summed over positions, the expected terms bound the TV and the KL divergence between the whole image's law and the target's.
 
     Args:
         draft: the round's proposal.

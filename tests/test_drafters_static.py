@@ -1,0 +1,51 @@
+import torch
+from random_drafts import SMALL
+
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.trees import Tree
+
+
+class Written:
+    """A draft model whose distribution after a token puts more mass on the tokens near it; remembers what it was asked."""
+
+    def __init__(self, vocab_size):
+        self.table = (-(torch.arange(vocab_size)[:, None] - torch.arange(vocab_size)).abs().float() / 2).softmax(-1)
+        self.asked = []
+
+    def roots(self):
+        return self.table[[0, 3]]
+
+    def expand(self, tokens, level):
+        self.asked.append((level.depth, tokens))
+        return self.table[tokens]
+
+
+def propose(tree, vocab_size=9):
+    model = Written(vocab_size)
+    drafter = StaticTreeDrafter(model, tree)
+    return model, drafter.propose(torch.rand(2, drafter.uniforms))
+
+
+def test_every_node_comes_with_the_distribution_it_was_drawn_from():
+    for tree in (Tree.chain(3), SMALL, Tree.named("mc_sim_7b_63"), Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3]))):
+        model, draft = propose(tree)
+        parents = tree.parents.tolist()
+        for row in range(2):
+            for node, parent in enumerate(parents):
+                law = model.roots()[row] if parent < 0 else model.table[draft.tokens[row, parent]]
+                elders = [n for n in range(node) if parents[n] == parent]
+                left = law.index_fill(0, draft.tokens[row, elders], 0.0)
+                torch.testing.assert_close(draft.q[row, node], left / left.sum())
+                assert draft.tokens[row, node] not in draft.tokens[row, elders]
+
+
+def test_only_nodes_with_children_are_expanded():
+    model, draft = propose(SMALL)
+    assert [depth for depth, _ in model.asked] == [1, 2]
+    assert model.asked[0][1].equal(draft.tokens[:, [0, 1]])
+    assert model.asked[1][1].equal(draft.tokens[:, [3]])
+
+
+def test_the_drafter_says_what_it_needs():
+    drafter = StaticTreeDrafter(Written(3), SMALL)
+    assert (drafter.nodes, drafter.depth, drafter.uniforms) == (7, 3, 7)
