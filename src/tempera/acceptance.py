@@ -74,7 +74,7 @@ class Relaxed:
 
 
 def at(p: Tensor, token: Tensor) -> Tensor:
-    """P at one token: [..., V] and [...] -> [...]."""
+    """Entry of p at one token: [..., V] and [...] -> [...]."""
     return p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
 
 

@@ -172,7 +172,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """Bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
         padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
@@ -208,7 +208,7 @@ class Tree:
 
     @cached_property
     def _elders(self) -> Tensor:
-        """Bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
     @cached_property
