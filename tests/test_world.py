@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tempera.data.world import BACKGROUNDS, COLOURS, RELATIONS, Scene, Thing, World, object_mask, parse_caption, render
+from tempera.data.world import BACKGROUNDS, COLOURS, RELATIONS, Scene, Thing, World, object_masks, parse_caption, render
 from tempera.errors import TemperaError
 
 
@@ -54,7 +54,7 @@ def test_pictures_show_the_colours_they_name() -> None:
 
 def test_the_object_mask_covers_the_shape() -> None:
     scene = Scene((Thing("square", "red", "large", 32.0, 32.0, 16.0),), None, "gray", "plain", seed=1)
-    mask = object_mask(scene)
+    (mask,) = object_masks(scene)
     assert mask[32, 32] and not mask[2, 2]
     assert 0.15 < mask.mean() < 0.25
 

@@ -257,6 +257,6 @@ def _polygon(x: Image, y: Image, corners: list[tuple[float, float]]) -> Image:
     return np.asarray(np.where(inside, -nearest, nearest))
 
 
-def object_mask(scene: Scene) -> NDArray[np.bool_]:
-    """Pixels within one pixel of a shape, bool [64, 64]."""
-    return np.asarray(np.min([_distance(thing) for thing in scene.things], axis=0) < 1.0)
+def object_masks(scene: Scene) -> NDArray[np.bool_]:
+    """Pixels within one pixel of each shape, bool [things, 64, 64]."""
+    return np.stack([_distance(thing) < 1.0 for thing in scene.things])

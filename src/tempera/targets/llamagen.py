@@ -141,6 +141,10 @@ class LlamaGen(nn.Module):
         out: Tensor = self.caption_projection(features.to(self.lm_head.weight.dtype))
         return out
 
+    def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
+        """What teacher forcing feeds: the condition tokens, then all image tokens but the last, [R, T + length − 1, H]."""
+        return torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
+
     def forward(self, condition: Tensor, keep: Tensor, drop: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Teacher forcing over whole images, for training.
 
@@ -154,7 +158,7 @@ class LlamaGen(nn.Module):
             inputs [R, T + length − 1, H] (embeddings as fed), hidden [R, T + length − 1, H] (after the final norm), and the
             additive attention mask [R, 1, S, S]. The hidden state at T − 1 + i predicts token i.
         """
-        inputs = torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
+        inputs = self.inputs(condition, drop, tokens)
         mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
         positions = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
         hidden = self.model(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
