@@ -1,7 +1,9 @@
+import pytest
 import torch
 from random_drafts import SMALL
 
 from tempera.drafters.static import StaticTreeDrafter
+from tempera.errors import TemperaError
 from tempera.trees import Tree
 
 
@@ -49,3 +51,8 @@ def test_only_nodes_with_children_are_expanded():
 def test_the_drafter_says_what_it_needs():
     drafter = StaticTreeDrafter(Written(3), SMALL)
     assert (drafter.nodes, drafter.depth, drafter.uniforms) == (7, 3, 7)
+
+
+def test_an_empty_tree_is_refused():
+    with pytest.raises(TemperaError, match="method=ar"):
+        StaticTreeDrafter(Written(3), Tree.empty())

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tempera.errors import TemperaError
 from tempera.probs import sample_without_replacement
 from tempera.trees import Level, Tree
 from tempera.types import Draft, Scores, Verdict
@@ -35,10 +36,12 @@ class StaticTreeDrafter:
 
     Args:
         model: where the draft distributions come from.
-        tree: a static tree; `Tree.chain(5)` for chains.
+        tree: a static tree that is not empty; `Tree.chain(5)` for chains.
     """
 
     def __init__(self, model: DraftModel, tree: Tree) -> None:
+        if tree.nodes == 0:
+            raise TemperaError("an empty tree drafts nothing; give it a depth of 1 or more, or use method=ar")
         self.model = model
         self.tree = tree
         self.nodes = tree.nodes
