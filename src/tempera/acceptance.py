@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.probs import normalise
+from tempera.probs import normalise, one_hot, sample
+from tempera.types import Draft
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,26 @@ class Relaxed:
         """ω at 1-based depths, [...] -> [...]."""
         omegas = _on_device(self.schedule, depth.device)
         return omegas[(depth - 1).clamp(max=len(self.schedule) - 1)]
+
+
+@dataclass(frozen=True)
+class Match:
+    """Keep what the target itself draws: it draws a token after every node, and a child is kept if it is that token.
+
+    With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021); with the round's own draws it is the
+    naive verification of SpecInfer (Miao et al. 2023), which is also what SJD's public code calls Jacobi decoding. Lossless for every
+    draft, as every emitted token is a draw from the target. It implements `verify.JointRule`.
+    """
+
+    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See `verify.JointRule.walk`."""
+        tree = draft.tree
+        draws = uniforms[:, : 1 + tree.nodes].roll(1, 1) if draft.draws is None else draft.draws
+        drawn = sample(p, draws)
+        parents = (1 + tree.parents).expand_as(draft.tokens)
+        reached = tree.reached(draft.tokens == drawn.gather(1, parents))
+        stop = (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)  # sorted by depth: the deepest
+        return reached, one_hot(drawn.gather(1, stop).squeeze(1), p.shape[-1])
 
 
 def at(p: Tensor, token: Tensor) -> Tensor:

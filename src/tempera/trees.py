@@ -206,6 +206,11 @@ class Tree:
         elders = (self.ancestors.float() @ self._elders.float()) > 0
         return self.ancestors.float() - (1 + self.nodes) * elders.float()
 
+    def reached(self, passed: Tensor) -> Tensor:
+        """Which nodes a walk from the root comes to that always takes the first child that passes its test: bool [B, N] -> bool [B, N]."""
+        votes = passed.float().unsqueeze(-2) @ self.votes.mT if self.per_row else passed.float() @ self.votes.mT
+        return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
+
     @cached_property
     def _elders(self) -> Tensor:
         """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""

@@ -20,11 +20,14 @@ class Draft:
         q: the distribution each node was *really drawn from*, float32 [B, N, V]. For siblings drawn without replacement
             this is the parent's draft distribution with the earlier siblings removed, renormalised.
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is plain autoregression.
+        draws: uniform draws that belong to the positions after the root and after every node, float32 [B, 1 + N], where the method
+            fixes them for all rounds (Jacobi decoding); else none.
     """
 
     tokens: Tensor
     q: Tensor
     tree: Tree
+    draws: Tensor | None = None
 
 
 @dataclass(frozen=True)

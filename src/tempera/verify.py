@@ -52,8 +52,7 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) ->
         path = _lay_out(tree, reached)
     else:
         passed, laws = _test_siblings(draft, p, rule, uniforms)
-        votes = passed.float().unsqueeze(-2) @ tree.votes.mT if tree.per_row else passed.float() @ tree.votes.mT
-        path = _lay_out(tree, votes.view_as(passed) == tree.depths)  # votes are whole numbers: exact in float32
+        path = _lay_out(tree, tree.reached(passed))
         law = _replacement(draft, laws, rule, path)
     next_token = sample(law, uniforms[:, -1])
     tokens = path.slots.new_zeros((len(p), 2 + tree.max_depth)).scatter_(1, path.slots, draft.tokens)
