@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+from tempera.huggingface import Cache, CacheLayerMixin
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
 
 from tempera.errors import TemperaError
+from tempera.huggingface import LlamaConfig, LlamaModel
 
 
 @dataclass(frozen=True)
