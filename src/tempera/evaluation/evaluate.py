@@ -201,7 +201,7 @@ def _title(result: Mapping[str, Any]) -> str:
     """Heading of the figures."""
     settings, metrics = result["settings"], result["metrics"]
     accepted = metrics["accepted_length"]
-    parts = [result["name"], *(f"{name} {settings[name]}" for name in ("model", "guidance", "temperature", "seed") if name in settings)]
+    parts = [result["name"], *(f"{name} {settings[name]:g}" if isinstance(settings[name], float) else f"{name} {settings[name]}" for name in ("model", "guidance", "seed") if name in settings)]
     parts.append(f"accepted length {accepted['value']:.2f} [{accepted['low']:.2f}, {accepted['high']:.2f}]")
     if "speedup" in metrics:
         parts.append(f"speed-up {metrics['speedup']['value']:.2f}×")

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
@@ -38,6 +39,31 @@ def grid(path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], captions
         page.paste(enlarged(picture, TILE), (x, y))
         for number, line in enumerate(text):
             draw.text((x, y + TILE + 5 + LINE * number), line, MUTED, body)
+    save_image(path, page)
+
+
+def comparison(
+    path: Path, labels: Sequence[str], notes: Sequence[str], pictures: Sequence[Sequence[NDArray[np.uint8]]], captions: Sequence[str]
+) -> None:
+    """Write a row of pictures for each label, with a note under it, the captions over the columns."""
+    edge, margin = 128, 190
+    body, head = font(12), font(14)
+    texts = [wrap(caption, body, edge, most=5) for caption in captions]
+    top = GAP + max(len(text) for text in texts) * 15 + 6
+    page = Image.new("RGB", (margin + len(captions) * (edge + GAP) + GAP, top + len(labels) * (edge + GAP)), PAPER)
+    draw = ImageDraw.Draw(page)
+    for column, text in enumerate(texts):
+        for number, line in enumerate(text):
+            draw.text((margin + column * (edge + GAP), GAP + 15 * number), line, MUTED, body)
+    for row, (label, note) in enumerate(zip(labels, notes, strict=True)):
+        y = top + row * (edge + GAP)
+        name = wrap(label, head, margin - 2 * GAP)
+        for number, line in enumerate(name):
+            draw.text((GAP, y + 34 + 18 * number), line, INK, head)
+        for number, line in enumerate(wrap(note, body, margin - 2 * GAP)):
+            draw.text((GAP, y + 40 + 18 * len(name) + 15 * number), line, MUTED, body)
+        for column, picture in enumerate(pictures[row]):
+            page.paste(enlarged(picture, edge), (margin + column * (edge + GAP), y))
     save_image(path, page)
 
 
@@ -87,9 +113,11 @@ def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], sh
     share = (np.array([row["depth"] for row in rows]) > 0).mean(0).reshape(shape)
     tested, accepted = (np.array([row[name] for row in rows], np.float64).sum(0) for name in ("tested", "accepted"))
     figure = new_figure(9.6, 4.4)
-    figure.suptitle("\n".join(textwrap.wrap(title, 100)), fontsize=11, x=0.01, ha="left")
+    figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.01, ha="left")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     shown = left.imshow(share, vmin=0, vmax=1, cmap="viridis")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(MaxNLocator(8, integer=True))
     left.set(title="Tokens that were accepted drafts", xlabel="column of the image", ylabel="row of the image")
     figure.colorbar(shown, ax=left, label=f"share of {len(rows)} images", fraction=0.046, pad=0.03)
     right.set(title="Acceptance by depth of the draft", ylim=(0, 1.08), ylabel="accepted ÷ tested")
