@@ -45,14 +45,14 @@ def train(
 
     Args:
         target: the frozen target.
-        recipe: how to train.
-        quiet: no progress bar and no messages.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
+        recipe: how to train.
         directory: the run directory; it holds `draft/` (the best draft so far, as `EagleModel.from_pretrained` reads it, with its
             metrics.json and README.md), `last.safetensors` (to resume from) and `training.json` (what the run is).
         start_tracker: called once there is something to track; the tracker receives losses and validation metrics.
         record: what else must not change between two starts of the run (the configuration).
+        quiet: no progress bar and no messages.
 
     Returns:
         the contents of `draft/metrics.json`.
@@ -109,6 +109,7 @@ class Run:
         self.model = accelerator.prepare_model(draft)
         mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
         self.held = codes.holdout(list(mine))
+        self.captions = codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
         """Take the steps that remain, and describe the result."""
@@ -125,14 +126,13 @@ class Run:
 
     def _walk(self) -> None:
         progress, recipe = self.state.progress, self.recipe
-        began = time.monotonic() - progress.seconds
+        self.began = time.monotonic() - progress.seconds
         with tqdm(total=recipe.steps, initial=progress.step, desc="train draft", unit="step", disable=self.quiet, mininterval=1) as bar:
             while progress.step < recipe.steps:
-                batch = self.step(progress.step)
+                taken = self.step(progress.step)
                 progress.step += 1
-                progress.seconds = time.monotonic() - began
                 last = progress.step == recipe.steps
-                self.report(batch, bar)
+                self.report(taken, bar)
                 if last or progress.step % recipe.validate_every == 0:
                     self.validate(bar)
                 if last or progress.step % recipe.checkpoint_every == 0:
@@ -173,9 +173,12 @@ class Run:
             lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.drop))
             previous = nudge(lesson.previous, recipe.seed, positions, recipe.noise)
             predicted = self.model(lesson.embeds.float(), previous.float(), lesson.mask.float(), lesson.positions)
-            mine, true = (states[:, lesson.start :].to(self.target.dtype) for states in (predicted, lesson.hidden))
-            loss = draft_loss(mine, true, self.target.lm_logits, recipe.cross_entropy, recipe.chunk)
+            mine, true = (states[:, lesson.start :] for states in (predicted, lesson.hidden))
+            loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.chunk)
         return torch.stack([loss.total, loss.regression, loss.cross_entropy])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.target.lm_logits(hidden.to(self.target.dtype))
 
     @torch.no_grad()
     def _average(self, number: int) -> None:
@@ -185,14 +188,14 @@ class Run:
         for name, value in self.state.average.items():
             value.lerp_(live[name], 1 - decay)
 
-    def report(self, batch: Step, bar: "tqdm[Any]") -> None:
+    def report(self, step: Step, bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
         progress = self.state.progress
         if not self.accelerator.is_main_process or (progress.step % self.recipe.log_every and progress.step != self.recipe.steps):
             return
-        total, regression, cross_entropy = batch.losses.tolist()
+        total, regression, cross_entropy = step.losses.tolist()
         rate = self.recipe.rate(progress.step - 1)
-        values = {"loss": total, "regression": regression, "cross_entropy": cross_entropy, "gradient_norm": batch.norm, "lr": rate}
+        values = {"loss": total, "regression": regression, "cross_entropy": cross_entropy, "gradient_norm": step.norm, "lr": rate}
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, progress.step)
         shown = {"loss": f"{total:.4f}"} | {name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest}
         bar.n = progress.step
@@ -204,8 +207,8 @@ class Run:
         metrics = metrics_of(accelerator.reduce(imitation(self.saved, self.target, self.held), "sum"))
         if not accelerator.is_main_process:
             return
-        if recipe.decodes:
-            metrics["accepted_length"] = accepted_length(self.saved, self.target, self.held.captions[: recipe.decodes], recipe.depth)
+        if self.captions:
+            metrics["accepted_length"] = accepted_length(self.saved, self.target, self.captions, recipe.depth)
         progress.latest = {"step": progress.step, **metrics}
         self.tracker.log({f"validation/{name}": value for name, value in metrics.items()}, progress.step)
         if not self.quiet:
@@ -217,6 +220,7 @@ class Run:
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
+        self.state.progress.seconds = time.monotonic() - self.began
         if self.accelerator.is_main_process:
             save_state(self.directory, self.state)
         self.accelerator.wait_for_everyone()
@@ -250,8 +254,8 @@ def _readme(values: dict[str, Any]) -> str:
     state = "finished" if values["finished"] else "not finished"
     return f"""# EAGLE-1 draft for {values["model"]}
 
-Trained by tempera for the target whose weights are `{values["target"]}` ({state}; {values["steps"]} steps, {values["seconds"]:.0f} s on
-{values["processes"]} process(es)). Use it with `python eval/run.py drafter.path=<this directory>`.
+Trained by tempera for the target whose weights are `{values["target"]}` ({state}; steps: {values["steps"]},
+seconds: {values["seconds"]:.0f}, processes: {values["processes"]}). Use it with `python eval/run.py drafter.path=<this directory>`.
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy (accuracies after guidance; TV as decoded; accepted length of exact chains):
 
