@@ -34,8 +34,10 @@ BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "olive": (0.52, 0.54, 0.22),
 }
 PATTERNS = ("plain", "striped", "checkered")
-SIZES: dict[str, tuple[float, float]] = {"small": (9.5, 10.5), "large": (15.0, 16.5)}
-"""Radius range in pixels."""
+SIZES = {"small": 10, "large": 16}
+"""Radius in pixels."""
+LATTICE = 4
+"""Shapes are centred on multiples of this many pixels (the embedded tokenizer's patch), so that a shape looks the same wherever it stands."""
 RELATIONS = ("above", "left of")
 
 WORDS = ("a", "an", "on", "background", "of", "left", "above", *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
@@ -145,10 +147,10 @@ class World:
 
 
 def _draw_scene(rng: np.random.Generator) -> Scene:
-    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.35 else None
-    kinds = [_draw_thing(rng) for _ in range(2 if relation else 1)]
+    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.3 else None
+    kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
-        things=tuple(_place(kinds, relation, rng)),
+        things=_place_pair(*kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
         relation=relation,
         background=str(rng.choice(list(BACKGROUNDS))),
         pattern=str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25))),
@@ -156,33 +158,40 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
     )
 
 
-def _draw_thing(rng: np.random.Generator) -> tuple[str, str, str, float]:
-    size = str(rng.choice(list(SIZES), p=(0.35, 0.65)))
-    return str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), size, float(rng.uniform(*SIZES[size]))
+def _draw_kind(rng: np.random.Generator) -> Thing:
+    return Thing(str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), str(rng.choice(list(SIZES), p=(0.35, 0.65))))
 
 
-def _place(kinds: list[tuple[str, str, str, float]], relation: str | None, rng: np.random.Generator) -> list[Thing]:
-    """Positions: a single shape anywhere inside the picture; a pair in order along its axis, without overlap."""
+def _reach(kind: Thing) -> int:
+    """The radius, rounded up to the lattice."""
+    assert kind.size is not None
+    return -(-SIZES[kind.size] // LATTICE) * LATTICE
 
-    def free(radius: float) -> float:
-        low = min(radius, IMAGE_SIZE / 2)
-        return float(rng.uniform(low, IMAGE_SIZE - low))
 
-    if relation is None:
-        (shape, colour, size, radius) = kinds[0]
-        return [Thing(shape, colour, size, free(radius), free(radius), radius)]
-    fit = min(1.0, IMAGE_SIZE / (2 * kinds[0][3] + 2 * kinds[1][3]))
-    first, second = fit * kinds[0][3], fit * kinds[1][3]
-    slack = max(IMAGE_SIZE - 2 * (first + second), 0.0)
-    lead, gap = sorted(rng.uniform(0, slack, 2))
-    along = (first + lead, IMAGE_SIZE - second - (slack - gap))
-    middle = rng.uniform(0.35, 0.65) * IMAGE_SIZE
-    things = []
-    for (shape, colour, size, _), radius, main in zip(kinds, (first, second), along, strict=True):
-        across = float(np.clip(middle + rng.uniform(-6, 6), radius, IMAGE_SIZE - radius))
-        x, y = (across, main) if relation == "above" else (main, across)
-        things.append(Thing(shape, colour, size, float(x), float(y), radius))
-    return things
+def _anywhere(kind: Thing, rng: np.random.Generator) -> int:
+    """A coordinate on the lattice that keeps the shape inside the picture."""
+    return _between(_reach(kind), IMAGE_SIZE - _reach(kind), rng)
+
+
+def _between(low: int, high: int, rng: np.random.Generator) -> int:
+    """A multiple of the lattice in [low, high], which are multiples themselves."""
+    return LATTICE * int(rng.integers(low // LATTICE, high // LATTICE + 1))
+
+
+def _place(kind: Thing, x: int, y: int) -> Thing:
+    return Thing(kind.shape, kind.colour, kind.size, x, y, SIZES[kind.size or "large"])
+
+
+def _place_pair(first: Thing, second: Thing, relation: str, rng: np.random.Generator) -> tuple[Thing, Thing]:
+    """Two shapes in order along the relation's axis without overlap, and near the middle across it."""
+    a, b = _reach(first), _reach(second)
+    lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
+    follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
+    places = []
+    for kind, along in ((first, lead), (second, follow)):
+        across = _between(24, 40, rng)
+        places.append(_place(kind, across, along) if relation == "above" else _place(kind, along, across))
+    return places[0], places[1]
 
 
 _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
