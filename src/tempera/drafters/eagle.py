@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tempera.cache import RoundMask, RowCache
 from tempera.drafters.static import StaticTreeDrafter
-from tempera.eagle_model import EagleModel, shifted
+from tempera.eagle_model import EagleModel, FastEagle, shifted
 from tempera.targets.adapter import TransformerTarget
 from tempera.targets.llamagen import causal_mask
 from tempera.trees import Level, Tree
@@ -32,9 +32,8 @@ class EagleDraft:
 
     def __init__(self, model: EagleModel, target: TransformerTarget) -> None:
         model.check(target)
-        self.model = model.to(device=target.device, dtype=target.dtype).eval()
+        self.model = FastEagle(model, target.device, target.dtype)
         self.target = target
-        self._step = torch.zeros(0, dtype=torch.int64)
 
     @torch.inference_mode()
     def begin(self, prompts: list[str]) -> None:
@@ -45,13 +44,17 @@ class EagleDraft:
         self.cache.place(positions, target.prefix)
         mask = causal_mask(target.keep, target.prefix, target.dtype)
         hidden = shifted(target.prefix_hidden, target.keep)
-        self._above = self.model(target.prefix_embeds, hidden, mask, positions, self.cache)[:, -1:]
+        rotation = self.model.rotation(hidden, positions)
+        self._above = self.model(target.prefix_embeds, hidden, mask, rotation, self.cache)[:, -1:]
         self._true: tuple[Tensor, Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
-        if self._true is not None:
+        self._first = self.target.root_slots + 1
+        if self._true is None:
+            self._rotation = self._rotate(self._first[:, None] + self._ahead)
+        else:
             self._above = self._replay(*self._true)
             self._true = None
         return self.target.distribution(self._above, self._zero)[:, 0]
@@ -60,13 +63,12 @@ class EagleDraft:
     def expand(self, tokens: Tensor, level: Level) -> Tensor:
         """The draft's distributions after the inner nodes of a level, whose tokens are `tokens` int64 [B, P]: float32 [B, P, V]."""
         target, layout = self.target, self._layout_of(level)
-        if layout.parents is not None:
-            self._above = self._above.index_select(1, layout.parents)
-        first = target.root_slots[:, None] + 1
+        above = self._above if layout.parents is None else self._above.index_select(1, layout.parents)
         reach = target.visible(1 + layout.width)
-        self.cache.place(first + layout.offsets, reach)
-        positions = (first + (level.depth - 1)).clamp_(max=target.last_slot)
-        self._above = self._forward(target.embed(tokens), self._above, layout.mask.at(first[:, 0], reach), positions)
+        self.cache.place(self._first[:, None] + layout.offsets, reach)
+        mask = self._padded(layout.mask.at(self._first, reach))
+        rotation = [part[:, level.depth - 1 : level.depth] for part in self._rotation]
+        self._above = self.model(target.embed(tokens), above, mask, (rotation[0], rotation[1]), self.cache)
         return target.distribution(self._above, layout.ahead)
 
     @torch.inference_mode()
@@ -74,36 +76,43 @@ class EagleDraft:
         """Keep the emitted tokens and the target's hidden states before them, for the next round."""
         hidden = scores.hidden
         if not draft.tree.is_chain:
-            path = (1 + verdict.path.clamp(min=-1)).repeat(self.target.sampling.rows, 1)
+            path = (1 + verdict.path).repeat(self.target.sampling.rows, 1)
             index = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
             hidden = hidden.gather(1, index.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        self._true = verdict.tokens.clamp(0, self.target.vocab_size - 1), hidden, emitted
+        self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        """Run the pairs of the tokens of the last round with their true hidden states -> the prediction at each row's root, [R, 1, H]."""
-        target = self.target
+        """Run the pairs of the last round's tokens with their true hidden states -> the prediction at each row's root, [R, 1, H].
+
+        Rotates at once for these and for the levels to come.
+        """
+        target, count = self.target, tokens.shape[1]
+        steps, causal = self._steps(count)
         emitted = emitted.repeat(target.sampling.rows)
-        start = target.root_slots + 1 - emitted
-        slots = start[:, None] + self._steps(tokens.shape[1])
-        reach = target.visible(1 + tokens.shape[1])
+        start = self._first - emitted
+        slots = start[:, None] + steps
+        cos, sin = self._rotate(torch.cat([slots, self._first[:, None] + self._ahead], 1))
+        self._rotation = cos[:, count:], sin[:, count:]
+        reach = target.visible(1 + count)
         self.cache.place(slots, reach)
-        predicted = self._forward(target.embed(tokens), hidden, self._causal.at(start, reach), slots.clamp(max=target.last_slot))
+        mask = self._padded(causal.at(start, reach))
+        predicted = self.model(target.embed(tokens), hidden, mask, (cos[:, :count], sin[:, :count]), self.cache)
         last = (emitted - 1).clamp_(min=0)[:, None, None]
         return predicted.gather(1, last.expand(-1, -1, predicted.shape[-1]))
 
-    def _forward(self, embeds: Tensor, hidden: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        if self.target.padding is not None:
-            mask += self.target.padding[..., : mask.shape[-1]]
-        predicted: Tensor = self.model(embeds, hidden, mask, positions, self.cache)
-        return predicted
+    def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.rotation(self._above, slots.clamp_(max=self.target.last_slot))
 
-    def _steps(self, count: int) -> Tensor:
+    def _padded(self, mask: Tensor) -> Tensor:
+        return mask if self.target.padding is None else mask.add_(self.target.padding[..., : mask.shape[-1]])
+
+    def _steps(self, count: int) -> tuple[Tensor, RoundMask]:
         """0 … count − 1, and the causal mask among them, made once."""
-        if self._step.shape[0] != count:
-            self._step = torch.arange(count, device=self.target.device)
+        if count not in self._step:
             visible = torch.ones(count, count, dtype=torch.bool, device=self.target.device).tril()
-            self._causal = RoundMask(visible, self.cache.capacity, self.target.dtype)
-        return self._step
+            steps = torch.arange(count, device=self.target.device)
+            self._step[count] = steps, RoundMask(visible, self.cache.capacity, self.target.dtype)
+        return self._step[count]
 
     def _allocate(self) -> None:
         """A cache of one layer for the target's rows; an earlier one of the same shape is used again."""
@@ -113,9 +122,10 @@ class EagleDraft:
         if old is None or (old.rows, old.capacity) != (target.rows, capacity):
             heads, head_dim = target.cache.storage.shape[-2:]
             self.cache = RowCache(1, target.rows, heads, head_dim, capacity, dtype=target.dtype, device=target.device)
-            self._step = torch.zeros(0, dtype=torch.int64)
+            self._step: dict[int, tuple[Tensor, RoundMask]] = {}
             self._layouts: dict[int, tuple[Level, _Layout]] = {}
             self._zero = torch.zeros(1, dtype=torch.int64, device=target.device)
+        self._ahead = torch.arange(max(1, target.nodes), device=target.device)
 
     def _layout_of(self, level: Level) -> "_Layout":
         if id(level) not in self._layouts:

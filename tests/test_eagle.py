@@ -1,0 +1,167 @@
+import pytest
+import torch
+from scipy.stats import chi2
+from tiny_networks import (
+    GRID,
+    LENGTH,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    TextLlama,
+    captions,
+    full_draft,
+    lively,
+    llamagen,
+    node_paths,
+    random_verdict,
+    tiny_eagle,
+    tiny_target,
+)
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.decode import decode
+from tempera.drafters.eagle import EagleDraft, build
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.eagle_model import EagleConfig, EagleModel
+from tempera.errors import TemperaError
+from tempera.probs import Sampling
+from tempera.streams import Streams
+from tempera.trees import Tree
+
+TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
+
+
+def eagle_drafter(target, tree, eagle=None):
+    return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target), tree)
+
+
+def expected_q(target, eagle, prompts, image, row, drafted, tree, node):
+    """What a child of `node` is drawn from, by the draft's forward passes over whole sequences; siblings without replacement."""
+    paths = node_paths(tree, 0)
+    *above, _ = path = paths[1 + node]
+    hidden = full_draft(eagle, target, prompts, image, row, drafted[above].tolist())[:, None]
+    q = target.distribution_of(hidden, len(image) + len(above))[0, 0]
+    siblings = [other[-1] for other in paths[1:] if other[:-1] == path[:-1] and other[-1] < node]
+    for sibling in siblings:
+        q = q.index_fill(0, drafted[sibling], 0.0)
+        q = q / q.sum()
+    return q
+
+
+def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
+    """Random rounds to the end: every q equals the one computed from scratch, with true hidden states wherever they are known."""
+    target.distribution_of = lambda hidden, place: target.sampling.distribution(
+        target.lm_logits(hidden), None if forced is None else forced[min(place, target.length - 1)][None, None]
+    )
+    drafter = eagle_drafter(target, tree, eagle)
+    with torch.no_grad():
+        target.begin(prompts, drafter.nodes)
+        drafter.begin(prompts)
+        images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
+        while min(map(len, images)) < target.length:
+            draft = drafter.propose(torch.rand(len(prompts), drafter.uniforms, generator=generator))
+            for row in range(len(prompts)):
+                for node in range(tree.nodes):
+                    if len(images[row]) + len(node_paths(tree, 0)[1 + node]) - 1 >= target.length:
+                        continue  # past the image
+                    q = expected_q(target, eagle, prompts, images[row], row, draft.tokens[row], tree, node)
+                    torch.testing.assert_close(draft.q[row, node], q, atol=2e-5, rtol=1e-3)
+            scores = target.score(draft)
+            verdict = random_verdict(draft, generator, target.vocab_size)
+            emitted = torch.tensor([min(int(verdict.accepted[row]) + 1, target.length - len(images[row])) for row in range(len(prompts))])
+            target.commit(draft, verdict, emitted)
+            drafter.observe(draft, verdict, scores, emitted)
+            images = [torch.cat([image, verdict.tokens[row, : emitted[row]]]) for row, image in enumerate(images)]
+
+
+@pytest.mark.parametrize(("name", "guidance"), [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)])
+def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
+    target = tiny_target(Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4)
+    check_bookkeeping(target, tiny_eagle(target), TREES[name], PROMPTS[1:4:2], torch.Generator().manual_seed(1))
+
+
+def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
+    network, forced = lively(TextLlama()), torch.full((6,), -1)
+    forced[[2, 5]] = 0
+    ids = torch.tensor([29, 11, 12, 13, 20])
+    target = tiny_target(
+        Sampling(2.0), network=network, conditioner=network.conditioner, grid=(2, 3), token_ids=ids, forced=forced, granularity=4
+    )
+    eagle = lively(EagleModel(EagleConfig.of(network, "text", vocab_size=5)), 1)
+    check_bookkeeping(target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced)
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_greedy_eagle_paints_what_greedy_autoregression_paints(name):
+    target = tiny_target(Sampling(3.0, temperature=0))
+    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
+    eagle = decode(target, eagle_drafter(target, TREES[name]), Exact(), Streams(0, PROMPTS), PROMPTS)
+    assert torch.equal(plain.tokens, eagle.tokens)
+    assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_batch_paints_what_single_prompts_paint(name, guidance):
+    target = tiny_target(Sampling(guidance, top_k=6))
+    drafter = eagle_drafter(target, TREES[name])
+
+    def paint(prompts):
+        output = decode(target, drafter, Relaxed((1.5,)), Streams(0, prompts), prompts)
+        return output.tokens, output.trace.rounds
+
+    tokens, rounds = paint(PROMPTS)
+    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
+    for row, prompt in enumerate(PROMPTS):
+        alone = paint([prompt])
+        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+
+
+def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
+    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1))
+    drafter, rows = eagle_drafter(target, TREE), 3000
+    prompts = ["bb"] * rows
+    with torch.no_grad():
+        target.begin(prompts, drafter.nodes)
+        drafter.begin(prompts)
+        draft = drafter.propose(torch.rand(rows, drafter.uniforms, generator=torch.Generator().manual_seed(0)))
+    assert torch.isfinite(draft.q).all()
+    for node in range(TREE.nodes):
+        expected, observed = draft.q[:, node].sum(0), torch.bincount(draft.tokens[:, node], minlength=VOCAB)
+        variance = (draft.q[:, node] * (1 - draft.q[:, node])).sum(0)
+        likely = variance > 5
+        assert likely.sum() > 4 and not observed[expected == 0].any()
+        deviations = ((observed - expected).square() / variance)[likely]
+        assert deviations.sum() < chi2.isf(1e-5, int(likely.sum()))
+
+
+def test_the_draft_of_an_exact_copy_is_mostly_accepted_and_never_changes_the_law_of_forced_tokens():
+    forced = torch.full((LENGTH,), -1)
+    forced[4::5] = 3
+    target = tiny_target(forced=forced)
+    output = decode(target, eagle_drafter(target, Tree.chain(3)), Exact(), Streams(1, PROMPTS), PROMPTS)
+    assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
+    drafted = output.trace.place.view(4, *GRID)[..., -1] <= 3  # wherever a draft reached a forced place, it was kept
+    assert drafted.any() and (output.trace.origin.view(4, *GRID)[..., -1][drafted] != 1).all()
+
+
+def test_built_from_a_directory(tmp_path):
+    target = tiny_target()
+    tiny_eagle(target).save_pretrained(tmp_path / "draft")
+    drafter = build(str(tmp_path / "draft"), target, Tree.chain(2))
+    reference = eagle_drafter(target, Tree.chain(2))
+    paint = [decode(target, d, Exact(), Streams(0, PROMPTS), PROMPTS).tokens for d in (drafter, reference)]
+    assert torch.equal(*paint)
+    with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
+        build(str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2))
+
+
+def test_rounds_read_nothing_back_and_allocate_no_cache():
+    target = tiny_target()
+    drafter = eagle_drafter(target, Tree.chain(3))
+    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+    storages = target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()
+    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+    assert storages == (target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr())
+    assert captions(PROMPTS)[1].shape == (4, target.prefix)

@@ -1,0 +1,146 @@
+"""Tiny random networks for the tests of the network runtime, and what a draft of them says without any cache."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tempera.eagle_model import EagleConfig, EagleModel, shifted
+from tempera.probs import Sampling
+from tempera.targets.adapter import TransformerTarget
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, causal_mask
+from tempera.trees import Tree
+from tempera.types import Draft, Verdict
+
+VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
+LENGTH = GRID[0] * GRID[1]
+TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 1]])
+PROMPTS = ["a", "bb", "ccc", "dddd"]
+
+
+def lively(module: nn.Module, seed: int = 0) -> Any:
+    """Weights large enough for the outputs to depend on everything."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5 * 1.3)
+    return module.eval()
+
+
+def llamagen(seed: int = 0, **changes: Any) -> LlamaGen:
+    sizes = {"grid": GRID, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2} | changes
+    return lively(LlamaGen(LlamaGenConfig(VOCAB, prefix_length=PREFIX, caption_dim=WIDTH, **sizes)), seed)
+
+
+def captions(prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """As many real condition tokens as the prompt has letters."""
+    features = torch.stack([torch.randn(PREFIX, WIDTH, generator=torch.Generator().manual_seed(len(prompt))) for prompt in prompts])
+    keep = torch.stack([torch.arange(PREFIX) >= PREFIX - len(prompt) for prompt in prompts])
+    return features * keep[..., None], keep
+
+
+def tiny_target(sampling: Sampling | None = None, network: Any = None, conditioner: Any = captions, **options: Any) -> TransformerTarget:
+    return TransformerTarget(network or llamagen(), conditioner, sampling or Sampling(3.0), **options)
+
+
+def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
+    return lively(EagleModel(EagleConfig.of(target.network, "tiny", target.vocab_size)), seed)
+
+
+class TextLlama(LlamaForCausalLM):
+    """A plain Hugging Face language model whose vocabulary holds text and image tokens, grouped key/value heads."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            LlamaConfig(
+                vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=64, pad_token_id=None, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
+            )
+        )  # fmt: skip
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        return self.model.embed_tokens(tokens)
+
+    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
+        return self.model.embed_tokens(torch.where(drop[:, None], 0, condition))
+
+    @staticmethod
+    def conditioner(prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Text ids, one per letter; as wide as the longest prompt."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + [ord(letter) % 7 + 1 for letter in prompt] for prompt in prompts])
+        return ids, ids > 0
+
+
+def random_draft(tree: Tree, batch: int, generator: torch.Generator, vocab: int = VOCAB) -> Draft:
+    tokens = torch.randint(vocab, (batch, tree.nodes), generator=generator)
+    return Draft(tokens, torch.zeros(batch, tree.nodes, vocab), tree)
+
+
+def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB) -> Verdict:
+    """A random path down every row's tree; -1 and nonsense past its end."""
+    batch, depth = len(draft.tokens), draft.tree.max_depth
+    path = torch.full((batch, depth), -1)
+    tokens = torch.randint(vocab, (batch, depth + 1), generator=generator)
+    parents = draft.tree.parents.expand(batch, -1).tolist()
+    accepted = torch.zeros(batch, dtype=torch.int64)
+    for row in range(batch):
+        node, line = int(torch.randint(-1, draft.tree.nodes, (), generator=generator)), list[int]()
+        while node >= 0:
+            line.insert(0, node)
+            node = parents[row][node]
+        path[row, : len(line)] = torch.tensor(line, dtype=torch.int64)
+        tokens[row, : len(line)] = draft.tokens[row, line]
+        accepted[row] = len(line)
+    return Verdict(path, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
+
+
+def node_paths(tree: Tree, row: int) -> list[list[int]]:
+    """The nodes from the top down to each node, after the empty path of the root."""
+    parents = (tree.parents[row] if tree.per_row else tree.parents).tolist()
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(parents):
+        paths.append([*paths[1 + parent], node])
+    return paths
+
+
+def full_hidden(target: TransformerTarget, prompts: list[str], images: list[Tensor]) -> list[Tensor]:
+    """Hidden states over the prefix and the tokens of each image, int64 [n], without a cache: [R of one prompt, T + n, H] each."""
+    condition, keep = target.conditioner(prompts)
+    tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
+    halves = []
+    for drop in (False, True)[: target.sampling.rows]:
+        prefix = target.network.embed_prefix(condition, torch.full((len(prompts),), drop))
+        embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
+        mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
+        positions = torch.arange(embeds.shape[1]).expand(len(prompts), -1)
+        states = target.network.model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False)
+        halves.append(states.last_hidden_state)
+    return [torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves]) for i, image in enumerate(images)]
+
+
+def full_draft(eagle: EagleModel, target: TransformerTarget, prompts: list[str], image: Tensor, row: int, path: list[int]) -> Tensor:
+    """The draft's prediction at the last token of image ‖ path, from the target's true hidden states up to the image's last token.
+
+    image: int64 [n] tokens of prompt `row`; path: drafted tokens after it. Returns [R of one prompt, H].
+    """
+    outputs = []
+    hidden = full_hidden(target, [prompts[row]], [image])[0]
+    for drop, states in zip((False, True), hidden, strict=False):
+        condition, keep = target.conditioner([prompts[row]])
+        previous = shifted(states[None], keep)[:, :-1]  # the root's own hidden state is not known yet
+        embeds = torch.cat([target.network.embed_prefix(condition, torch.tensor([drop])), plain_embed(target, image[None])], 1)
+        for token in [*path, None]:
+            mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
+            predicted = eagle(embeds, previous, mask, torch.arange(embeds.shape[1])[None])[:, -1:]
+            if token is not None:
+                embeds = torch.cat([embeds, plain_embed(target, torch.tensor([[token]]))], 1)
+                previous = torch.cat([previous, predicted], 1)
+        outputs.append(predicted[0, 0])
+    return torch.stack(outputs)
+
+
+def plain_embed(target: TransformerTarget, tokens: Tensor) -> Tensor:
+    return target.embed(tokens)[: len(tokens)]
