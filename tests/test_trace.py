@@ -4,7 +4,7 @@ import pytest
 import torch
 from random_drafts import SMALL, Spy, random_draft
 
-from tempera.acceptance import Exact, Relaxed, at
+from tempera.acceptance import Exact, Match, Relaxed, at
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -181,9 +181,21 @@ def test_an_impossible_token_costs_infinitely_many_nats():
 
 def test_a_rule_that_couples_depths_has_no_local_terms():
     class Joint:
+        lossless = False
+
         def walk(self, draft, p, uniforms):
             raise AssertionError
 
     draft, p, uniforms = random_draft(2, Tree.chain(2))
     with pytest.raises(TemperaError, match="Joint"):
         diagnose(draft, verify(draft, p, Exact(), uniforms), Scores(p, p).p, Joint())
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
+def test_a_lossless_rule_that_couples_depths_adds_nothing(tree):
+    draft, p, uniforms = random_draft(50, tree)
+    verdict = verify(draft, p, Match(), uniforms)
+    tv, bound, kl = diagnose(draft, verdict, p, Match())
+    assert bound.eq(0).all()
+    assert kl.eq(0).all()
+    torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))

@@ -7,7 +7,7 @@ rule is exact only as a pair, that is, when q·f + (1 - Σ q·f)·residual = p. 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ class Match:
     naive verification of SpecInfer (Miao et al. 2023), which is also what SJD's public code calls Jacobi decoding. Lossless for every
     draft, as every emitted token is a draw from the target. It implements `verify.JointRule`.
     """
+
+    lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See `verify.JointRule.walk`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tempera.acceptance import Exact
 from tempera.errors import TemperaError
 from tempera.probs import normalise
 from tempera.trees import take
@@ -157,6 +158,7 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
     divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over
     tests. Summed over positions, the expected terms bound the TV and the KL divergence between the whole image's law and the target's.
+    A joint rule has no tests of single positions; a lossless one adds 0.
 
     Args:
         draft: the round's proposal.
@@ -169,7 +171,10 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
         each, for the L + 1 places of the round; places past the verdict's last token are undefined.
     """
     if isinstance(rule, JointRule):
-        raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}, whose tests are coupled; run it without diagnostics")
+        if not rule.lossless:
+            raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}, whose tests are coupled; run it without diagnostics")
+        tv, bound, kl = diagnose(draft, verdict, p, Exact())
+        return tv, torch.zeros_like(bound), torch.zeros_like(kl)
     visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
     children = take(draft.tree.children.expand(len(p), -1, -1), visited)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)

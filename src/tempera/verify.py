@@ -21,6 +21,9 @@ from tempera.types import Draft, Rule, Verdict
 class JointRule(Protocol):
     """A rule that decides on a draft as a whole, because its tests at different depths are coupled (block verification)."""
 
+    lossless: bool
+    """Whether what is emitted has the target's law, so that no position adds to the TV bound or the KL divergence."""
+
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Decide on a whole draft, as `verify` does test by test.
 
