@@ -172,7 +172,7 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
     """
     if isinstance(rule, JointRule):
         if not rule.lossless:
-            raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}, whose tests are coupled; run it without diagnostics")
+            raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; run it without diagnostics")
         tv, bound, kl = diagnose(draft, verdict, p, Exact())
         return tv, torch.zeros_like(bound), torch.zeros_like(kl)
     visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))

@@ -172,7 +172,10 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself. Add the prefix to make an attention mask."""
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself.
+
+        Add the prefix to make an attention mask.
+        """
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
         padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
