@@ -105,7 +105,14 @@ METHODS = [
     "method=coolsd schedule=linear ell=12",
     "method=eagle rule=relaxed delta=2 schedule=uniform",
     "method=eagle drafter=none",
+    *[f"method={method} window=8 initialisation=vertical_sample" for method in ("jacobi", "sjd", "scd")],
+    "method=scd window=8 coupling=maximal",
+    "method=sjd window=8 rule=relaxed delta=1.2",
+    "method=sjd window=8 rule=match",
+    "method=sjd_pac window=12 branches=2 branching=first",
+    "method=sjd_pac window=12 proactive=false",
 ]
+UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method=scd")
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +124,14 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_paints(method: str, draft: Path) -> None:
-    drafted = "method=ar" not in method and "drafter=none" not in method
+    drafted = not any(choice in method for choice in UNTRAINED)
     cfg = composed(*method.split(), *([f"drafter.path={draft}"] if drafted else []))
     target = tiny_target()
     drafter = build_drafter(cfg, target)
     rule = build_rule(cfg, drafter.depth)
     output = decode(target, drafter, rule, Streams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
-    assert drafter.nodes == (build_tree(cfg).nodes if drafted else 0)
+    assert drafter.nodes == (build_tree(cfg).nodes if drafted else cfg.get("window", 0))
 
 
 def test_the_published_schedule_of_cool_sd() -> None:
@@ -169,13 +176,15 @@ def stand_in(cfg: DictConfig) -> dict[str, float]:
     tree = build_tree(cfg)
     build_sampling(cfg)
     build_rule(cfg, tree.max_depth)
+    if "window" in cfg:
+        check(cfg.drafter, {"target": None})
     print("prompt:", cfg.prompt)
     return {}
 
 
 REFUSED = {
-    "method=foo": "there is no method=foo; choose one of ar, coolsd, eagle, uniform_rsd",
-    "method=colsd": "there is no method=colsd; choose one of ar, coolsd, eagle, uniform_rsd",
+    "method=foo": "there is no method=foo; choose one of ar, coolsd, eagle, ",
+    "method=colsd": "there is no method=colsd; choose one of ar, coolsd, eagle, ",
     "model=foo": "there is no model=foo; choose one of",
     "tree=foo": "there is no tree=foo; choose one of chain, mc_sim_7b_63, naive_extend_57",
     "metod=ar": "there is no option `metod`: did you mean `method`?",
@@ -197,6 +206,9 @@ REFUSED = {
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
     "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=coolsd, eagle, uniform_rsd)",
     "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs to tree=chain",
+    "method=sjd window=abc": "`window=abc` is not possible; it must be a whole number",
+    "method=sjd initialisation=foo": "`initialisation=foo` is not possible; it must be one of random, horizontal_repeat, vertical_repeat,",
+    "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to drafter=sjd_pac",
     "drafter.pth=x": "there is no option `drafter.pth`: did you mean `drafter.path`?",
 }
 

@@ -5,10 +5,13 @@ the guesses before it; these *stale* distributions are what the next window's gu
 drawn, the *refresh*, and in the rule that keeps guesses:
 
     method   refresh                                                       rule
-    jacobi   `FixedDraw`: each position's one random draw, kept for good   `Match`: the target draws the same token with it
+    jacobi   `FixedDraw`: each position's one random draw, kept for good   `acceptance.Match`: the target draws the same token with it
     sjd      `Redraw`: afresh                                              exact
     scd      `SharedNoise`: argmax(log p + g), each position's Gumbel g    exact
     sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on the tree of `windows.Shape.proactive`
+
+Any rule goes with any of them: SJD with `Match` is what SJD's public code calls Jacobi decoding, and `FixedDraw` with the exact rule is
+speculative coupled decoding with another coupling.
 
 **Why all of them are exact.** Let F_k be what has happened, in all iterations so far, at the positions before k: their guesses, draws and
 tests. (1) Whether position k is decided in a round, and the distributions p_k (target's) and q_k (its guess's label) that it is decided
@@ -30,7 +33,7 @@ SJD-PAC's two parts, nor speculative coupled decoding (arXiv 2510.24211) as publ
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -193,14 +196,21 @@ class Jacobi:
         uniforms: draws that `propose` takes; the first round may want more than the later ones.
 
     Raises:
-        TemperaError: the window is empty or longer than the image, or the initialisation is not known.
+        TemperaError: the window is longer than the image, or the initialisation is not known.
     """
+
+    _emitted: Tensor  # tokens of the last round, [B, 1]; as if all had been before the first round
+    _base: Tensor  # position of the last round's first token, [B, 1]
+    _p: Tensor  # the last round's distributions, [B, 1 + N, V]
+    _reading: Tensor  # which of them to read for each place, [B, S + 1]
+    _guesses: Guesses
+    _history: Tensor  # distributions of the positions before the last round, as many as vertical sampling looks back, [B, H, V]
+    _image: Tensor  # tokens by position, [B, T + S + 1]: emitted, then the window's; kept for repeats only
 
     def __init__(self, target: Canvas, shape: Shape, refresh: Refresh, initialisation: Initialisation = "random") -> None:
         self.nodes, self.depth = shape.tree.nodes, shape.length
-        if not 1 <= self.nodes <= target.length:
-            fault = "empty" if self.nodes < 1 else f"longer than the image of {target.length} tokens"
-            raise TemperaError(f"window={self.nodes} is {fault}; give a number from 1 to {target.length}")
+        if self.nodes > target.length:
+            raise TemperaError(f"window={self.nodes} is longer than the image of {target.length} tokens; give {target.length} or less")
         self.target, self.shape, self.refresh = target, shape, refresh
         self.entrance = Entrance(initialisation, target, shape.length)
         self._further = shape.levels * (shape.branches - 1)
@@ -288,3 +298,22 @@ class Jacobi:
             tokens = torch.cat([tokens, drawn.flatten(1)], 1)[:, shape.columns]
             q = torch.cat([q, laws.flatten(1, 2)], 1)[:, shape.columns]
         return Draft(tokens, q, shape.tree, self.refresh.draws(start + self._depths))
+
+
+def jacobi(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+    """Jacobi decoding's drafter; its rule is `acceptance.Match`. See `windows.Entrance` for the initialisations."""
+    return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
+
+
+def sjd(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+    """Speculative Jacobi decoding's drafter (arXiv 2410.01699). See `windows.Entrance` for the initialisations."""
+    return Jacobi(target, Shape.chain(window), Redraw(), initialisation)
+
+
+def scd(
+    target: Canvas, window: int = 32, initialisation: Initialisation = "random", coupling: Literal["gumbel", "maximal"] = "gumbel"
+) -> Jacobi:
+    """Speculative coupled decoding's drafter (arXiv 2510.24211), with Gumbel or with maximal coupling of one iteration to the next."""
+    if coupling not in ("gumbel", "maximal"):
+        raise TemperaError(f"coupling={coupling} is not known; choose gumbel or maximal")
+    return Jacobi(target, Shape.chain(window), SharedNoise() if coupling == "gumbel" else Continue(), initialisation)

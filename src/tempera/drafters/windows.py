@@ -53,7 +53,8 @@ class Shape:
 
     @classmethod
     def chain(cls, length: int) -> "Shape":
-        """One guess a place."""
+        """One guess a place. Raises TemperaError for less than one."""
+        _check(length)
         return cls(Tree.chain(length), length, 1, 0, torch.arange(length), torch.arange(length + 1).expand(length + 1, -1))
 
     @classmethod
@@ -69,8 +70,11 @@ class Shape:
         - "full": every candidate goes on: K + K² + … + K^D nodes.
 
         Raises:
-            TemperaError: no window, no candidates, K^D paths or the tree itself do not fit into the window.
+            TemperaError: the window is empty, there are no candidates, or K^D paths or the tree itself do not fit into the window.
         """
+        _check(window)
+        if branching not in get_args(Branching):
+            raise TemperaError(f"branching={branching} is not known; choose one of {', '.join(get_args(Branching))}")
         if branches < 1 or levels < 0:
             raise TemperaError(f"branches={branches} and levels={levels} make no tree; give at least 1 branch and 0 levels")
         if branches**levels > window:
@@ -80,11 +84,12 @@ class Shape:
             )
         if branches == 1 or levels == 0:
             return cls.chain(window)
-        paths = [path for level in range(1, levels + 1) for path in itertools.product(range(branches), repeat=level) if _grows(path, branches, branching)]
+        whole = (path for level in range(1, levels + 1) for path in itertools.product(range(branches), repeat=level))
+        paths = [path for path in whole if _grows(path, branches, branching)]
         if len(paths) > window:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, more than window={window}; take fewer branches "
-                "or levels, a longer window, or branching=first"
+                f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, more than window={window} holds; take fewer "
+                "branches or levels, a longer window, or branching=first"
             )
         length = levels + window - len(paths)
         paths += [(0,) * depth for depth in range(levels + 1, length + 1)]
@@ -96,6 +101,11 @@ class Shape:
         """The same shape on a device."""
         tables = self.columns.to(device), self.reading.to(device)
         return Shape(self.tree.to(device), self.length, self.branches, self.levels, *tables)
+
+
+def _check(window: int) -> None:
+    if window < 1:
+        raise TemperaError(f"window={window} is empty; give at least 1 token")
 
 
 def _grows(path: tuple[int, ...], branches: int, branching: Branching) -> bool:
