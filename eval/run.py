@@ -7,8 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tempera import config
 from tempera.data.prompts import one_prompt
-from tempera.evaluation.evaluate import Plan, evaluate
-from tempera.evaluation.painter import Method, Painter
+from tempera.evaluation.evaluate import evaluate
+from tempera.evaluation.painter import Method
 from tempera.evaluation.processes import Processes
 from tempera.evaluation.settings import about, settings
 from tempera.tracking import Tracker
@@ -24,12 +24,11 @@ def main(cfg: DictConfig) -> dict[str, float]:
     target = config.build_target(cfg)
     drafter = config.build_drafter(cfg, target)
     method = Method(drafter, config.build_rule(cfg, drafter.depth))
-    tokenizer: Any = config.build_tokenizer(cfg)
-    painter = Painter(target, method, tokenizer, cfg.seed, device)
+    painter = config.instantiate(cfg.painter, target=target, method=method, image_decoder=config.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}
     identity = settings({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
     notes = about(device, _hydra(cfg, "overrides") or [])
-    plan = Plan(Path(processes.from_main(cfg.directory)), cfg.model.name, identity, notes, cfg.batch_size, cfg.diagnostics)
+    plan = config.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes)
 
     def start_tracker() -> Tracker:
         tags = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice]

@@ -10,9 +10,9 @@ import pytest
 
 from tempera.data.prompts import world_prompts
 from tempera.errors import TemperaError
-from tempera.evaluation.painter import picture_path, write_picture
-from tempera.evaluation.publish import publish
-from tempera.evaluation.report import collect, find_runs, write_report
+from tempera.evaluation.pictures import picture_path, write_picture
+from tempera.evaluation.publish import blocks, publish
+from tempera.evaluation.report import collect, find_runs, report_markdown, write_report
 from tempera.evaluation.store import write_table
 
 SCRIPT = Path(__file__).resolve().parent.parent / "eval" / "report.py"
@@ -135,6 +135,24 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+class Reports:
+    """Stands in for wandb_workspaces.reports.v2: each block is what it was made from."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **values: {"block": name, **values}
+
+
+def test_the_published_report_shows_tables_figures_and_scatter_plots(runs: Path, tmp_path: Path) -> None:
+    rows = collect(find_runs([runs])[0])
+    text = report_markdown(rows, tmp_path, [tmp_path / "pareto.png"])
+    markdown, pictures, evaluations = blocks(Reports(), rows, text, ["pareto"], "tempera", None)
+    assert "| coolsd floor=1 |" in markdown["text"]
+    assert "![" not in markdown["text"]
+    assert pictures["panels"][0]["media_keys"] == ["pareto"]
+    assert {"block": "ScatterPlot", "x": "speedup", "y": "fid"} in evaluations["panels"]
+    assert evaluations["runsets"][0]["filters"] == "JobType = 'eval'"
 
 
 def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

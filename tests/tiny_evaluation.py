@@ -1,4 +1,4 @@
-"""Table models, a block-painting image decoder and a toy judge, for the evaluation tests; as a script it is one evaluation that may kill itself."""
+"""Table models, a block-painting image decoder and a toy judge for the evaluation tests; as a script, one evaluation that kills itself."""
 
 import os
 import signal
@@ -14,14 +14,18 @@ from tempera.acceptance import Exact, Relaxed
 from tempera.data.prompts import Prompt, world_prompts
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static import StaticTreeDrafter
+from tempera.eagle_model import EagleConfig, EagleModel
 from tempera.evaluation.evaluate import Plan, evaluate
 from tempera.evaluation.judges import Networks
 from tempera.evaluation.painter import Method, Painter
 from tempera.evaluation.processes import Processes
 from tempera.evaluation.speed import SpeedProtocol
 from tempera.laws import TableDraft, TableTarget
+from tempera.targets.embedded import TextEncoder
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.tracking import NoTracker, Tracker
 from tempera.trees import Tree
+from tempera.vq import VQConfig, VQModel
 
 
 class Blocks:
@@ -94,6 +98,33 @@ def tiny_evaluate(
         lambda: tracker or NoTracker(),
         Processes(cpu=True),
     )
+
+
+def network() -> LlamaGen:
+    """A random LlamaGen of 2 layers × 16 on 4×4 tokens of 32 codes: `model.network` of a tiny model for the script."""
+    torch.manual_seed(0)
+    model = LlamaGen(LlamaGenConfig(32, 16, 32, 2, 2, (4, 4), prefix_length=6, caption_dim=8))
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0, 0.5)
+    return model
+
+
+def text_encoder() -> TextEncoder:
+    torch.manual_seed(1)
+    return TextEncoder(6, 8, layers=1, heads=2)
+
+
+def tokenizer() -> VQModel:
+    torch.manual_seed(2)
+    return VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
+
+
+def tiny_options(directory: Path) -> list[str]:
+    """Command-line options that put the tiny model in place of the embedded one, with a draft in `directory`."""
+    EagleModel(EagleConfig.of(network(), "tiny")).save_pretrained(directory / "draft")
+    parts = [f"model.{part}._target_=tiny_evaluation.{part}" for part in ("network", "text_encoder", "tokenizer")]
+    quick = ["limit=6", "batch_size=4", "speed.prompts=1", "speed.warmup=0", "metrics=none", "tracking=none"]
+    return [*parts, f"drafter.path={directory / 'draft'}", *quick]
 
 
 class Fuse:

@@ -51,10 +51,12 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
         offset: how many to pass over first.
 
     Raises:
-        TemperaError: with file and line, when the file is missing, empty, not UTF-8, or holds a broken line, an empty prompt or a repeated id.
+        TemperaError: with file and line: the file is missing, empty or not UTF-8, or holds a broken line, an empty prompt or an id twice.
     """
     if not path:
-        raise TemperaError("data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, or MS-COCO captions .json).")
+        raise TemperaError(
+            "data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, or MS-COCO captions .json)."
+        )
     _check_slice(limit, offset)
     readers = {".txt": _read_text, ".tsv": _read_tsv, ".json": _read_coco}
     file = Path(path)
@@ -115,13 +117,17 @@ def _read_tsv(file: Path) -> list[Prompt]:
         return []
     header = lines[0].split("\t")
     if "Prompt" not in header:
-        raise TemperaError(f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' column Prompt in the first line.")
+        raise TemperaError(
+            f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' column Prompt in the first line."
+        )
     column = header.index("Prompt")
     prompts = []
     for number, line in enumerate(lines[1:], start=2):
         fields = line.split("\t")
         if len(fields) > len(header) or len(fields) <= column:
-            raise TemperaError(f"{file}:{number} is broken ({len(fields)} fields where the header has {len(header)}): mend or delete the line.")
+            raise TemperaError(
+                f"{file}:{number} is broken ({len(fields)} fields where the header has {len(header)}): mend or delete the line."
+            )
         prompts.append(_line_prompt(file, number, fields[column]))
     return prompts
 
@@ -144,13 +150,19 @@ def _read_coco(file: Path) -> list[Prompt]:
 
 def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
     where = f"{file}, annotation {number}"
-    if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str) or not isinstance(annotation.get("id"), int | str):
+    if (
+        not isinstance(annotation, dict)
+        or not isinstance(annotation.get("caption"), str)
+        or not isinstance(annotation.get("id"), int | str)
+    ):
         raise TemperaError(f"{where} is broken (no id and caption): each annotation needs an id and a caption.")
     text = " ".join(annotation["caption"].split())
     if not text:
         raise TemperaError(f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or delete the annotation.")
     if str(annotation["id"]) != _safe(str(annotation["id"])):
-        raise TemperaError(f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, digits, dot, dash or underscore.")
+        raise TemperaError(
+            f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, digits, dot, dash or underscore."
+        )
     return Prompt(str(annotation["id"]), text)
 
 
@@ -158,5 +170,7 @@ def _check_unique(file: Path, prompts: Sequence[Prompt]) -> None:
     seen: dict[str, int] = {}
     for number, prompt in enumerate(prompts, start=1):
         if prompt.id in seen:
-            raise TemperaError(f"{file}, annotation {number} repeats the id {prompt.id} of annotation {seen[prompt.id]}: ids must be unique.")
+            raise TemperaError(
+                f"{file}, annotation {number} repeats the id {prompt.id} of annotation {seen[prompt.id]}: ids must be unique."
+            )
         seen[prompt.id] = number

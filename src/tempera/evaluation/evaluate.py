@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, figures, speed
 from tempera.evaluation.bootstrap import Interval
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.judges import Judge
 from tempera.evaluation.labels import method_label
-from tempera.evaluation.painter import Painter, picture_path
+from tempera.evaluation.painter import Painter
+from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.processes import Processes
 from tempera.evaluation.progress import Bar, print_results
-from tempera.evaluation.quality import ENOUGH, judge_pictures, quality, read_picture, reference_features
+from tempera.evaluation.quality import ENOUGH, judge_pictures, quality, reference_features
 from tempera.evaluation.speed import SpeedProtocol
 from tempera.evaluation.store import Row, Store, claim, write_table
 from tempera.tracking import Tracker
@@ -46,6 +48,10 @@ class Plan:
     about: Mapping[str, Any]
     batch_size: int = 16
     diagnostics: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise TemperaError(f"batch_size={self.batch_size} is too small: give at least 1.")
 
 
 def evaluate(
@@ -201,7 +207,14 @@ def _title(result: Mapping[str, Any]) -> str:
     """Heading of the figures."""
     settings, metrics = result["settings"], result["metrics"]
     accepted = metrics["accepted_length"]
-    parts = [result["name"], *(f"{name} {settings[name]:g}" if isinstance(settings[name], float) else f"{name} {settings[name]}" for name in ("model", "guidance", "seed") if name in settings)]
+    parts = [
+        result["name"],
+        *(
+            f"{name} {settings[name]:g}" if isinstance(settings[name], float) else f"{name} {settings[name]}"
+            for name in ("model", "guidance", "seed")
+            if name in settings
+        ),
+    ]
     parts.append(f"accepted length {accepted['value']:.2f} [{accepted['low']:.2f}, {accepted['high']:.2f}]")
     if "speedup" in metrics:
         parts.append(f"speed-up {metrics['speedup']['value']:.2f}×")

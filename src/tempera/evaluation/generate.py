@@ -7,7 +7,8 @@ import torch
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.painter import Painter, picture_path, records, write_picture
+from tempera.evaluation.painter import Painter, records
+from tempera.evaluation.pictures import picture_path, write_picture
 from tempera.evaluation.store import Row, Store
 
 Progress = Callable[[int, int, int], None]

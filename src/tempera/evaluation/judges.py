@@ -92,8 +92,8 @@ class EmbeddedJudge:
         """Only the embedded model paints this world."""
         if model != "embedded":
             raise TemperaError(
-                f"metrics=default judges pictures of the embedded world, not model={model}: use metrics=real with metrics.inception=FILE and "
-                "metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP score, or metrics=none."
+                f"metrics=default judges pictures of the embedded world, not model={model}: use metrics=real with metrics.inception=FILE "
+                "and metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP score, or metrics=none."
             )
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(f"metrics.reference_count={self.reference_count} is too small: give at least {2 * (self.neighbours + 1)}.")
@@ -217,7 +217,9 @@ def _open_clip(name: str, weights: str | None) -> tuple[Any, Callable[[list[str]
     try:
         model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=weights)
     except (RuntimeError, OSError, KeyError) as problem:
-        raise TemperaError(f"{weights} does not hold weights of {name} ({str(problem).splitlines()[0][:80]}): give matching files.") from None
+        raise TemperaError(
+            f"{weights} does not hold weights of {name} ({str(problem).splitlines()[0][:80]}): give matching files."
+        ) from None
     return model, open_clip.get_tokenizer(name), preprocess
 
 

@@ -4,13 +4,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
@@ -18,7 +16,6 @@ from tempera.decode import Output, decode
 from tempera.evaluation.store import Row
 from tempera.streams import Streams
 from tempera.timing import Parts, no_clock
-from tempera.training.atomic import replacing
 from tempera.types import Drafter, Rule, Target
 
 
@@ -80,7 +77,7 @@ class Painter:
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
-        """Run the text encoder now and not again inside, so that timings leave it out; gives its seconds (NaN where the target has none)."""
+        """Run the text encoder now and not again inside, so that timings leave it out; gives its seconds, or NaN without one."""
         target: Any = self.target
         conditioner = getattr(target, "conditioner", None)
         if conditioner is None:
@@ -115,14 +112,3 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "tokens": output.tokens.cpu().tolist(),
     }
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def write_picture(path: Path, picture: NDArray[np.uint8]) -> None:
-    """uint8 [3, H, W] as PNG, atomically."""
-    with replacing(path) as temporary:
-        Image.fromarray(picture.transpose(1, 2, 0)).save(temporary, format="PNG")
-
-
-def picture_path(directory: Path, prompt_id: str) -> Path:
-    """Where a run directory keeps a prompt's picture."""
-    return directory / "images" / f"{prompt_id}.png"

@@ -34,27 +34,32 @@ def publish(rows: Sequence[Mapping[str, Any]], output: Path, project: str = "tem
             **({"entity": entity} if entity else {}),
             title="Speed and quality of speculative decoding",
             description=f"{len(rows)} runs of tempera",
-            blocks=blocks(reports, rows, (output / "report.md").read_text(encoding="utf-8"), [figure.stem for figure in figures], project, entity),
+            blocks=blocks(
+                reports, rows, (output / "report.md").read_text(encoding="utf-8"), [figure.stem for figure in figures], project, entity
+            ),
             width="fluid",
         )
         report.save()
-    except wandb.Error as problem:
-        raise TemperaError(f"W&B refused the report ({' '.join(str(problem).split())[:120]}): check the account, project={project}.") from None
+    except Exception as problem:  # wandb-workspaces raises bare ones
+        raise TemperaError(
+            f"W&B refused the report ({' '.join(str(problem).split())[:120]}): check the account and project={project}."
+        ) from problem
     return str(report.url)
 
 
 def blocks(
-    reports: ModuleType | Any, rows: Sequence[Mapping[str, Any]], markdown: str, figures: Sequence[str], project: str, entity: str | None
+    reports: Any, rows: Sequence[Mapping[str, Any]], markdown: str, figures: Sequence[str], project: str, entity: str | None
 ) -> list[Any]:
     """The report's blocks: the tables, the figures, and scatter plots over all evaluation runs of the project."""
     text = "\n".join(line for line in markdown.split("\n## Runs")[0].splitlines() if not line.startswith(("![", "# ")))
     qualities = [name for names in QUALITIES.values() for name in names if any(name in row["metrics"] for row in rows)]
-    scatter = [reports.ScatterPlot(x=f"summary:{gain}", y=f"summary:{quality}") for gain in GAINS for quality in qualities]
+    scatter = [reports.ScatterPlot(x=gain, y=quality) for gain in GAINS for quality in qualities]
     where = {"project": project} | ({"entity": entity} if entity else {})
+    pictures, evaluations = (reports.Runset(**where, name=kind, filters=f"JobType = '{kind}'") for kind in ("report", "eval"))
     return [
         reports.MarkdownBlock(text=text),
-        reports.PanelGrid(runsets=[reports.Runset(**where, name="report")], panels=[reports.MediaBrowser(media_keys=list(figures))]),
-        reports.PanelGrid(runsets=[reports.Runset(**where, name="evaluations")], panels=scatter),
+        reports.PanelGrid(runsets=[pictures], panels=[reports.MediaBrowser(media_keys=list(figures))]),
+        reports.PanelGrid(runsets=[evaluations], panels=scatter),
     ]
 
 
@@ -62,6 +67,4 @@ def _reports() -> ModuleType:
     try:
         return importlib.import_module("wandb_workspaces.reports.v2")
     except ImportError:
-        raise TemperaError(
-            "--publish needs wandb-workspaces, which is not installed: pip install wandb-workspaces (the report's files are written already)."
-        ) from None
+        raise TemperaError("--publish needs wandb-workspaces, which is not installed: pip install wandb-workspaces.") from None

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 
 from tempera.data.prompts import Prompt
 from tempera.evaluation import bootstrap, distances
@@ -114,8 +112,3 @@ def _accuracies(verdicts: Sequence[Mapping[str, Any]], resamples: int) -> dict[s
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
-
-
-def read_picture(path: Path) -> NDArray[np.uint8]:
-    """A PNG as uint8 [3, h, w]."""
-    return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1).copy()

@@ -18,15 +18,25 @@ from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, pareto
 from tempera.evaluation.figures import comparison
 from tempera.evaluation.labels import family_label
-from tempera.evaluation.painter import picture_path
+from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.progress import NAMES, number
-from tempera.evaluation.quality import read_picture
 from tempera.training.atomic import read_json, write_text
 
 Row = dict[str, Any]
 HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter")
 """Settings that identify a run but do not describe it to a reader."""
-SHOWN = ("accepted_length", "speedup", "efficiency", "fid", "kid", "precision", "recall", "clip_score", "attribute_accuracy", "kl_per_token")
+SHOWN = (
+    "accepted_length",
+    "speedup",
+    "efficiency",
+    "fid",
+    "kid",
+    "precision",
+    "recall",
+    "clip_score",
+    "attribute_accuracy",
+    "kl_per_token",
+)
 """Columns of the report's table."""
 PAIRED = ("clip_score", "shape", "colour", "background", "logprob_per_token")
 """What is compared with plain autoregression prompt by prompt."""
@@ -88,11 +98,19 @@ def _row(directory: Path, content: Mapping[str, Any]) -> Row:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    return row["model"], row["method"] != "ar", row["method"] != "eagle", row["family"], row["delta"] or 0, row["seed"] or 0, row["directory"]
+    return (
+        row["model"],
+        row["method"] != "ar",
+        row["method"] != "eagle",
+        row["family"],
+        row["delta"] or 0,
+        row["seed"] or 0,
+        row["directory"],
+    )
 
 
 def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for the curve that each run lies on: the method, its unusual settings, and what else differs within the method but δ and seed."""
+    """The curve that each run lies on: the method, its unusual settings, and what else differs within the method but δ and seed."""
     names = []
     for one in settings:
         siblings = [other for other in settings if other.get("method") == one.get("method")]
@@ -181,8 +199,10 @@ def report_markdown(rows: Sequence[Row], output: Path, figures: Sequence[Path], 
     parts += ["## Runs", ""]
     for row in rows:
         link = Path(os.path.relpath(row["directory"], output)).as_posix()
-        parts.append(f"- {row['family']}{', δ = ' + _delta(row) if row['delta'] is not None else ''}: [pictures]({link}/grid.png), "
-                     f"[acceptance map]({link}/acceptance_map.png), [all metrics]({link}/metrics.json)")
+        parts.append(
+            f"- {row['family']}{', δ = ' + _delta(row) if row['delta'] is not None else ''}: [pictures]({link}/grid.png), "
+            f"[acceptance map]({link}/acceptance_map.png), [all metrics]({link}/metrics.json)"
+        )
     return "\n".join(parts) + "\n"
 
 
@@ -212,7 +232,9 @@ def _span(interval: Mapping[str, Any] | None, form: str) -> str:
     if not interval or interval.get("value") is None:
         return "–"
     low, high = interval.get("low"), interval.get("high")
-    return number(interval["value"], form) + (f" ({number(low, form)} … {number(high, form)})" if low is not None and high is not None else "")
+    return number(interval["value"], form) + (
+        f" ({number(low, form)} … {number(high, form)})" if low is not None and high is not None else ""
+    )
 
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
@@ -222,8 +244,10 @@ def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
 
 def _compare_pictures(rows: Sequence[Row], output: Path) -> list[Path]:
     """comparison.png: a row of pictures a run, the same prompts in the same columns; nothing when the runs share no prompts."""
-    texts = [{row["id"]: row["text"] for row in pq.read_table(Path(row["directory"]) / "results.parquet", columns=["id", "text"]).to_pylist()}
-             for row in rows]
+    texts = [
+        {row["id"]: row["text"] for row in pq.read_table(Path(row["directory"]) / "results.parquet", columns=["id", "text"]).to_pylist()}
+        for row in rows
+    ]
     shared = [name for name in texts[0] if all(name in other for other in texts)][:PICTURES]
     if not shared:
         return []

@@ -27,9 +27,9 @@ def import_torchvision() -> ModuleType:
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in _SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
+        library.define(schema)
     _LIBRARIES.append(library)
     return importlib.import_module("torchvision")
 
