@@ -114,7 +114,6 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
         (["metrics=default", "model.name=large"], "metrics=default judges pictures of the embedded world, not model=large"),
         (["tracking=wandb", "tracking.mode=on"], "tracking.mode=on is unknown"),
         (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
-        (["path=x"], "there is no option `path`"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(run: Any, tmp_path: Path, arguments: list[str], sentence: str) -> None:

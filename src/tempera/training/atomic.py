@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tempera.errors import TemperaError
@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as problem:
         raise TemperaError(f"cannot write {path}: {problem.strerror or problem}; give a directory that can be written.") from problem
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # nothing was written where nothing can be removed
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
