@@ -1,4 +1,4 @@
-"""The embedded judge: a small convolutional network that reads a scene's attributes and whose features feed FID, KID and precision/recall."""
+"""The embedded judge: a small network that reads a scene's attributes and whose features feed FID, KID and precision/recall."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def labels(scene: Scene) -> dict[str, int]:
     told: dict[str, str | None] = {"relation": scene.relation or "none", "background": scene.background, "pattern": scene.pattern}
     for i in (1, 2):
         thing = scene.things[i - 1] if i <= len(scene.things) else None
-        told |= {f"shape{i}": thing and thing.shape, f"colour{i}": thing and thing.colour, f"size{i}": thing and thing.size}
+        told |= {f"{part}{i}": getattr(thing, part, None) for part in ("shape", "colour", "size")}
     return {name: classes.index(value) if (value := told[name]) is not None else UNTOLD for name, classes in ATTRIBUTES.items()}
 
 
@@ -63,6 +63,7 @@ class Classifier(nn.Module):
         return {name: head(features) for name, head in self.heads.items()}
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """See `attributes`."""
         return self.attributes(images)
 
 

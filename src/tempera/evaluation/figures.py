@@ -125,8 +125,10 @@ def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], sh
         depths = np.arange(1, len(tested) + 1)
         rates = np.divide(accepted, tested, out=np.zeros_like(accepted), where=tested > 0)
         bars = right.bar(depths, rates, color="#3b6ea5", width=0.7)
-        right.bar_label(bars, [f"{rate:.2f}" if n else "–" for rate, n in zip(rates, tested, strict=True)], padding=2, fontsize=9)
-        right.set(xlabel="depth", xticks=depths)
+        if len(depths) <= 10:
+            right.bar_label(bars, [f"{rate:.2f}" if n else "–" for rate, n in zip(rates, tested, strict=True)], padding=2, fontsize=9)
+        right.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        right.set_xlabel("depth")
     else:
         right.text(0.5, 0.5, "nothing is drafted", ha="center", va="center", color="gray", transform=right.transAxes)
         right.set_xticks([])

@@ -25,17 +25,19 @@ def settings(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Ma
     Args:
         options: the configuration's top-level values.
         choices: Hydra's choice in each group.
-        drafter: the drafter's configuration; weights that its values point to are identified by their hash.
+        drafter: the drafter's configuration; weights that its values point to count by their hash.
         painter: target and method, built.
     """
     target: Any = painter.target
     rule, tree = painter.method.rule, getattr(painter.method.drafter, "tree", None)
     weights = [Path(str(value)) / "model.safetensors" for value in drafter.values()]
     scalars = {name: value for name, value in options.items() if isinstance(value, str | int | float | None) and name not in FREE}
+    own = {f"drafter.{name}": value for name, value in drafter.items() if name not in ("_target_", "path", *scalars)}
     return {
         **{group: choices[group] for group in GROUPS if group in choices},
         **({} if "method" in choices else {"method": type(rule).__name__.lower()}),
         **scalars,
+        **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
         "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
         "target": getattr(target, "identity", type(target).__name__),
         "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), None),

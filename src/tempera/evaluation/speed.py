@@ -33,7 +33,7 @@ class SpeedProtocol:
         warmup: untimed images of each kind before the first timed one, once per process.
     """
 
-    prompts: int = 5
+    prompts: int = 8
     warmup: int = 1
 
     def __post_init__(self) -> None:
