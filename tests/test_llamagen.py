@@ -9,9 +9,7 @@ from torch import Tensor
 from tempera.errors import TemperaError
 from tempera.targets.llamagen import GridRotary, LlamaGen, LlamaGenConfig, causal_mask, from_official, permute_pairs, to_official
 
-TINY = LlamaGenConfig(
-    vocab_size=13, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, grid=(2, 3), prefix_length=4, caption_dim=6
-)
+TINY = LlamaGenConfig(13, 16, 24, 2, 2, (2, 3), 4, caption_dim=6)
 
 
 def network() -> LlamaGen:
@@ -61,11 +59,10 @@ def reference_logits(official: dict[str, Tensor], features: Tensor, keep: Tensor
     rows, length = x.shape[:2]
     for layer in range(2):
         g = f"layers.{layer}."
-        q, k, v = (norm(x, w[g + "attention_norm.weight"]) @ w[g + "attention.wqkv.weight"].T).view(rows, length, 3, heads, size).unbind(2)
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(t.reshape(rows, length, heads, size // 2, 2)) * rotation[None, :length, None]).flatten(-2)
-            for t in (q, k)
-        )
+        fused = norm(x, w[g + "attention_norm.weight"]) @ w[g + "attention.wqkv.weight"].T
+        q, k, v = fused.view(rows, length, 3, heads, size).unbind(2)
+        pairs = (t.reshape(rows, length, heads, size // 2, 2).contiguous() for t in (q, k))
+        q, k = (torch.view_as_real(torch.view_as_complex(pair) * rotation[None, :length, None]).flatten(-2) for pair in pairs)
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(size)
         visible = torch.ones(length, length).tril().bool()[None] & torch.cat([keep, keep.new_ones(rows, length - 4)], 1)[:, None]
         visible |= torch.eye(length).bool()

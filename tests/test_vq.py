@@ -6,7 +6,9 @@ import torch
 from tempera.errors import TemperaError
 from tempera.vq import VQConfig, VQModel
 
-TINY = VQConfig(codebook_size=32, channels=8, encoder_multipliers=(1, 2, 2), decoder_multipliers=(1, 2, 2), res_blocks=1, z_channels=16, norm_groups=4)
+TINY = VQConfig(
+    codebook_size=32, channels=8, encoder_multipliers=(1, 2, 2), decoder_multipliers=(1, 2, 2), res_blocks=1, z_channels=16, norm_groups=4
+)
 
 
 def model() -> VQModel:

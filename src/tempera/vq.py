@@ -6,6 +6,7 @@ An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]; the codebook i
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +50,11 @@ class ResBlock(nn.Module):
             self.nin_shortcut = nn.Conv2d(inner, outer, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, inner, h, w] → [B, outer, h, w]."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+        skip: Tensor = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
+        return skip + h
 
 
 class AttnBlock(nn.Module):
@@ -63,10 +66,12 @@ class AttnBlock(nn.Module):
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] → [B, C, h, w]."""
         h = self.norm(x)
         q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v)
-        return x + self.proj_out(mixed.transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.proj_out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + out
 
 
 class Resample(nn.Module):
@@ -78,6 +83,7 @@ class Resample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=1 if up else 2, padding=1 if up else 0)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] → half or double the resolution."""
         out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else F.pad(x, (0, 1, 0, 1)))
         return out
 
@@ -94,6 +100,7 @@ class Level(nn.Module):
         self.resample = resample
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, inner, h, w] → [B, outer, …]."""
         for i, block in enumerate(self.res):
             x = block(x)
             if i < len(self.attn):
@@ -121,6 +128,7 @@ class Encoder(nn.Module):
         self.norm_out, self.conv_out = _norm(widths[-1], groups), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         x = self.conv_in(x)
         for block in (*self.conv_blocks, *self.mid):
             x = block(x)
@@ -143,6 +151,7 @@ class Decoder(nn.Module):
         self.norm_out, self.conv_out = _norm(outer[-1], groups), nn.Conv2d(outer[-1], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
+        """See the class."""
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
             x = block(x)
@@ -206,9 +215,14 @@ class VQModel(nn.Module):
 def load_vq(directory: Path) -> VQModel:
     """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
     config = json.loads((directory / "config.json").read_text())
-    model = VQModel(VQConfig(**{key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}))
+    model = VQModel(_config(config))
     model.load_state_dict({key: value.float() for key, value in load_file(directory / "model.safetensors").items()})
     return model.eval().requires_grad_(False)
+
+
+def _config(values: dict[str, Any]) -> VQConfig:
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return VQConfig(**plain)
 
 
 def config_dict(config: VQConfig) -> dict[str, object]:

@@ -37,7 +37,7 @@ PATTERNS = ("plain", "striped", "checkered")
 SIZES = {"small": 10, "large": 16}
 """Radius in pixels."""
 LATTICE = 4
-"""Shapes are centred on multiples of this many pixels (the embedded tokenizer's patch), so that a shape looks the same wherever it stands."""
+"""Shapes are centred on multiples of this many pixels (the tokenizer's patch): a shape looks the same wherever it stands."""
 RELATIONS = ("above", "left of")
 
 WORDS = ("a", "an", "on", "background", "of", "left", "above", *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
@@ -150,7 +150,7 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
     relation = str(rng.choice(RELATIONS)) if rng.random() < 0.3 else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
-        things=_place_pair(*kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
+        things=_place_pair(kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
         relation=relation,
         background=str(rng.choice(list(BACKGROUNDS))),
         pattern=str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25))),
@@ -182,16 +182,16 @@ def _place(kind: Thing, x: int, y: int) -> Thing:
     return Thing(kind.shape, kind.colour, kind.size, x, y, SIZES[kind.size or "large"])
 
 
-def _place_pair(first: Thing, second: Thing, relation: str, rng: np.random.Generator) -> tuple[Thing, Thing]:
+def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> tuple[Thing, ...]:
     """Two shapes in order along the relation's axis without overlap, and near the middle across it."""
-    a, b = _reach(first), _reach(second)
+    a, b = (_reach(kind) for kind in kinds)
     lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
     follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
     places = []
-    for kind, along in ((first, lead), (second, follow)):
+    for kind, along in zip(kinds, (lead, follow), strict=True):
         across = _between(24, 40, rng)
         places.append(_place(kind, across, along) if relation == "above" else _place(kind, along, across))
-    return places[0], places[1]
+    return tuple(places)
 
 
 _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
@@ -209,7 +209,7 @@ def render(scene: Scene) -> Image:
     angle = rng.uniform(0, 2 * np.pi)
     ramp = (np.cos(angle) * (_X / IMAGE_SIZE - 0.5) + np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)) * rng.uniform(0.1, 0.3)
     image = image * (1 + ramp)[..., None] + _texture(rng)[..., None]
-    return np.clip(image, 0, 1).astype(np.float32)
+    return np.asarray(np.clip(image, 0, 1), np.float32)
 
 
 def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:

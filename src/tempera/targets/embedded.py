@@ -64,7 +64,9 @@ class TextEncoder(nn.Module):
 def _load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
-            raise TemperaError(f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`.")
+            raise TemperaError(
+                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`."
+            )
     state = load_file(directory / "model.safetensors")
     return json.loads((directory / "config.json").read_text()), {
         key: value.float() if value.is_floating_point() else value for key, value in state.items()

@@ -63,7 +63,7 @@ class LlamaGenConfig:
             pad_token_id=None,
             bos_token_id=None,
             eos_token_id=None,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # type: ignore[call-arg]
         )
 
 
@@ -100,6 +100,7 @@ class CaptionProjection(nn.Module):
         self.fc1, self.fc2 = nn.Linear(inner, outer, bias=False), nn.Linear(outer, outer, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features [..., D] → [..., H]."""
         out: Tensor = self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
         return out
 
@@ -111,7 +112,7 @@ class LlamaGen(nn.Module):
         super().__init__()
         self.config = config
         self.model = LlamaModel(config.llama())
-        self.model.rotary_emb = GridRotary(config)
+        self.model.rotary_emb = GridRotary(config)  # type: ignore[assignment]
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.caption_dim is not None:
             self.caption_projection = CaptionProjection(config.caption_dim, config.hidden_size)

@@ -92,8 +92,8 @@ def write_readme(output: Path) -> None:
     lines = [
         "# The embedded default",
         "",
-        "Trained by this repository's own scripts on the procedural world of `tempera.data.world`; nothing else went in. Weights are float16",
-        "safetensors, computed with in float32. To rebuild everything (about three hours on two CPU cores):",
+        "Trained by this repository's own scripts on the procedural world of `tempera.data.world`; nothing else went in. Weights are",
+        "float16 safetensors, computed with in float32. To rebuild everything (about three hours on two CPU cores):",
         "",
         "    python train_draft/build_embedded.py output=src/tempera/embedded",
         "    python train_draft/main.py model=embedded",
@@ -110,4 +110,3 @@ def write_readme(output: Path) -> None:
         lines.append("| " + " | ".join(str(cell) for cell in [*cells, record["machine"]]) + " |")
     lines += ["", "Every `training.json` holds its stage's full settings.", ""]
     write_text(output / "README.md", "\n".join(lines))
-

@@ -66,7 +66,7 @@ def train_classifier(settings: EvaluatorTraining, tokenizer: VQModel, report: Re
         losses = [F.cross_entropy(logits[name], torch.tensor([t[name] for t in truth]), ignore_index=UNTOLD) for name in logits]
         loss = torch.stack(losses).sum()
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         schedule.step()
         if report and step % 50 == 0:
@@ -105,7 +105,7 @@ def train_clip(settings: EvaluatorTraining, tokenizer: VQModel, report: Report |
         samples, images = stream.batch(step)
         loss = contrastive_loss(model, images, words([sample.scene.caption for sample in samples]))
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         schedule.step()
         if report and step % 50 == 0:

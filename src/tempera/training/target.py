@@ -112,9 +112,9 @@ def _initialise(network: LlamaGen, codebook: Tensor) -> None:
     for weight, scale in ((network.model.embed_tokens.weight, 0.3), (network.lm_head.weight, width**-0.5)):
         projected = codebook @ torch.randn(codebook.shape[1], width)
         weight.data.copy_(scale * (projected + 0.3 * torch.randn_like(projected)))
-    for layer in network.model.layers:
-        for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            matrix.weight.data.mul_((2 * network.config.num_hidden_layers) ** -0.5)
+    for name, weight in network.model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data.mul_((2 * network.config.num_hidden_layers) ** -0.5)
 
 
 def _optimisers(model: TargetModel, settings: TargetTraining) -> list[torch.optim.Optimizer]:
@@ -130,7 +130,7 @@ def _optimisers(model: TargetModel, settings: TargetTraining) -> list[torch.opti
 
 @dataclass(frozen=True)
 class Batch:
-    """Word ids [B, T], codes [B, h·w], tokens that touch a shape and those where a shape begins, bool [B, h·w], what captions tell [B, A]."""
+    """Word ids [B, T], codes [B, h·w], tokens that touch a shape and where one begins, bool [B, h·w], what captions tell [B, A]."""
 
     words: Tensor
     codes: Tensor
@@ -165,7 +165,7 @@ def train_target(
     config: LlamaGenConfig = TINY_TARGET,
     report: Callable[[dict[str, float], int], None] | None = None,
 ) -> tuple[TargetModel, dict[str, float]]:
-    """Train, saving to `directory`/checkpoint.pt as it goes and continuing from there; returns the model and its metrics on unseen scenes."""
+    """Train, saving to `directory`/checkpoint.pt and continuing from there; returns the model and its metrics on unseen scenes."""
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
     optimisers = _optimisers(model, settings)

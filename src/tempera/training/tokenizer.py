@@ -1,4 +1,4 @@
-"""Training of the embedded VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA vector quantisation with straight-through gradients."""
+"""Training of the embedded VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA quantisation, straight-through."""
 
 import logging
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def train_tokenizer(
         images = images_of(world, step * settings.batch_size, settings.batch_size)
         loss, error = _step(model, images, codebook if step >= settings.warmup_steps else None, settings.commitment)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         schedule.step()
