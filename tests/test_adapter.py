@@ -47,7 +47,6 @@ def check_rounds(target, prompts, tree_of_round, generator, forced=None):
     """Random rounds to the end of every image; every score is compared with a forward pass over the whole sequence."""
     batch = len(prompts)
     images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
-    rounds = 0
     while min(map(len, images)) < target.length:
         draft = random_draft(tree_of_round(), batch, generator, target.vocab_size)
         scores = target.score(draft)
@@ -61,7 +60,9 @@ def check_rounds(target, prompts, tree_of_round, generator, forced=None):
 
 
 def check_scores(target, prompts, draft, scores, images, forced):
-    nodes = [(row, node, torch.cat([images[row], draft.tokens[row, path]])) for row in range(len(prompts)) for node, path in paths(draft, row)]
+    nodes = [
+        (row, node, torch.cat([images[row], draft.tokens[row, path]])) for row in range(len(prompts)) for node, path in paths(draft, row)
+    ]
     nodes = [(row, node, image) for row, node, image in nodes if len(image) < target.length]  # past the image, a score is not used
     references = full_hidden(target, [prompts[row] for row, _, _ in nodes], [image for _, _, image in nodes])
     for (row, node, image), states in zip(nodes, references, strict=True):

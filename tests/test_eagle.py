@@ -1,6 +1,9 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from scipy.stats import chi2
+from test_decode import HostReads
 from tiny_networks import (
     GRID,
     LENGTH,
@@ -136,7 +139,7 @@ def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
         assert deviations.sum() < chi2.isf(1e-5, int(likely.sum()))
 
 
-def test_the_draft_of_an_exact_copy_is_mostly_accepted_and_never_changes_the_law_of_forced_tokens():
+def test_drafts_at_forced_places_are_always_kept():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
@@ -157,11 +160,31 @@ def test_built_from_a_directory(tmp_path):
         build(str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2))
 
 
-def test_rounds_read_nothing_back_and_allocate_no_cache():
+@pytest.mark.parametrize("name", ["ar", "chain", "tree"])
+def test_a_round_reads_back_one_number(name):
+    target = tiny_target()
+    drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
+    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)  # makes what is made once
+    counts = []
+    with HostReads() as reads:
+        decode(target, drafter, Exact(), Streams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+    assert {after - before for before, after in pairwise(counts)} == {1}
+
+
+def test_the_next_images_use_the_same_memory():
     target = tiny_target()
     drafter = eagle_drafter(target, Tree.chain(3))
-    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
-    storages = target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()
-    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
-    assert storages == (target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr())
-    assert captions(PROMPTS)[1].shape == (4, target.prefix)
+    storages = []
+    for _ in range(2):
+        decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+        storages.append((target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()))
+    assert storages[0] == storages[1]
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_half_precision_decodes_too(name):
+    target = tiny_target(network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts))
+    eagle = tiny_eagle(tiny_target())
+    output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), Streams(0, PROMPTS), PROMPTS)
+    assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
+    assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32

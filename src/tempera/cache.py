@@ -88,10 +88,14 @@ class RowCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [R, heads, T, D] of one layer at the slots; return the visible keys and values [R, heads, K, D], as views."""
-        keys, values = self._flat[layer_idx]
-        keys.index_copy_(0, self._where, key_states.transpose(1, 2).flatten(0, 1))
-        values.index_copy_(0, self._where, value_states.transpose(1, 2).flatten(0, 1))
-        return self._seen[layer_idx]
+        return self.write(layer_idx, key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `update`, from keys and values token by token, [R·T, heads, D]."""
+        stored_keys, stored_values = self._flat[layer]
+        stored_keys.index_copy_(0, self._where, keys)
+        stored_values.index_copy_(0, self._where, values)
+        return self._seen[layer]
 
     def compact(self, source: Tensor, target: Tensor) -> None:
         """Move entries `source` [R, J] to slots `target` [R, J], in all layers at once; sources are read before any is overwritten."""

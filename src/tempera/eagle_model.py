@@ -205,38 +205,49 @@ class FastEagle:
             return predicted
         x = torch.addmm(self._fc_bias, torch.cat([embeds, hidden], -1).flatten(0, 1), self._fc)
         x = self._attend(x, mask, rotation, cache)
-        gate, up = torch.mm(self._norm(x, self._norms[1]), self._gate_up).chunk(2, -1)
+        gate, up = torch.mm(self._norm(x), self._gate_up).chunk(2, -1)
         return torch.addmm(x, self._activation(gate) * up, self._down).view(hidden.shape)
 
     def _attend(self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor], cache: RowCache) -> Tensor:
         """Attention and its residual: x [R·S, H] plus attention's output."""
         rows, _, steps, _ = mask.shape
-        cos, sin = (part.unsqueeze(2) for part in rotation)
-        qkv = torch.mm(self._norm(x, self._norms[0]), self._qkv).view(rows, steps, -1, self._head_dim)
-        qk = qkv[:, :, : -self._kv_heads]
-        qk = torch.addcmul(qk * cos, qk.roll(self._head_dim // 2, -1), sin)
-        query, key, value = qk[:, :, : -self._kv_heads], qk[:, :, -self._kv_heads :], qkv[:, :, -self._kv_heads :]
-        keys, values = cache.update(key.transpose(1, 2), value.transpose(1, 2), 0)
-        grouped = query.shape[2] != self._kv_heads
+        qkv = torch.mm(self._norm(x), self._qkv).view(rows, steps, -1, self._head_dim)
+        qk, value = qkv.split(self._rotated, 2)
+        qk = torch.addcmul(qk * rotation[0].unsqueeze(2), qk.roll(self._head_dim // 2, -1), rotation[1].unsqueeze(2))
+        query, key = qk.split(self._heads, 2)
+        keys, values = cache.write(0, key.flatten(0, 1), value.flatten(0, 1))
         out = nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2), keys, values, attn_mask=mask, scale=self._scale, enable_gqa=grouped
+            query.transpose(1, 2), keys, values, attn_mask=mask, scale=self._scale, enable_gqa=self._grouped
         )
         return torch.addmm(x, out.transpose(1, 2).reshape(len(x), -1), self._out)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, weight.shape, weight, self._eps)
+    def _norm(self, x: Tensor) -> Tensor:
+        """The layer's norms but for their weights, which are inside the products that follow: √H·x / √(Σx² + H·ε)."""
+        if self._floor is None:
+            return nn.functional.rms_norm(x, x.shape[-1:], None, self._eps)
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
 
     def _join(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).t().contiguous()
-        self._out = attention.o_proj.weight.t().contiguous()
-        self._gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).t().contiguous()
-        self._down, self._activation = mlp.down_proj.weight.t().contiguous(), mlp.act_fn
-        self._norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        self._eps, self._scale, self._head_dim = layer.input_layernorm.variance_epsilon, attention.scaling, attention.head_dim
-        self._kv_heads = attention.k_proj.weight.shape[0] // self._head_dim
+        norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        self._eps, self._floor = layer.input_layernorm.variance_epsilon, None
+        if norms[0].dtype == torch.float32:  # three operations, where PyTorch's own takes six; in half precision Σx² is too coarse
+            size = float(len(norms[0]))
+            self._floor = torch.tensor((size * self._eps) ** 0.5, device=norms[0].device)
+            norms = norms[0] * size**0.5, norms[1] * size**0.5
+        self._qkv = _joined(norms[0], attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gate_up = _joined(norms[1], mlp.gate_proj, mlp.up_proj)
+        self._out, self._down = attention.o_proj.weight.t().contiguous(), mlp.down_proj.weight.t().contiguous()
+        self._activation, self._scale, self._head_dim = mlp.act_fn, attention.scaling, attention.head_dim
+        heads, kv_heads = (linear.out_features // self._head_dim for linear in (attention.q_proj, attention.k_proj))
+        self._heads, self._rotated, self._grouped = [heads, kv_heads], [heads + kv_heads, kv_heads], heads != kv_heads
         self._sign = torch.ones(self._head_dim, dtype=self._qkv.dtype, device=self._qkv.device)
         self._sign[: self._head_dim // 2] = -1
+
+
+def _joined(norm: Tensor, *linears: nn.Linear) -> Tensor:
+    """The weights of projections of a normed input, as one, times the norm's weight: [in, out]."""
+    return (torch.cat([linear.weight for linear in linears]) * norm).t().contiguous()
 
 
 Model = TypeVar("Model", bound=EagleModel)

@@ -6,7 +6,7 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T p
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +77,15 @@ class TransformerTarget:
         if identity is not None:
             self.identity = identity
 
+    @property
+    def sampling(self) -> Sampling:
+        """From logits to the distribution that is sampled; may be replaced between images."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, sampling: Sampling) -> None:
+        self._sampling, self._after_guidance = sampling, replace(sampling, guidance=1.0)
+
     @cached_property
     def identity(self) -> str:
         """Short name of the network's weights (`identity_of`)."""
@@ -92,11 +101,17 @@ class TransformerTarget:
         return nn.functional.linear(hidden, self._head, self._head_bias)
 
     def distribution(self, hidden: Tensor, ahead: Tensor) -> Tensor:
-        """What is sampled after hidden states that stand `ahead` ([M], or [B, M]) tokens beyond each row's root: [R, M, H] -> [B, M, V]."""
+        """What is sampled after hidden states that stand `ahead` ([M], or [B, M]) tokens beyond each row's root: [R, M, H] -> [B, M, V].
+
+        Guidance l = u + s(c − u) is linear, and so is the head: it is applied to the hidden states, before the head, for half the work.
+        """
+        if self.sampling.guided:
+            conditional, unconditional = hidden.chunk(2)
+            hidden = torch.lerp(unconditional, conditional, self.sampling.guidance)
         forced = None
         if self._forced is not None:
             forced = self._forced[(self.lengths[:, None] + ahead).clamp_(max=self.length - 1)]
-        return self.sampling.distribution(self.lm_logits(hidden), forced)
+        return self._after_guidance.distribution(self.lm_logits(hidden), forced)
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
