@@ -8,9 +8,11 @@ loop decodes 10⁵ rows of them at once, and the frequencies are compared with t
     >>> print(laws.prove(acceptance.Relaxed(schedules.uniform(2.0, 3)), trees.Tree.chain(3)))
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,13 +42,14 @@ class TableTarget:
         seed: of the tables.
         spread: standard deviation of the logits.
         forced: token that must stand at a position of the image, by position.
+        grid: rows and columns of the image, `length` tokens; one line if not given. For drafters that look at neighbours.
     """
 
     def __init__(
         self, vocab_size: int = 3, length: int = 4, sampling: Sampling = UNGUIDED, seed: int = 0, spread: float = 1.5,
-        forced: dict[int, int] | None = None,
+        forced: dict[int, int] | None = None, grid: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        self.vocab_size, self.length, self.grid = vocab_size, length, (1, length)
+        self.vocab_size, self.length, self.grid = vocab_size, length, grid or (1, length)
         self.sampling = sampling
         prefixes = sum(vocab_size**t for t in range(length))
         generator = torch.Generator().manual_seed(seed)
@@ -95,7 +98,7 @@ class TableDraft:
     def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
         logits = target.logits + noise * torch.randn(target.logits.shape, generator=generator)
-        self.vocab_size, self.length = target.vocab_size, target.length
+        self.vocab_size, self.length, self.grid = target.vocab_size, target.length, target.grid
         self.table = target.sampling.distribution(logits)[0]
         self._roots = self._frontier = torch.zeros(0, dtype=torch.int64)
 
@@ -241,8 +244,14 @@ def emit(
     target: TableTarget, drafter: Drafter, rule: Rule | JointRule, rows: int = 100_000, seed: int = 0, diagnostics: bool = False
 ) -> Output:
     """Decode `rows` images at once with the real loop, each row with its own random stream."""
-    names = [str(row) for row in range(rows)]
-    return decode(target, drafter, rule, Streams(seed, names), names, diagnostics=diagnostics)
+    streams = copy.copy(_streams(rows, seed))
+    return decode(target, drafter, rule, streams, streams.ids, diagnostics=diagnostics)
+
+
+@lru_cache(maxsize=2)
+def _streams(rows: int, seed: int) -> Streams:
+    """Streams from their beginning. Hashing the ids takes longer than many a proof."""
+    return Streams(seed, [str(row) for row in range(rows)])
 
 
 def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -259,6 +268,7 @@ def prove(
     vocab_size: int = 3,
     length: int = 4,
     forced: dict[int, int] | None = None,
+    grid: tuple[int, int] | None = None,
     law: Callable[[TableTarget, TableDraft], Tensor] | None = None,
     rows: int = 100_000,
     seed: int = 0,
@@ -272,13 +282,14 @@ def prove(
         vocab_size: V.
         length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
         forced: token that must stand at a position of the image, by position.
+        grid: rows and columns of the image; one line if not given.
         law: the law that is claimed, [V^T]; the target's own (the method is exact) if not given.
         rows: images decoded.
         seed: of tables and draws.
     """
     if vocab_size**length > 100_000:
         raise TemperaError(f"{vocab_size}^{length} outcomes are too many to tell laws apart; take a smaller vocab_size or length")
-    target = TableTarget(vocab_size, length, sampling, seed, forced=forced)
+    target = TableTarget(vocab_size, length, sampling, seed, forced=forced, grid=grid)
     draft = TableDraft(target, seed=seed + 1)
     maker = StaticTreeDrafter(draft, drafter) if isinstance(drafter, Tree) else drafter(draft)
     output = emit(target, maker, rule, rows, seed)
