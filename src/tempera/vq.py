@@ -53,8 +53,9 @@ class ResBlock(nn.Module):
         """[B, inner, h, w] → [B, outer, h, w]."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        skip: Tensor = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
-        return skip + h
+        skip = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
+        out: Tensor = skip + h
+        return out
 
 
 class AttnBlock(nn.Module):
