@@ -1,0 +1,210 @@
+"""SJD-PAC: the law with either part and both, the tree and its chain in one window, what each place is drawn from."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from random_drafts import Spy
+from tiny_networks import PROMPTS, tiny_target
+from window_laws import local_target, proof
+
+from tempera.acceptance import Exact, Relaxed
+from tempera.decode import decode
+from tempera.drafters.jacobi import Continue, Jacobi, sjd
+from tempera.drafters.sjd_pac import sjd_pac
+from tempera.drafters.windows import Shape
+from tempera.errors import TemperaError
+from tempera.laws import emit
+from tempera.probs import Sampling, normalise
+from tempera.streams import Streams
+
+BRANCHINGS = ["ranked", "first", "full"]
+GUIDED = Sampling(3.0, 1.7)
+
+
+def pac(window, initialisation="random", **options):
+    return lambda target: sjd_pac(target, window, initialisation, **options)
+
+
+# Laws
+
+
+@pytest.mark.parametrize("continuation", [False, True], ids=["proactive", "both"])
+@pytest.mark.parametrize("branching", BRANCHINGS)
+def test_the_law_is_the_targets_with_every_branching(branching, continuation):
+    """Six nodes: two candidates on two levels, and with `first` a chain of two more."""
+    result = proof(pac(6, branches=2, levels=2, branching=branching, continuation=continuation), grid=(2, 3))
+    assert result.agrees, result
+    assert result.accepted_length > 1.5
+
+
+@pytest.mark.parametrize("initialisation", ["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"])
+def test_the_law_is_the_targets_with_every_initialisation(initialisation):
+    """Three nodes for two places: most positions enter later, also as the first of several candidates."""
+    result = proof(pac(3, initialisation, branches=2, levels=1), grid=(2, 3))
+    assert result.agrees, result
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), GUIDED, Sampling(2.0, 1.3, 2)], ids=["plain", "guided", "guided top-k"])
+def test_the_law_where_candidates_exhaust_the_vocabulary(sampling):
+    result = proof(pac(4, "horizontal_repeat", branches=3, levels=1), sampling=sampling)
+    assert result.agrees, result
+
+
+def test_strict_relaxation_is_exact_on_trees_too():
+    result = proof(pac(4, branches=2, levels=2, branching="first"), Relaxed((0.7, 0.4)), rows=50_000)
+    assert result.agrees, result
+
+
+def test_several_candidates_are_accepted_more_often():
+    chain = proof(pac(2, proactive=False), rows=20_000)
+    tree = proof(pac(4, branches=2, levels=2, branching="first"), rows=20_000)
+    assert tree.accepted_length > chain.accepted_length + 0.05
+
+
+def test_with_both_parts_off_it_is_sjd():
+    target = local_target(3, (3, 3))
+    off = emit(target, sjd_pac(target, 4, "vertical_repeat", proactive=False, continuation=False), Exact(), rows=200)
+    assert off.tokens.equal(emit(target, sjd(target, 4, "vertical_repeat"), Exact(), rows=200).tokens)
+
+
+# What is wrong must be seen
+
+
+class SameLabel(Jacobi):
+    """Claims that all candidates of a place were drawn from the first one's q."""
+
+    def _draft(self, further, start):
+        draft = super()._draft(further, start)
+        return replace(draft, q=self._guesses.q[:, self.shape.tree.depths - 1])
+
+
+class OldGuess(Continue):
+    """Continues the guess of one place further on, with that one's label."""
+
+    def tokens(self, q, last, places, positions, uniforms):
+        return super().tokens(q, replace(last, tokens=last.tokens.roll(-1, 1)), places, positions, uniforms)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda target: SameLabel(target, Shape.proactive(4, 2, 2, "first"), Continue()),
+        lambda target: Jacobi(target, Shape.proactive(6, 2, 2, "first"), OldGuess()),
+    ],
+    ids=["label of siblings", "token of another place"],
+)
+def test_a_planted_fault_is_caught(make):
+    assert not proof(make, grid=(2, 3)).agrees
+
+
+# As defined
+
+
+def path_of(node, parents):
+    """Node numbers from the root to a node."""
+    return [] if node < 0 else [*path_of(parents[node], parents), node]
+
+
+@pytest.mark.parametrize("continuation", [False, True])
+@pytest.mark.parametrize("branching", BRANCHINGS)
+def test_every_q_is_the_stale_distribution_without_the_elder_candidates(branching, continuation):
+    target = local_target(3, (3, 4))
+    spy = Spy(sjd_pac(target, 12, branches=2, levels=2, branching=branching, continuation=continuation))
+    emit(target, spy, Exact(), rows=60)
+    parents = spy.heard[0][0].tree.parents.tolist()
+    children = [[node for node, parent in enumerate(parents) if parent == above] for above in range(-1, len(parents))]
+    sideways = 0
+    for row in range(60):
+        for (_, verdict, scores, emitted), (draft, *_) in zip(spy.heard, spy.heard[1:], strict=False):
+            count, stop = int(emitted[row]), int(verdict.path[row].max())
+            if not count:
+                break
+            laws = []
+            spine, walk = path_of(max(range(len(parents)), key=lambda node: len(path_of(node, parents))), parents), path_of(stop, parents)
+            while children[1 + (walk[-1] if walk else -1)]:
+                walk.append(children[1 + (walk[-1] if walk else -1)][0])
+            walk += spine[len(walk) :]
+            sideways += walk[0] != spine[0] if walk else 0
+            laws = [scores.p[row, 0], *(scores.p[row, 1 + node] for node in walk)][count:]
+            laws += [torch.full((3,), 1 / 3)] * (len(spine) - len(laws))
+            for above in range(-1, len(parents)):
+                law = laws[len(path_of(above, parents))] if children[1 + above] else None
+                for node in children[1 + above]:
+                    torch.testing.assert_close(draft.q[row, node], law)
+                    token = int(draft.tokens[row, node])
+                    assert law[token] > 0
+                    law = normalise(law.scatter(0, torch.tensor([token]), 0.0), otherwise=law)
+    assert sideways
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "length", "tree"),
+    [
+        ({}, 64, 42, 25),
+        ({"branching": "first"}, 64, 55, 12),
+        ({"window": 100, "branching": "full"}, 100, 19, 84),
+        ({"branches": 2}, 64, 58, 9),
+        ({"levels": 1}, 64, 61, 4),
+        ({"branches": 1}, 64, 64, 0),
+        ({"levels": 0}, 64, 64, 0),
+        ({"proactive": False}, 64, 64, 0),
+    ],
+)
+def test_tree_and_chain_share_the_window(options, nodes, length, tree):
+    drafter = sjd_pac(Large(), **options)
+    parents = drafter.shape.tree.parents.tolist()
+    assert (drafter.nodes, drafter.depth, len(parents)) == (nodes, length, nodes)
+    levels = options.get("levels", 3) if tree else 0
+    depths = [len(path_of(node, parents)) for node in range(nodes)]
+    assert sum(depth <= levels for depth in depths) == tree
+    assert [depths.count(depth) for depth in range(levels + 1, length + 1)] == [1] * (length - levels)
+
+
+class Large:
+    """What a window must know of a target."""
+
+    vocab_size, length, grid = 100, 256, (16, 16)
+
+
+def test_ranked_trees_have_fewer_continuations_of_late_candidates():
+    parents = Shape.proactive(64, 4, 3).tree.parents.tolist()
+    count = [parents.count(node) for node in range(4)]
+    assert parents.count(-1) == 4
+    assert count == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"branches": 5},
+            "branches=5 and levels=3 make 5^3 = 125 paths, more than window=64 holds; take fewer branches or levels, or a longer",
+        ),
+        ({"branches": 10, "levels": 30}, "paths, more than window=64"),
+        ({"branching": "full"}, "make a tree of 84 tokens, more than window=64 holds"),
+        ({"window": 4, "branches": 2, "levels": 2}, "make a tree of 5 tokens, more than window=4 holds"),
+        ({"branches": 0}, "branches=0 and levels=3 make no tree"),
+        ({"levels": -1}, "branches=4 and levels=-1 make no tree"),
+        ({"window": 300}, "window=300 is longer than the image of 256 tokens"),
+        ({"window": 0}, "window=0 is empty"),
+        ({"branching": "wild"}, "branching=wild is not known; choose one of ranked, first, full"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, told):
+    with pytest.raises(TemperaError) as problem:
+        sjd_pac(Large(), **options)
+    assert told in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+# The network
+
+
+@pytest.mark.parametrize("branching", BRANCHINGS)
+def test_on_a_network_at_temperature_0(branching):
+    target = tiny_target(Sampling(3.0, 0))
+    drafter = sjd_pac(target, 14, "vertical_repeat", branches=2, levels=3, branching=branching)
+    output = decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, sjd(target, 1), Exact(), Streams(0, PROMPTS), PROMPTS)
+    assert output.tokens.equal(plain.tokens)
