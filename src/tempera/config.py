@@ -221,11 +221,6 @@ def _in_words(hint: Any) -> str:
 # The groups of conf/
 
 
-def build_network(cfg: DictConfig) -> nn.Module:
-    """The target's network, `model.network`, frozen, on `device` in `dtype`."""
-    return _frozen(instantiate(cfg.model.network), cfg)
-
-
 def build_text_encoder(cfg: DictConfig) -> nn.Module:
     """`model.text_encoder`, frozen, on `device` in `dtype`; its `encode(prompts)` gives the network's condition and which of it is real."""
     return _frozen(instantiate(cfg.model.text_encoder), cfg)
@@ -239,11 +234,14 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
 
 def build_target(cfg: DictConfig) -> Target:
     """The model being accelerated: `model.target` around its network and text encoder, sampling as `guidance`, `temperature`, `top_k` and
-    `top_p` say.
+    `top_p` say. The network is frozen, on `device` in `dtype`, and keeps the identity it has in the precision it was loaded in.
     """
-    sampling = build_sampling(cfg)
-    conditioner = build_text_encoder(cfg).encode
-    target: Target = instantiate(cfg.model.target, network=build_network(cfg), conditioner=conditioner, sampling=sampling)
+    from tempera.targets.adapter import identity_of
+
+    network: nn.Module = instantiate(cfg.model.network)
+    identity = _accepted(cfg.model.target, {"identity": identity_of(network)})
+    parts = {"network": _frozen(network, cfg), "conditioner": build_text_encoder(cfg).encode, "sampling": build_sampling(cfg)}
+    target: Target = instantiate(cfg.model.target, **parts, **identity)
     return target
 
 
