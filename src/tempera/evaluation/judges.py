@@ -23,6 +23,7 @@ from tempera.targets.embedded import EMBEDDED
 from tempera.training.atomic import sha256_file
 
 Pictures = NDArray[np.uint8]
+EMBEDDED_NETWORKS = (EMBEDDED / "classifier" / "model.safetensors", EMBEDDED / "clip" / "open_clip_model.safetensors")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -83,9 +84,8 @@ class EmbeddedJudge:
     @property
     def identity(self) -> str:
         """Hash of the networks' files and of the first real scene."""
-        files = [EMBEDDED / part / name for part, name in (("classifier", "model.safetensors"), ("clip", "open_clip_model.safetensors"))]
         scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
-        text = [*map(sha256_file, files), scene, str(self.reference_count), str(self.reference_seed)]
+        text = [*map(sha256_file, EMBEDDED_NETWORKS), scene, str(self.reference_count), str(self.reference_seed)]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self, model: str) -> None:
@@ -95,6 +95,9 @@ class EmbeddedJudge:
                 f"metrics=default judges pictures of the embedded world, not model={model}: use metrics=real with metrics.inception=FILE "
                 "and metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP score, or metrics=none."
             )
+        missing = [str(path) for path in EMBEDDED_NETWORKS if not path.is_file()]
+        if missing:
+            raise TemperaError(f"{missing[0]} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`.")
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(f"metrics.reference_count={self.reference_count} is too small: give at least {2 * (self.neighbours + 1)}.")
 
