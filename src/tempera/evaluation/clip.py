@@ -1,6 +1,8 @@
 """The embedded CLIP, through open_clip's own code path: a directory with open_clip_config.json and open_clip_model.safetensors."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,5 +26,18 @@ def load_clip(directory: Path = EMBEDDED / "clip") -> tuple[nn.Module, Callable[
     """The model, its tokenizer (texts → ids [B, T]) and its preprocessing (PIL image → [3, h, w]), loaded by open_clip."""
     open_clip = import_open_clip()
     name = f"local-dir:{directory}"
-    model, _, preprocess = open_clip.create_model_and_transforms(name)
-    return model.eval().requires_grad_(False), open_clip.get_tokenizer(name), preprocess
+    with _quiet():
+        model, _, preprocess = open_clip.create_model_and_transforms(name)
+        tokenizer = open_clip.get_tokenizer(name)
+    return model.eval().requires_grad_(False), tokenizer, preprocess
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without open_clip's running commentary, which goes to the root logger; warnings pass."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
