@@ -23,7 +23,7 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
         *("steps=2", "batch_size=2", "warmup=1", "holdout=2", "decodes=1", "validate_every=2", "checkpoint_every=2", "tracking=none"),
         *QUIET,
     ],
-    "train_draft/prepare.py": ["shard_size=2", "batch_size=2", *QUIET],
+    "train_draft/prepare.py": QUIET,
 }
 
 
@@ -33,8 +33,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("readme")
     (directory / "prompts.txt").write_text("a small red ring\na large blue star\n", encoding="utf-8")
     (directory / "photos").mkdir()
-    for number in range(8):
-        Image.new("RGB", (80, 64), (30 * number, 90, 200)).save(directory / "photos" / f"{number}.png")
+    for number in range(120):
+        Image.new("RGB", (80, 64), (2 * number, 90, 200)).save(directory / "photos" / f"{number}.png")
         (directory / "photos" / f"{number}.txt").write_text(f"photo {number} of the sky\n", encoding="utf-8")
     return directory
 
