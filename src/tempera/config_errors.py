@@ -67,38 +67,48 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
     """Say which choices of conf/ bring the option, or which option was meant."""
     default = _composed(conf, config_name, []) or OmegaConf.create({"hydra": {"runtime": {"choices": {}}}})
     groups = {group: _choices(conf, group) for group in sorted(default.hydra.runtime.choices) if (conf / group).is_dir()}
-    chosen = [argument for argument in arguments if argument.partition("=")[0] in groups.keys() - {option}]
-    where = f" with {' '.join(chosen)}" if chosen else ""
     if owners := _owners(option, conf, config_name, groups):
-        return f"there is no option `{option}`{where}: it belongs to {owners}"
+        chosen = [argument for argument in arguments if argument.partition("=")[0] in owners.keys() - {option}]
+        where = f" with {' '.join(chosen)}" if chosen else ""
+        methods = f"method={', '.join(owners.pop('method'))}" if "method" in owners else ""
+        others = " and ".join(f"{group}={', '.join(choices)}" for group, choices in owners.items())
+        return f"there is no option `{option}`{where}: it belongs to {f'{others} ({methods})' if others and methods else others or methods}"
     names = sorted({*_names(default), *groups})
     near = difflib.get_close_matches(option, names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"the options are {', '.join(name for name in names if '.' not in name)}"
-    return f"there is no option `{option}`{where}: {hint}"
+    return f"there is no option `{option}`: {hint}"
 
 
-def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """The choices that bring an option which other choices of the same group do not have: `rule=relaxed (method=coolsd, uniform_rsd)`."""
-    leaf = re.compile(rf"^\s*{re.escape(option.rpartition('.')[2])}:", re.MULTILINE)
-    if option not in groups and not any(leaf.search(path.read_text(encoding="utf-8")) for path in conf.rglob("*.yaml")):
-        return ""
+def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """By group, the choices that bring an option which other choices of the same group do not have."""
     bases = [[], *([f"method={method}"] for method in groups.get("method", ()))]
     found = {}
     for group, choices in groups.items():
-        having = next(filter(None, (_having(option, conf, config_name, base, group, choices) for base in bases)), [])
+        if not any(_mentions(option, conf, f"{group}/{choice}") for choice in choices):
+            continue
+        tried = (_having(option, conf, config_name, base, group, choices) for base in bases)
+        having = next((having for having in tried if having is not None), [])
         if 0 < len(having) < len(choices):
-            found[group] = f"{group}={', '.join(having)}"
-    methods = found.pop("method", "")
-    return " and ".join(found.values()) + f" ({methods})" * bool(methods) if found else methods
+            found[group] = having
+    return found
 
 
-def _having(option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]) -> list[str]:
-    """The choices with which the option exists; none unless every choice composes on top of `base`."""
+def _mentions(option: str, conf: Path, choice: str) -> bool:
+    """Whether the file of a choice, or one that its defaults list names, may bring the option; read without composing, which is slow."""
+    path = conf / f"{choice}.yaml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if re.search(rf"^\s*{re.escape(option.rpartition('.')[2])}:|/{re.escape(option)}:", text, re.MULTILINE):
+        return True
+    return any(_mentions(option, conf, f"{group}/{name}") for group, name in re.findall(r"^\s*- /([\w/]+): *(\w+)", text, re.MULTILINE))
+
+
+def _having(option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]) -> list[str] | None:
+    """The choices with which the option exists; None unless every choice composes on top of `base`."""
     having = []
     for choice in choices:
         cfg = _composed(conf, config_name, [*base, f"{group}={choice}"])
         if cfg is None:
-            return []
+            return None
         if option in _names(cfg):
             having.append(choice)
     return having
