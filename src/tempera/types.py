@@ -77,7 +77,8 @@ class Target(Protocol):
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
         """Keep the accepted path, forget the rest; the drawn token becomes the root. `emitted` [B] counts the tokens really kept
-        this round (0 for a finished row, less than τ + 1 where the image ended inside the draft)."""
+        this round (0 for a finished row, less than τ + 1 where the image ended inside the draft).
+        """
 
 
 class Drafter(Protocol):
