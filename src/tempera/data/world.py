@@ -34,10 +34,10 @@ BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "olive": (0.52, 0.54, 0.22),
 }
 PATTERNS = ("plain", "striped", "checkered")
-SIZES = {"small": 10, "large": 16}
+SIZES = {"small": 12, "large": 16}
 """Radius in pixels."""
-LATTICE = 4
-"""Shapes are centred on multiples of this many pixels (the tokenizer's patch): a shape looks the same wherever it stands."""
+LATTICE = 8
+"""Shapes are centred on multiples of this many pixels (two of the tokenizer's patches): a shape looks the same wherever it stands."""
 RELATIONS = ("above", "left of")
 
 WORDS = ("a", "an", "on", "background", "of", "left", "above", *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
@@ -147,7 +147,7 @@ class World:
 
 
 def _draw_scene(rng: np.random.Generator) -> Scene:
-    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.3 else None
+    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.25 else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
         things=_place_pair(kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tempera.data.world import Sample, World, object_masks, parse_caption
 from tempera.evaluation.classifier import ATTRIBUTES, UNTOLD, labels
-from tempera.targets.embedded import TextEncoder, tokenize
+from tempera.targets.embedded import TextEncoder, load_target_network, load_text_encoder, tokenize
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, causal_mask
 from tempera.training.anneal import trapezoid
 from tempera.vq import VQModel
@@ -50,6 +50,8 @@ class TargetTraining:
         readout: weight of an auxiliary loss: what the caption tells must be readable at every image token after `READOUT_LAYER` layers.
         caption_dropout: share of captions replaced by the null caption, for guidance.
         matrix_lr: Muon's learning rate for the decoder's matrices; `lr` is AdamW's for everything else.
+        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
+        start: a built bundle whose target and text encoder training starts from; `None` starts from random weights.
     """
 
     steps: int = 2800
@@ -59,13 +61,15 @@ class TargetTraining:
     weight_decay: float = 0.02
     warmup: int = 60
     caption_dropout: float = 0.1
-    object_weight: float = 2.0
+    object_weight: float = 3.0
     onset_weight: float = 8.0
     readout: float = 0.3
     calm: float = 0.25
     seed: int = 0
     save_every: int = 100
     compile: bool = True
+    bf16: bool = False
+    start: str | None = None
 
 
 class TargetModel(nn.Module):
@@ -102,7 +106,7 @@ def readout_loss(logits: Tensor, told: Tensor) -> Tensor:
     parts = logits.split([len(classes) for classes in ATTRIBUTES.values()], -1)
     wanted = [truth[:, None].expand(logits.shape[:2]).flatten() for truth in told.T]
     pairs = zip(parts, wanted, strict=True)
-    losses = [F.cross_entropy(part.flatten(0, 1), truth, ignore_index=UNTOLD, reduction="none") for part, truth in pairs]
+    losses = [F.cross_entropy(part.flatten(0, 1).float(), truth, ignore_index=UNTOLD, reduction="none") for part, truth in pairs]
     return torch.stack([loss.mean() for loss in losses]).mean()
 
 
@@ -168,6 +172,9 @@ def train_target(
     """Train, saving to `directory`/checkpoint.pt and continuing from there; returns the model and its metrics on unseen scenes."""
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
+    if settings.start:
+        model.text.load_state_dict(load_text_encoder(Path(settings.start) / "text_encoder").state_dict())
+        model.network.load_state_dict(load_target_network(Path(settings.start) / "target").state_dict())
     optimisers = _optimisers(model, settings)
     shape = trapezoid(settings.warmup, settings.steps)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, shape) for optimiser in optimisers]
@@ -177,7 +184,8 @@ def train_target(
     for step in range(first, settings.steps):
         batch = encode_batch(world.batch(step * settings.batch_size, settings.batch_size), tokenizer, config.prefix_length)
         drop = torch.from_numpy(np.random.default_rng([settings.seed, step]).random(len(batch.words)) < settings.caption_dropout)
-        losses, read = forward(batch.words, drop, batch.codes)
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
+            losses, read = forward(batch.words, drop, batch.codes)
         emphasised = step < (1 - settings.calm) * settings.steps
         loss = losses.mean()
         if emphasised:
