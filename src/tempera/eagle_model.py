@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tempera.atomic import read_json, replacing, write_json
 from tempera.cache import RowCache
 from tempera.errors import TemperaError
 from tempera.huggingface import Cache, LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding
 from tempera.targets.adapter import config_dict, identity_of
 from tempera.targets.llamagen import GridRotary, LlamaGenConfig
-from tempera.training.atomic import read_json, replacing, write_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tempera.atomic import write_text
 from tempera.errors import TemperaError
-from tempera.training.atomic import write_text
 
 MODES = ("auto", "online", "offline")
 _RUN_ID = "wandb_run_id"

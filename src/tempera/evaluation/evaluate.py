@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tempera.atomic import write_json
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, figures, speed
@@ -23,7 +24,6 @@ from tempera.evaluation.quality import ENOUGH, judge_pictures, quality, referenc
 from tempera.evaluation.speed import SpeedProtocol
 from tempera.evaluation.store import Row, Store, claim, write_table
 from tempera.tracking import Tracker
-from tempera.training.atomic import write_json
 
 SHOWN = 24
 """Pictures on grid.png: the first prompts, so that runs show the same ones."""

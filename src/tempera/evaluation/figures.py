@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from tempera.training.atomic import replacing
+from tempera.atomic import replacing
 
 INK, PAPER, MUTED = (26, 26, 30), (255, 255, 255), (110, 110, 118)
 COLUMNS, TILE, GAP, LINE = 6, 192, 12, 17

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from tempera.atomic import sha256_file
 from tempera.data.prompts import Prompt
 from tempera.data.world import Scene, Thing, World, parse_caption
 from tempera.errors import TemperaError
 from tempera.evaluation.torchvision_ops import import_open_clip, import_torchvision
 from tempera.targets.embedded import EMBEDDED
-from tempera.training.atomic import sha256_file
 
 Pictures = NDArray[np.uint8]
 EMBEDDED_NETWORKS = (EMBEDDED / "classifier" / "model.safetensors", EMBEDDED / "clip" / "open_clip_model.safetensors")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tempera.training.atomic import replacing
+from tempera.atomic import replacing
 
 Picture = NDArray[np.uint8]
 

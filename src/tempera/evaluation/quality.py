@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tempera.atomic import replacing
 from tempera.data.prompts import Prompt
 from tempera.evaluation import bootstrap, distances
 from tempera.evaluation.bootstrap import Array, Interval
 from tempera.evaluation.judges import Judge, Networks, Pictures
 from tempera.evaluation.store import Row, Store
-from tempera.training.atomic import replacing
 
 ENOUGH = 16
 """Fewer pictures than this have no FID, KID, precision or recall."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tempera.atomic import read_json, write_text
 from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, pareto
 from tempera.evaluation.figures import comparison
 from tempera.evaluation.labels import family_label
 from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.progress import NAMES, number
-from tempera.training.atomic import read_json, write_text
 
 Row = dict[str, Any]
 HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter")

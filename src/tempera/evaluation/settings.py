@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from tempera.atomic import sha256_file
 from tempera.evaluation.painter import Painter
 from tempera.evaluation.speed import machine
-from tempera.training.atomic import sha256_file
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choice names a method."""

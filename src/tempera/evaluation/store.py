@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tempera.atomic import read_json, replacing, writable_directory, write_json
 from tempera.errors import TemperaError
-from tempera.training.atomic import read_json, replacing, writable_directory, write_json
 
 Row = dict[str, Any]
 

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tempera.atomic import read_json, replacing, write_json
 from tempera.errors import TemperaError
-from tempera.training.atomic import read_json, replacing, write_json
 
 LAST = "last.safetensors"
 RECORD = "training.json"

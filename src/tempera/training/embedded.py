@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tempera.atomic import replacing, write_json, write_text
 from tempera.evaluation.clip import TINY_CLIP
 from tempera.targets.embedded import load_tokenizer, target_config
 from tempera.targets.llamagen import to_official
-from tempera.training.atomic import replacing, write_json, write_text
 from tempera.training.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.training.target import TargetTraining, train_target
 from tempera.training.tokenizer import TokenizerTraining, train_tokenizer

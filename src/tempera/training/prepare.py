@@ -18,12 +18,12 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from tempera.acceptance import Exact
+from tempera.atomic import writable_directory
 from tempera.decode import decode
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.streams import Streams
 from tempera.targets.adapter import TransformerTarget
-from tempera.training.atomic import writable_directory
 from tempera.training.shards import MANIFEST, Images, Manifest, Shard, check_shard, write_shard
 from tempera.training.sources import Broken, Entry, Source, decode_picture
 from tempera.vq import VQModel

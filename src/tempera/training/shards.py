@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tempera.atomic import read_json, replacing, sha256_file, write_json
 from tempera.errors import TemperaError
-from tempera.training.atomic import read_json, replacing, sha256_file, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"

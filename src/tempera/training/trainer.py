@@ -15,11 +15,11 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
+from tempera.atomic import read_json, writable_directory, write_json, write_text
 from tempera.eagle_model import EagleModel
 from tempera.errors import TemperaError
 from tempera.targets.adapter import TransformerTarget
 from tempera.tracking import NoTracker, Tracker
-from tempera.training.atomic import read_json, writable_directory, write_json, write_text
 from tempera.training.checkpoint import Progress, State, keep_record, load_state, save_state
 from tempera.training.codes import Codes
 from tempera.training.lesson import dropped, nudge, teach
