@@ -55,7 +55,7 @@ class RowTrees:
         self.draft = draft
 
     def begin(self, prompts):
-        self.draft.begin(prompts)
+        self.draft.begin(prompts, self.nodes)
 
     def propose(self, uniforms):
         parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.tracking import NoTracker, no_tracker, wandb_tracker
+from tempera.tracking import NoTracker, WandbTracker, no_tracker, wandb_tracker
 
 SCRIPT = """
 import sys
@@ -41,6 +41,26 @@ def test_offline_run_says_how_to_sync_and_keeps_its_id(tmp_path: Path) -> None:
         ids.append(lines[1])
     assert ids[0] == ids[1]
     assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def test_a_resumed_run_may_log_a_step_again() -> None:
+    logged: list[dict[str, float]] = []
+
+    class Refusing:
+        """As W&B: an internal step that goes back is dropped."""
+
+        def define_metric(self, name: str, **settings: object) -> None:
+            assert settings.get("step_metric", "step") == "step"
+
+        def log(self, values: dict[str, float], step: int | None = None) -> None:
+            if step is None or not logged or step >= logged[-1].get("step", 0):
+                logged.append(values)
+
+    tracker = WandbTracker(Refusing())
+    for step in (1, 2, 2, 3):
+        tracker.log({"loss": 1.0 / step}, step=step)
+    tracker.log({"loss": 1.0}, step=1)
+    assert [values["step"] for values in logged] == [1, 2, 2, 3, 1]
 
 
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tempera.errors import TemperaError
 from tempera.probs import Sampling
 from tempera.streams import Streams
 from tempera.theory import Tables, sequence_law, total_variation
-from tempera.trees import Level, Tree, take
+from tempera.trees import Frontier, Tree, take
 from tempera.types import Draft, Drafter, Rule, Scores, Verdict
 from tempera.verify import JointRule
 
@@ -102,7 +102,7 @@ class TableDraft:
         self.table = target.sampling.distribution(logits)[0]
         self._roots = self._frontier = torch.zeros(0, dtype=torch.int64)
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], nodes: int) -> None:
         """Every row starts at the empty prefix."""
         self._roots = torch.zeros(len(prompts), dtype=torch.int64)
 
@@ -111,9 +111,9 @@ class TableDraft:
         self._frontier = self._roots.unsqueeze(1)
         return lookup(self.table, self._roots)
 
-    def expand(self, tokens: Tensor, level: Level) -> Tensor:
+    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
         """Q after the inner nodes of a level, [B, P] -> [B, P, V]."""
-        self._frontier = _follow(self._frontier[:, level.inner_parents], tokens, self.vocab_size)
+        self._frontier = _follow(take(self._frontier, level.inner_parents), tokens, self.vocab_size)
         return lookup(self.table, self._frontier)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

@@ -17,7 +17,7 @@ class Tracker(Protocol):
     """Where a run's numbers and pictures go."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Log scalars as a run goes; `step` must not decrease."""
+        """Log scalars as a run goes; a resumed run may log steps again that it logged before it was killed."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's final numbers."""
@@ -58,14 +58,16 @@ class NoTracker:
 
 
 class WandbTracker:
-    """A live W&B run."""
+    """A live W&B run. Steps are a metric of their own, the x-axis of all others: W&B's internal step refuses to go back on a resume."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log scalars."""
-        self.run.log(dict(values), step=step)
+        self.run.log({**values, **({} if step is None else {"step": step})})
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's final numbers."""

@@ -19,30 +19,46 @@ from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
-    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are *inner* (have children of their own).
+class Frontier:
+    """The nodes of one depth from which a tree grows on, its P *inner* nodes.
 
     Attributes:
         depth: 1-based depth of these nodes.
+        inner_parents: the place of every inner node's parent among the inner nodes of the level above (0 at depth 1), int64 [P], or
+            [B, P] where the topology is per row.
+        ancestors: bool [P, E] or [B, P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner
+            node.
+    """
+
+    depth: int
+    inner_parents: Tensor
+    ancestors: Tensor
+
+    @property
+    def per_row(self) -> bool:
+        """Whether every row has its own topology."""
+        return self.ancestors.dim() == 3
+
+
+@dataclass(frozen=True, eq=False)
+class Level(Frontier):
+    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are inner (have children of their own).
+
+    Attributes:
         nodes: their indices, int64 [M], a run without gaps.
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above, K]; unused slots hold some valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
         run: `nodes` as a slice.
         full: whether every slot is used, so that `slots` flattened is `nodes`.
         inner: the nodes that have children, as places among `nodes`, int64 [P].
-        inner_parents: the place of every inner node's parent among the inner nodes of the level above (0 at depth 1), int64 [P].
-        ancestors: bool [P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner node.
     """
 
-    depth: int
     nodes: Tensor
     slots: Tensor
     picks: Tensor
     run: slice
     full: bool
     inner: Tensor
-    inner_parents: Tensor
-    ancestors: Tensor
 
 
 Index = slice | Tensor

@@ -7,20 +7,20 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.probs import sample_without_replacement
-from tempera.trees import Level, Tree
+from tempera.trees import Frontier, Tree
 from tempera.types import Draft, Scores, Verdict
 
 
 class DraftModel(Protocol):
     """A model that says what comes next, cheaply. `tempera.drafters.eagle` and `tempera.laws.TableDraft` are such models."""
 
-    def begin(self, prompts: list[str]) -> None:
-        """Start new rows, after the target's own `begin`."""
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens, and passes at most as many to `expand`."""
 
     def roots(self) -> Tensor:
         """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in the last round."""
 
-    def expand(self, tokens: Tensor, level: Level) -> Tensor:
+    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
         """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32 [B, P, V].
 
         `level.inner_parents` says which inner node of the level above each continues, `level.ancestors` which of the inner nodes
@@ -50,7 +50,7 @@ class StaticTreeDrafter:
 
     def begin(self, prompts: list[str]) -> None:
         """Start new rows."""
-        self.model.begin(prompts)
+        self.model.begin(prompts, self.nodes)
 
     def propose(self, uniforms: Tensor) -> Draft:
         """Draw a tree: uniforms [B, N] -> Draft with q [B, N, V], where a later sibling's q has the earlier siblings removed."""

@@ -100,10 +100,11 @@ class TransformerTarget:
         """Logits over our V tokens, [..., H] -> [..., V]."""
         return nn.functional.linear(hidden, self._head, self._head_bias)
 
-    def distribution(self, hidden: Tensor, ahead: Tensor) -> Tensor:
+    def distribution(self, hidden: Tensor, ahead: Tensor, sampling: Sampling | None = None) -> Tensor:
         """What is sampled after hidden states that stand `ahead` ([M], or [B, M]) tokens beyond each row's root: [R, M, H] -> [B, M, V].
 
         Guidance l = u + s(c − u) is linear, and so is the head: it is applied to the hidden states, before the head, for half the work.
+        After it comes what the target's own sampling does, or what another `sampling` does, whose guidance does not count.
         """
         if self.sampling.guided:
             conditional, unconditional = hidden.chunk(2)
@@ -111,7 +112,8 @@ class TransformerTarget:
         forced = None
         if self._forced is not None:
             forced = self._forced[(self.lengths[:, None] + ahead).clamp_(max=self.length - 1)]
-        return self._after_guidance.distribution(self.lm_logits(hidden), forced)
+        after_guidance = self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
+        return after_guidance.distribution(self.lm_logits(hidden), forced)
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -145,7 +147,7 @@ class TransformerTarget:
         if self.padding is not None:
             mask += self.padding[..., :visible]
         embeds = torch.cat([self.root_embeds, self.embed(draft.tokens)], 1) if draft.tree.nodes else self.root_embeds
-        hidden = self._run(embeds, mask, (slots + layout.depths).clamp_(max=self.last_slot))
+        hidden = self.run(embeds, mask, (slots + layout.depths).clamp_(max=self.last_slot))
         return Scores(self.distribution(hidden, layout.ahead), hidden)
 
     @torch.inference_mode()
@@ -155,20 +157,31 @@ class TransformerTarget:
             first = self.root_slots[:, None] + 1
             path = verdict.path.clamp(min=0).repeat(self.sampling.rows, 1)
             self.cache.compact(first + path, first + torch.arange(path.shape[1], device=self.device))
+        self.advance(verdict, emitted)
+
+    def advance(self, verdict: Verdict, emitted: Tensor) -> None:
+        """The part of `commit` that leaves the cache alone: advance each row by `emitted`; the drawn token becomes the root."""
         self.lengths += emitted
         self.root_slots.view(self.sampling.rows, -1).add_(emitted)
         self.root_embeds = self.embed(verdict.next_token[:, None])
-        self.reach = min(self.length, self.reach + draft.tree.max_depth + 1) if self._host is None else int(self._host.max())
+        self.reach = min(self.length, self.reach + verdict.tokens.shape[1]) if self._host is None else int(self._host.max())
 
-    def visible(self, width: int) -> int:
-        """Keys to offer a pass that writes `width` slots from each row's root on: a multiple of the granularity, within the capacity."""
+    def visible(self, width: int, cache: RowCache | None = None) -> int:
+        """Keys to offer a pass that writes `width` slots from each row's root on, into the own cache or another one of the same rows: a
+        multiple of the granularity, within the capacity.
+        """
         needed = self.prefix - 1 + self.reach + width
-        return min(self.cache.capacity, -(-needed // self.granularity) * self.granularity)
+        capacity = self.cache.capacity if cache is None else cache.capacity
+        return min(capacity, -(-needed // self.granularity) * self.granularity)
+
+    def capacity(self, nodes: int) -> int:
+        """Entries of a cache that holds a whole image and `nodes` drafted tokens beyond it."""
+        return -(-(self.last_slot + 2 + nodes) // self.granularity) * self.granularity
 
     def _allocate(self, batch: int, nodes: int) -> None:
         """Slots, lengths and a cache for this batch; an earlier cache of the same shape is used again."""
         self.last_slot = self.prefix + self.length - 1
-        capacity = -(-(self.last_slot + 2 + nodes) // self.granularity) * self.granularity
+        capacity = self.capacity(nodes)
         model = self.network.model
         heads, head_dim, layers = attention_shape(model.config)
         old = getattr(self, "cache", None)
@@ -179,7 +192,7 @@ class TransformerTarget:
         self._host = self.lengths.numpy() if self.device.type == "cpu" else None  # shares memory: no read from a device
         self.root_slots = torch.full((self.rows,), self.prefix - 1, dtype=torch.int64, device=self.device)
         self.reach = 0
-        self.padding = _padding(self.keep, capacity, self.dtype)
+        self.padding = padding_mask(self.keep, capacity, self.dtype)
 
     def _prefill(self) -> Tensor:
         """Run all prefix tokens but the last -> their hidden states [R, T − 1, H]."""
@@ -188,9 +201,13 @@ class TransformerTarget:
             return embeds
         positions = torch.arange(embeds.shape[1], device=self.device).expand(self.rows, -1)
         self.cache.place(positions, embeds.shape[1])
-        return self._run(embeds, causal_mask(self.keep[:, :-1], embeds.shape[1], self.dtype), positions)
+        return self.run(embeds, causal_mask(self.keep[:, :-1], embeds.shape[1], self.dtype), positions)
 
-    def _run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """A forward pass of embeddings [R, M, H] at positions int64 [R, M] (or [M]), as the cache was `place`d -> hidden states [R, M, H].
+
+        `mask` is additive, [R, 1, M, keys].
+        """
         output = self.network.model(
             inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
@@ -270,7 +287,7 @@ def attention_shape(config: Any) -> tuple[int, int, int]:
     return config.num_key_value_heads, head_dim, config.num_hidden_layers
 
 
-def _padding(keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor | None:
+def padding_mask(keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor | None:
     """What hides padded prefix tokens from later queries, additive, [R, 1, 1, S]; none where nothing is padded."""
     if bool(keep.all()):
         return None
