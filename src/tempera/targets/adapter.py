@@ -159,6 +159,7 @@ class TransformerTarget:
             self.cache.compact(first + path, first + torch.arange(path.shape[1], device=self.device))
         self.advance(verdict, emitted)
 
+    @torch.inference_mode()
     def advance(self, verdict: Verdict, emitted: Tensor) -> None:
         """The part of `commit` that leaves the cache alone: advance each row by `emitted`; the drawn token becomes the root."""
         self.lengths += emitted
