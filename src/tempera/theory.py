@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
+from tempera.probs import normalise
 from tempera.schedules import Schedule
 from tempera.types import Rule
 
@@ -32,7 +33,7 @@ class Visit:
         p: the target's distribution.
         kept: q·f, the part of the draft's distribution that is kept.
         rejected: 1 - Σ q·f.
-        residual: G, what replaces a rejected token.
+        residual: G, what replaces a rejected token; the mean over the rejected tokens where it depends on which one it was.
     """
 
     reach: Tensor
@@ -55,10 +56,16 @@ def visits(p: Tables, q: Tables, rule: Rule, length: int, start: Tensor | None =
         depths = torch.full(here_p.shape[:1], depth)
         f = torch.where(here_p >= 1, 1.0, rule.accept_probs(here_p, here_q, depths))
         kept = here_q * f
-        residual = rule.residual(here_p, here_q, torch.zeros_like(depths), depths)
-        visit = Visit(reach, here_p, kept, 1 - kept.sum(-1), residual)
+        visit = Visit(reach, here_p, kept, 1 - kept.sum(-1), _mean_residual(rule, here_p, here_q, here_q - kept, depths))
         yield visit
         reach = (visit.reach.unsqueeze(-1) * kept).flatten()
+
+
+def _mean_residual(rule: Rule, p: Tensor, q: Tensor, rejected: Tensor, depths: Tensor) -> Tensor:
+    """Σ_x rejected(x)·residual(x), normalised, token by token; the residual of token 0 where nothing is rejected. [..., V] -> [..., V]."""
+    each = [rule.residual(p, q, torch.full_like(depths, token), depths) for token in range(p.shape[-1])]
+    mixed = (rejected.unsqueeze(-1) * torch.stack(each, -2)).sum(-2)
+    return normalise(mixed, otherwise=each[0])
 
 
 def expected_emitted(p: Tables, q: Tables, rule: Rule, length: int) -> float:

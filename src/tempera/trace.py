@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 from tempera.probs import normalise
 from tempera.trees import take
 from tempera.types import Draft, Rule, Scores, Verdict
-from tempera.verify import JointRule, keep_probs
+from tempera.verify import JointRule, keep_probs, mean_residual
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a residual, or an accepted draft."""
@@ -152,8 +152,8 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
     and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased continuation would have to draw from. Given tᵏ, a test that another sibling's test would
     follow is compared as a choice between the tokens and "rejected": its distance from the best unbiased choice is Σ[q f - tᵏ]+ in total
     variation and Σ q f·log(q f / min(q f, tᵏ)) + r·log(r / Σ[tᵏ - q f]+), r = 1 - Σ q f, in KL divergence. The last child's test together
-    with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ). A position's terms are the sums over the tests performed
-    there, whatever came out of them; a token drawn at a leaf adds 0.
+    with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ); a residual that depends on the rejected token counts with
+    its mean. A position's terms are the sums over the tests performed there, whatever came out of them; a token drawn at a leaf adds 0.
 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
     divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over
@@ -189,7 +189,7 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
         kept = q * keep_probs(rule, target, q, depth)
         residual = rule.residual(target, q, token, depth)
-        step, ending = _step_distance(kept, ideal), _ending_distance(kept, residual, ideal)
+        step, ending = _step_distance(kept, ideal), _ending_distance(kept, mean_residual(rule, target, q, token, depth), ideal)
         performed = undecided & (node >= 0)
         bound += torch.where(performed, torch.where(last, ending[0], step[0]), 0.0)
         kl += torch.where(performed, torch.where(last, ending[1], step[1]), 0.0)

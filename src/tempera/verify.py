@@ -38,6 +38,16 @@ class JointRule(Protocol):
         """
 
 
+@runtime_checkable
+class PerTokenRule(Rule, Protocol):
+    """A rule whose residual depends on which token was rejected, as LANTERN's does. What is known of it is known on average."""
+
+    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """Law of the token that replaces a rejected draft x ~ q: Σ_x q(x)(1 - f(x))·residual(x), normalised; any law where nothing is
+        ever rejected. [..., V] -> [..., V].
+        """
+
+
 def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) -> Verdict:
     """Walk down the tree, keep a path, and draw one token more (Cool-SD, Algorithm 1, lines 4-17).
 
@@ -84,6 +94,11 @@ def _lay_out(tree: Tree, reached: Tensor) -> _Path:
 def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
     """The probability of keeping each token of the vocabulary as `verify` keeps it: f, and 1 where p ≥ 1. [..., V] -> [..., V]."""
     return torch.where(p >= 1, 1.0, rule.accept_probs(p, q, depth))
+
+
+def mean_residual(rule: Rule, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+    """The law of a replacement, given that some token was rejected: the rule's residual, or its mean where that depends on the token."""
+    return rule.mean_residual(p, q, depth) if isinstance(rule, PerTokenRule) else rule.residual(p, q, token, depth)
 
 
 def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:
