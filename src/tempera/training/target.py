@@ -67,7 +67,7 @@ class TargetTraining:
     calm: float = 0.25
     seed: int = 0
     save_every: int = 100
-    compile: bool = True
+    compile: bool = False
     bf16: bool = False
     start: str | None = None
 
@@ -175,6 +175,7 @@ def train_target(
     if settings.start:
         model.text.load_state_dict(load_text_encoder(Path(settings.start) / "text_encoder").state_dict())
         model.network.load_state_dict(load_target_network(Path(settings.start) / "target").state_dict())
+    model.network.model.set_attn_implementation("eager")  # on a CPU, fused attention's backward pass takes twice as long
     optimisers = _optimisers(model, settings)
     shape = trapezoid(settings.warmup, settings.steps)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, shape) for optimiser in optimisers]
