@@ -105,6 +105,8 @@ METHODS = [
     "method=coolsd schedule=linear ell=12",
     "method=eagle rule=relaxed delta=2 schedule=uniform",
     "method=eagle drafter=none",
+    "method=eagle2 branches=3 depth=2 nodes=5",
+    "method=eagle2 branches=2 depth=3 nodes=6 rule=relaxed delta=1.2",
     *[f"method={method} window=8 initialisation=vertical_sample" for method in ("jacobi", "sjd", "scd")],
     "method=scd window=8 coupling=maximal",
     "method=sjd window=8 rule=relaxed delta=1.2",
@@ -131,7 +133,7 @@ def test_every_method_paints(method: str, draft: Path) -> None:
     rule = build_rule(cfg, drafter.depth)
     output = decode(target, drafter, rule, Streams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
-    assert drafter.nodes == (build_tree(cfg).nodes if drafted else cfg.get("window", 0))
+    assert drafter.nodes == cfg.get("nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0))
 
 
 def test_the_published_schedule_of_cool_sd() -> None:
@@ -163,7 +165,7 @@ def test_the_embedded_model_builds_with_every_method() -> None:
     tokenizer = build_tokenizer(cfg)
     assert target.length == target.grid[0] * target.grid[1] == 256
     assert next(tokenizer.parameters()).dtype == torch.float32
-    for method in ("ar", "eagle", "coolsd", "uniform_rsd"):
+    for method in ("ar", "eagle", "eagle2", "coolsd", "uniform_rsd"):
         build_drafter(composed("model=embedded", f"method={method}"), target)
 
 
@@ -176,7 +178,7 @@ def stand_in(cfg: DictConfig) -> dict[str, float]:
     tree = build_tree(cfg)
     build_sampling(cfg)
     build_rule(cfg, tree.max_depth)
-    if "window" in cfg:
+    if "window" in cfg or "branches" in cfg:
         check(cfg.drafter, {"target": None})
     print("prompt:", cfg.prompt)
     return {}
@@ -204,11 +206,12 @@ REFUSED = {
     "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to rule=relaxed (method=coolsd, uniform_rsd)",
     "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs to rule=relaxed",
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
-    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=coolsd, eagle, uniform_rsd)",
+    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=coolsd, eagle, eagle2, ",
     "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs to tree=chain",
     "method=sjd window=abc": "`window=abc` is not possible; it must be a whole number",
+    "method=eagle2 branches=abc": "`branches=abc` is not possible; it must be a whole number",
     "method=sjd initialisation=foo": "`initialisation=foo` is not possible; it must be one of random, horizontal_repeat, vertical_repeat,",
-    "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to drafter=sjd_pac",
+    "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to drafter=eagle2, sjd_pac (method=eagle2, sjd_pac)",
     "drafter.pth=x": "there is no option `drafter.pth`: did you mean `drafter.path`?",
 }
 
