@@ -96,6 +96,47 @@ class Match:
         return reached, one_hot(drawn.gather(1, stop).squeeze(1), p.shape[-1])
 
 
+@dataclass(frozen=True)
+class Block:
+    """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is accepted by its joint prefix. Lossless.
+
+    With weights w_0 = 1, w_i = min(1, w_{i-1}·p(x_i)/q(x_i)) the first i tokens are all kept with probability w_i, given that they are
+    drafted. To that end each prefix passes a test of its own, with probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where
+    a_i = Σ_x [w_i·p - q]+ is what the target lacks after it; the longest prefix that passes is kept, and the next token comes from
+    Norm[w_i·p - q]+, or from p after a whole draft. (If deeper prefixes are kept with probability w_i - a_i on average, as that of the next
+    weight is, then i tokens or more are kept with h_i + (1 - h_i)(w_i - a_i) = w_i.) In expectation it keeps no fewer tokens than testing
+    them one by one, where the same probability is Π min(1, p/q) ≤ w_i.
+
+    q must be a token's law given those drafted before it, and a rejected token must leave no trace: later tokens decide on earlier ones
+    here, so with guesses that live on into the next round (Jacobi drafters other than SJD's) the law would be another. It implements
+    `verify.JointRule`.
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See `verify.JointRule.walk`.
+
+        Raises:
+            TemperaError: the draft may branch, or is coupled to earlier rounds.
+        """
+        tree, rows = draft.tree, torch.arange(len(p), device=p.device)
+        if tree.max_children > 1:
+            raise TemperaError("rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain or another rule")
+        if not draft.fresh:
+            raise TemperaError("rule=block is not lossless with guesses that live on from round to round; take drafter=sjd, or rule=exact")
+        above, below = at(p[:, :-1], draft.tokens).double(), at(draft.q, draft.tokens).double()
+        steps = torch.nn.functional.pad((above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0))
+        weights = (steps - steps.cummax(-1).values).exp()  # of the prefixes of 0..N tokens: the product since its last cut to 1
+        lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - draft.q).clamp(min=0)
+        wanting = lacking.sum(-1)[:, 1:].double()
+        passing = torch.cat([ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]], -1)
+        passed = uniforms[:, : tree.nodes] < passing
+        kept = (tree.depths * passed).amax(-1)
+        stopped = normalise(lacking[rows, kept.clamp(max=tree.nodes - 1)], otherwise=p[rows, kept])
+        return tree.depths <= kept.unsqueeze(-1), torch.where((kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped)
+
+
 def at(p: Tensor, token: Tensor) -> Tensor:
     """Entry of p at one token: [..., V] and [...] -> [...]."""
     return p.gather(-1, token.unsqueeze(-1)).squeeze(-1)

@@ -70,7 +70,7 @@ def decode(
         with clock("target"):
             scores = target.score(draft)
         with clock("verify"):
-            verdict = verify(draft, scores.p, rule, uniforms[:, drafter.uniforms :])
+            verdict = verify(draft, scores.p, rule, uniforms[:, drafter.uniforms :], scores.soft)
         with clock("commit"):
             emitted = torch.minimum(verdict.accepted + 1, length - lengths)
             ahead = offsets[: verdict.tokens.shape[1]]

@@ -59,6 +59,7 @@ class TableTarget:
             first = sum(vocab_size**t for t in range(position))
             self.forced[0, first : first + vocab_size**position] = token
         self.table = sampling.distribution(self.logits, self.forced)[0]
+        self._soft = sampling.untempered.distribution(self.logits, self.forced)[0] if sampling.temperature == 0 else None
         self._roots = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -71,7 +72,8 @@ class TableTarget:
         for _ in range(draft.tree.max_depth):
             nodes = _follow(take(prefixes, (1 + draft.tree.parents)), draft.tokens, self.vocab_size)
             prefixes = torch.cat([self._roots.unsqueeze(1), nodes], 1)
-        return Scores(lookup(self.table, prefixes), torch.zeros(*prefixes.shape, 0))
+        soft = None if self._soft is None else lookup(self._soft, prefixes)
+        return Scores(lookup(self.table, prefixes), torch.zeros(*prefixes.shape, 0), soft)
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
         """Append the emitted tokens to each row's prefix."""

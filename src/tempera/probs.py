@@ -5,7 +5,7 @@ makes its whole distribution NaN, so that one look at one entry per position fin
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ class Sampling:
     def rows(self) -> int:
         """Network rows per prompt: 2 under guidance, else 1."""
         return 2 if self.guided else 1
+
+    @property
+    def untempered(self) -> "Sampling":
+        """The same at temperature 1: in greedy decoding, what the most probable token is taken of."""
+        return replace(self, temperature=1.0)
 
     def distribution(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:
         """The distribution that is really sampled.

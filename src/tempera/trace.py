@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 from tempera.probs import normalise
 from tempera.trees import take
 from tempera.types import Draft, Rule, Scores, Verdict
-from tempera.verify import JointRule, keep_probs, mean_residual
+from tempera.verify import Greedily, GreedyRule, JointRule, keep_probs, mean_residual
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a residual, or an accepted draft."""
@@ -62,7 +62,7 @@ class Trace:
         flat = visited * scores.p.shape[-1] + verdict.tokens
         self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
         if self.tv is not None and self.bound is not None and self.kl is not None:
-            for column, values in zip((self.tv, self.bound, self.kl), diagnose(draft, verdict, scores.p, rule), strict=True):
+            for column, values in zip((self.tv, self.bound, self.kl), diagnose(draft, verdict, scores.p, rule, scores.soft), strict=True):
                 column.scatter_(1, slots, values)
 
     def finished(self) -> "Trace":
@@ -145,7 +145,9 @@ def has_children(draft: Draft, nodes: Tensor) -> Tensor:
     return draft.tree.last_children.expand(len(nodes), -1).gather(1, nodes) >= 0
 
 
-def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) -> tuple[Tensor, Tensor, Tensor]:
+def diagnose(
+    draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """How far the law of each emitted token may be from the target's, from p and q at the positions visited alone.
 
     Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order, f_k the probability of keeping a token
@@ -165,6 +167,8 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
         verdict: what `verify` decided.
         p: the target's distributions, float32 [B, 1 + N, V].
         rule: the rule that decided.
+        soft: the untempered distributions that it decided by in greedy decoding. A kept token that is not the target's costs 1 in total
+            variation, and infinitely many nats.
 
     Returns:
         TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the KL divergence: float32 [B, L + 1]
@@ -176,6 +180,8 @@ def diagnose(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) 
         tv, bound, kl = diagnose(draft, verdict, p, Exact())
         return tv, torch.zeros_like(bound), torch.zeros_like(kl)
     visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
+    if soft is not None and isinstance(rule, GreedyRule):
+        rule = Greedily(rule, take(soft, visited))
     children = take(draft.tree.children.expand(len(p), -1, -1), visited)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)

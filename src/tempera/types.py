@@ -22,12 +22,15 @@ class Draft:
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is plain autoregression.
         draws: uniform draws that belong to the positions after the root and after every node, float32 [B, 1 + N], where the method
             fixes them for all rounds (Jacobi decoding); else none.
+        fresh: whether the tokens are drawn with randomness of this round alone. Where a rejected guess lives on in a later round (the
+            coupled methods of the Jacobi family), a rule may not let a token decide on those before it.
     """
 
     tokens: Tensor
     q: Tensor
     tree: Tree
     draws: Tensor | None = None
+    fresh: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,12 @@ class Scores:
     Attributes:
         p: the target's sampled distribution after the root and after every node, float32 [B, 1 + N, V].
         hidden: the target's last hidden states, [R, 1 + N, H]; R = B, or 2B under guidance (conditional rows first).
+        soft: in greedy decoding, where p is one-hot, the distribution whose largest entry that is (temperature 1); else none.
     """
 
     p: Tensor
     hidden: Tensor
+    soft: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,43 @@ class PerTokenRule(Rule, Protocol):
         """
 
 
-def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) -> Verdict:
+@runtime_checkable
+class GreedyRule(Protocol):
+    """A rule that keeps more than the target's own choice in greedy decoding, by the distributions that the choice was made from."""
+
+    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All siblings are tested against the same p."""
+
+    def keeps_each(self, p: Tensor) -> Tensor:
+        """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""
+
+
+@dataclass(frozen=True)
+class Greedily:
+    """A greedy rule at certain positions as a `Rule`: what is rejected is replaced by the target's choice.
+
+    Attributes:
+        rule: which decides.
+        soft: the untempered distributions at these positions, float32 [..., V].
+    """
+
+    rule: GreedyRule
+    soft: Tensor
+
+    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """1 or 0."""
+        return self.rule.keeps(self.soft, token).to(p.dtype)
+
+    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """1 or 0."""
+        return self.rule.keeps_each(self.soft).to(p.dtype)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """The one-hot p."""
+        return p
+
+
+def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, soft: Tensor | None = None) -> Verdict:
     """Walk down the tree, keep a path, and draw one token more (Cool-SD, Algorithm 1, lines 4-17).
 
     Args:
@@ -56,6 +92,7 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) ->
         p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
         rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and greedy positions).
         uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token after the path.
+        soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a `GreedyRule`; see `types.Scores`.
     """
     tree = draft.tree
     if tree.nodes == 0:
@@ -63,6 +100,11 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor) ->
     elif isinstance(rule, JointRule):
         reached, law = rule.walk(draft, p, uniforms)
         path = _lay_out(tree, reached)
+    elif soft is not None and isinstance(rule, GreedyRule):
+        parents = 1 + tree.parents
+        passed = rule.keeps(take(soft, parents), draft.tokens) | (at(take(p, parents), draft.tokens) >= 1)
+        path = _lay_out(tree, tree.reached(passed))
+        law = p[torch.arange(len(p), device=p.device), path.nodes.amax(-1) + 1]
     else:
         passed, laws = _test_siblings(draft, p, rule, uniforms)
         path = _lay_out(tree, tree.reached(passed))

@@ -10,8 +10,9 @@ drawn, the *refresh*, and in the rule that keeps guesses:
     scd      `SharedNoise`: argmax(log p + g), each position's Gumbel g    exact
     sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on the tree of `windows.Shape.proactive`
 
-Any rule goes with any of them: SJD with `Match` is what SJD's public code calls Jacobi decoding, and `FixedDraw` with the exact rule is
-speculative coupled decoding with another coupling.
+Any rule that tests token by token goes with any of them: SJD with `Match` is what SJD's public code calls Jacobi decoding, and
+`FixedDraw` with the exact rule is speculative coupled decoding with another coupling. `acceptance.Block` goes with `Redraw` alone: it lets
+later guesses decide on earlier ones, which (1) below forbids where they live on.
 
 **Why all of them are exact.** Let F_k be what has happened, in all iterations so far, at the positions before k: their guesses, draws and
 tests. (1) Whether position k is decided in a round, and the distributions p_k (target's) and q_k (its guess's label) that it is decided
@@ -58,6 +59,9 @@ class Guesses:
 class Refresh(Protocol):
     """How guesses are drawn from the stale distributions."""
 
+    fresh: bool
+    """Whether no guess lives on from one round to the next, see `types.Draft`."""
+
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Uniform draws a row that are wanted in the first round, and in each later one, for a window of S = `window` positions."""
 
@@ -85,6 +89,8 @@ class Refresh(Protocol):
 class Redraw:
     """Afresh (SJD, Eq. 3)."""
 
+    fresh = True
+
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """One a position."""
         return window, window
@@ -107,6 +113,8 @@ class Continue:
     This is the coupling of the last and the next distribution under which a guess changes least often (the maximal coupling of arXiv
     2510.24211).
     """
+
+    fresh = False
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Two a position: one to keep, one to draw with."""
@@ -137,6 +145,8 @@ class FixedDraw:
     the image is the very one of `method=ar` with the same seed (up to rounding), at any temperature.
     """
 
+    fresh = False
+
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """All in the first round."""
         return length, 0
@@ -160,6 +170,8 @@ class SharedNoise:
     It is computed as argmax(q / E), E = exp(-g) standard exponential. The noise of a row is a hash of a 64-bit key from the row's stream,
     the position and the token, made anew in each round: nothing of size V is kept.
     """
+
+    fresh = False
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Enough for a key, once."""
@@ -297,7 +309,7 @@ class Jacobi:
             drawn, laws = sample_without_replacement(rest, further.view(len(further), shape.levels, -1))
             tokens = torch.cat([tokens, drawn.flatten(1)], 1)[:, shape.columns]
             q = torch.cat([q, laws.flatten(1, 2)], 1)[:, shape.columns]
-        return Draft(tokens, q, shape.tree, self.refresh.draws(start + self._depths))
+        return Draft(tokens, q, shape.tree, self.refresh.draws(start + self._depths), self.refresh.fresh)
 
 
 def jacobi(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
