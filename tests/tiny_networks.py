@@ -1,5 +1,6 @@
 """Tiny random networks for the tests of the network runtime, and what a draft of them says without any cache."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,10 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tempera.eagle_model import EagleConfig, EagleModel, shifted
 from tempera.probs import Sampling
-from tempera.targets.adapter import TransformerTarget
+from tempera.targets.adapter import TransformerTarget, conditioned
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, causal_mask
 from tempera.trees import Tree
-from tempera.types import Draft, Verdict
+from tempera.types import Draft, Drafter, Verdict
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
 LENGTH = GRID[0] * GRID[1]
@@ -97,6 +98,38 @@ def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB)
     return Verdict(path, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
 
 
+def random_rounds(target: TransformerTarget, drafter: Drafter, prompts: list[str], generator: torch.Generator) -> Iterator[Any]:
+    """Rounds with random verdicts until every image is complete: each one's draft, and the images as they are before it."""
+    target.begin(prompts, drafter.nodes)
+    drafter.begin(prompts)
+    images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
+    while min(map(len, images)) < target.length:
+        draft = drafter.propose(torch.rand(len(prompts), drafter.uniforms, generator=generator))
+        yield draft, images
+        scores = target.score(draft)
+        verdict = random_verdict(draft, generator, target.vocab_size)
+        emitted = torch.tensor([min(int(verdict.accepted[row]) + 1, target.length - len(images[row])) for row in range(len(prompts))])
+        target.commit(draft, verdict, emitted)
+        drafter.observe(draft, verdict, scores, emitted)
+        images = [torch.cat([image, verdict.tokens[row, : emitted[row]]]) for row, image in enumerate(images)]
+
+
+def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:
+    """Every node of a static tree was drawn from the law after its parent without its elder siblings; `law` is asked with the tokens of a
+    path, `longest` is the longest one that is inside the image.
+    """
+    paths, tokens = node_paths(draft.tree, row), draft.tokens[row]
+    for path in paths[1:]:
+        *above, node = path
+        if len(above) > longest:
+            continue
+        q = law(tokens[above].tolist())
+        for elder in [other[-1] for other in paths[1:] if other[:-1] == above and other[-1] < node]:
+            q = q.index_fill(0, tokens[elder], 0.0)
+            q = q / q.sum()
+        torch.testing.assert_close(draft.q[row, node], q, atol=2e-5, rtol=1e-3)
+
+
 def node_paths(tree: Tree, row: int) -> list[list[int]]:
     """The nodes from the top down to each node, after the empty path of the root."""
     parents = (tree.parents[row] if tree.per_row else tree.parents).tolist()
@@ -112,9 +145,9 @@ def full_hidden(target: TransformerTarget, prompts: list[str], images: list[Tens
     tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
     halves = []
     for drop in (False, True)[: target.sampling.rows]:
-        prefix = target.network.embed_prefix(condition, torch.full((len(prompts),), drop))
+        prefix, seen = conditioned(target.network, condition, keep, torch.full((len(prompts),), drop))
         embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
-        mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
+        mask = causal_mask(seen, embeds.shape[1], embeds.dtype)
         positions = torch.arange(embeds.shape[1]).expand(len(prompts), -1)
         states = target.network.model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False)
         halves.append(states.last_hidden_state)
@@ -129,9 +162,9 @@ def full_draft(eagle: EagleModel, target: TransformerTarget, prompts: list[str],
     outputs = []
     hidden = full_hidden(target, [prompts[row]], [image])[0]
     for drop, states in zip((False, True), hidden, strict=False):
-        condition, keep = target.conditioner([prompts[row]])
+        prefix, keep = conditioned(target.network, *target.conditioner([prompts[row]]), torch.tensor([drop]))
         previous = shifted(states[None], keep)[:, :-1]  # the root's own hidden state is not known yet
-        embeds = torch.cat([target.network.embed_prefix(condition, torch.tensor([drop])), plain_embed(target, image[None])], 1)
+        embeds = torch.cat([prefix, plain_embed(target, image[None])], 1)
         for token in [*path, None]:
             mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
             predicted = eagle(embeds, previous, mask, torch.arange(embeds.shape[1])[None])[:, -1:]

@@ -38,6 +38,14 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 OmegaConf.register_new_resolver("package", lambda path: str(Path(__file__).resolve().parent / path), replace=True)
 """`${package:PATH}` in conf/: a file or directory that ships inside the package."""
 
+OmegaConf.register_new_resolver(
+    "beside", lambda weights: str(Path(weights).parent) if Path(str(weights)).is_file() else weights, replace=True
+)
+"""`${beside:WEIGHTS}` in conf/: the directory of a file; a directory, a hub id or `random` as it is."""
+
+OmegaConf.register_new_resolver("unless_random", lambda weights, other: "random" if weights == "random" else other, replace=True)
+"""`${unless_random:WEIGHTS,OTHER}` in conf/: OTHER, or `random` where WEIGHTS is: what serves an untrained network needs no weights."""
+
 
 # Scripts
 
@@ -238,7 +246,9 @@ def build_target(cfg: DictConfig) -> Target:
     """
     from tempera.targets.adapter import identity_of
 
-    network: nn.Module = instantiate(cfg.model.network)
+    device = parse_device(cfg.device)
+    made = _accepted(cfg.model.network, {"device": device, "dtype": parse_dtype(cfg.dtype, device)})
+    network: nn.Module = instantiate(cfg.model.network, **made)
     identity = _accepted(cfg.model.target, {"identity": identity_of(network)})
     parts = {"network": _frozen(network, cfg), "conditioner": build_text_encoder(cfg).encode, "sampling": build_sampling(cfg)}
     target: Target = instantiate(cfg.model.target, **parts, **identity)
@@ -273,11 +283,16 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
 
 
 def build_rule(cfg: DictConfig, depth: int) -> Rule:
-    """The acceptance rule of the method; a relaxed rule's schedule spreads its budget over `depth` depths and is raised to `floor`."""
-    offered = {}
+    """The acceptance rule of the method. A relaxed rule's schedule spreads its budget over `depth` depths and is raised to `floor`; a rule
+    that has `neighbours` gets them of the codebook of `model.tokenizer`, from their file or made anew.
+    """
+    offered: dict[str, Any] = {}
     if "schedule" in cfg:
         _check_value(cfg, "floor", cfg.floor, float)
         offered["schedule"] = floored(instantiate(cfg.schedule, length=depth), cfg.floor)
+    if "neighbours" in cfg:
+        check(cfg.rule, {"neighbours": None})  # before a table is made
+        offered["neighbours"] = instantiate(cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).quantize.codebook)
     rule: Rule = instantiate(cfg.rule, **offered)
     return rule
 

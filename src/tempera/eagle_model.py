@@ -75,7 +75,24 @@ def _llama(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
     return LlamaDecoderLayer(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
 
-FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]] = {"llamagen": _llamagen, "llama": _llama}
+def _chameleon(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+    from tempera.targets.chameleon import draft_parts
+
+    return draft_parts(network)
+
+
+def _emu3(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+    from tempera.targets.emu3 import draft_parts
+
+    return draft_parts(network)
+
+
+FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]] = {
+    "llamagen": _llamagen,
+    "llama": _llama,
+    "chameleon": _chameleon,
+    "emu3_text_model": _emu3,
+}
 """Family of networks -> its decoder layer and rotary embedding, from the network's configuration."""
 
 
@@ -265,7 +282,7 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
     """
     covered = min(keep.shape[1], hidden.shape[1])
     real = hidden[:, :covered] * keep[:, :covered, None]
-    return torch.cat([torch.zeros_like(hidden[:, :1]), real, hidden[:, covered:]], 1)
+    return torch.cat([hidden.new_zeros(len(hidden), 1, hidden.shape[-1]), real, hidden[:, covered:]], 1)
 
 
 def _family(name: str) -> Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]:

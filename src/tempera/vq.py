@@ -1,9 +1,13 @@
-"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size.
+"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size; and Chameleon's, which is the same network
+but for attention and normalisation, from the layout of VQGAN (Esser et al. 2021).
 
-An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]; the codebook is ℓ2-normalised whenever it is read, on encode and on decode.
+An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised whenever it is read, on encode and on
+decode; VQGAN's is read as it is.
 """
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,12 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class VQConfig:
-    """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1)."""
+    """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1).
+
+    Attributes:
+        normalised: whether the codebook is ℓ2-normalised (and its file counts the use of its entries).
+        level_attention: whether the coarsest level has attention after its residual blocks, as the middle has.
+    """
 
     codebook_size: int = 16384
     codebook_dim: int = 8
@@ -28,6 +37,8 @@ class VQConfig:
     res_blocks: int = 2
     z_channels: int = 256
     norm_groups: int = 32
+    normalised: bool = True
+    level_attention: bool = True
 
     @property
     def factor(self) -> int:
@@ -119,10 +130,10 @@ class Encoder(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
-        last, groups = len(widths) - 2, config.norm_groups
+        last, groups, attended = len(widths) - 2, config.norm_groups, config.level_attention
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            Level(widths[i], widths[i + 1], config.res_blocks, groups, i == last, None if i == last else "downsample")
+            Level(widths[i], widths[i + 1], config.res_blocks, groups, attended and i == last, None if i == last else "downsample")
             for i in range(last + 1)
         )
         self.mid = _middle(widths[-1], groups)
@@ -143,11 +154,12 @@ class Decoder(nn.Module):
         super().__init__()
         outer = [config.channels * m for m in reversed(config.decoder_multipliers)]
         inner = [outer[0], *outer[:-1]]
-        last, groups = len(outer) - 1, config.norm_groups
+        last, groups, attended = len(outer) - 1, config.norm_groups, config.level_attention
         self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
         self.mid = _middle(outer[0], groups)
         self.conv_blocks = nn.ModuleList(
-            Level(inner[i], outer[i], config.res_blocks + 1, groups, i == 0, None if i == last else "upsample") for i in range(last + 1)
+            Level(inner[i], outer[i], config.res_blocks + 1, groups, attended and i == 0, None if i == last else "upsample")
+            for i in range(last + 1)
         )
         self.norm_out, self.conv_out = _norm(outer[-1], groups), nn.Conv2d(outer[-1], 3, 3, padding=1)
 
@@ -160,7 +172,7 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Nearest codebook entry under the ℓ2-normalised metric."""
+    """Nearest codebook entry; between unit vectors where the codebook is ℓ2-normalised."""
 
     codebook_used: Tensor
 
@@ -168,16 +180,20 @@ class Quantizer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
         nn.init.normal_(self.embedding.weight)
-        self.register_buffer("codebook_used", torch.zeros(65536))
+        self.normalised = config.normalised
+        if config.normalised:
+            self.register_buffer("codebook_used", torch.zeros(65536))
 
     @property
     def codebook(self) -> Tensor:
-        """[V, D], unit rows: the codebook as encoder and decoder see it."""
-        return F.normalize(self.embedding.weight, dim=-1)
+        """[V, D], the codebook as encoder and decoder see it: unit rows where it is normalised."""
+        return F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
 
     def nearest(self, z: Tensor) -> Tensor:
-        """z [..., D] → code of the most similar entry, int64 [...]."""
-        return (F.normalize(z, dim=-1) @ self.codebook.T).argmax(-1)
+        """z [..., D] → code of the nearest entry, int64 [...]."""
+        if self.normalised:
+            return (F.normalize(z, dim=-1) @ self.codebook.T).argmax(-1)
+        return (2 * z @ self.codebook.T - self.codebook.pow(2).sum(-1)).argmax(-1)
 
 
 class VQModel(nn.Module):
@@ -190,14 +206,24 @@ class VQModel(nn.Module):
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
 
+    @property
+    def vocab_size(self) -> int:
+        """Codes there are."""
+        return self.config.codebook_size
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of so many lines and columns of codes."""
+        return grid[0] * self.config.factor, grid[1] * self.config.factor
+
     def latents(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in [−1, 1] → unit vectors [B, h, w, D] before quantisation."""
+        """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1 where the codebook is normalised."""
         if images.shape[-1] % self.config.factor or images.shape[-2] % self.config.factor:
             raise TemperaError(
                 f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into {self.config.factor}-pixel patches: "
                 f"resize it to multiples of {self.config.factor}."
             )
-        return F.normalize(self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1), dim=-1)
+        latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
+        return F.normalize(latents, dim=-1) if self.config.normalised else latents
 
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, h·f, w·f] in [−1, 1] → codes int64 [B, h, w]."""
@@ -229,3 +255,33 @@ def _config(values: dict[str, Any]) -> VQConfig:
 def config_dict(config: VQConfig) -> dict[str, object]:
     """What config.json holds."""
     return asdict(config)
+
+
+CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)
+"""Chameleon's image tokenizer, as its vqgan.yaml describes it."""
+
+_VQGAN_NAMES = (
+    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
+    (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.conv_blocks.\1.downsample."),
+    (r"\.mid\.block_1\.", ".mid.0."),
+    (r"\.mid\.attn_1\.", ".mid.1."),
+    (r"\.mid\.block_2\.", ".mid.2."),
+)
+
+
+def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
+    """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`) into this module's; its decoder counts
+    levels from the finest, ours from the coarsest. What belongs to its training (`loss.`) is left out.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        name = name.removeprefix("model.vqmodel.")
+        if name.startswith("loss."):
+            continue
+        for pattern, replacement in _VQGAN_NAMES:
+            name = re.sub(pattern, replacement, name)
+        if up := re.match(r"decoder\.up\.(\d+)\.(block|upsample)\.", name):
+            part = {"block": "res", "upsample": "upsample"}[up[2]]
+            name = f"decoder.conv_blocks.{levels - 1 - int(up[1])}.{part}.{name[up.end() :]}"
+        result[name] = tensor
+    return result

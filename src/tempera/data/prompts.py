@@ -31,6 +31,13 @@ def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Promp
     return [Prompt(f"world-{index:06d}", world.sample(index).caption) for index in range(offset, offset + limit)]
 
 
+def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) -> list[Prompt]:
+    """Class numbers, for class-conditional models: prompt i is class i mod `classes`; ids are class-0207-000 (class, repetition)."""
+    _check_slice(limit, offset)
+    numbers = range(offset, offset + (classes if limit is None else limit))
+    return [Prompt(f"class-{number % classes:04d}-{number // classes:03d}", str(number % classes)) for number in numbers]
+
+
 def one_prompt(text: str) -> list[Prompt]:
     """A single prompt given as a string; its id is a hash of the text, so that other texts may share a run directory."""
     text = str(text).strip()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tempera.cache import RoundMask, RowCache
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
+from tempera.probs import Sampling, greedy
 from tempera.targets.llamagen import causal_mask
 from tempera.trees import Tree
 from tempera.types import Draft, Scores, Verdict
@@ -28,8 +28,9 @@ class TransformerTarget:
     """A transformer being accelerated.
 
     The network offers `model` (a Hugging Face decoder that takes `inputs_embeds`, an additive 4-D `attention_mask`, `position_ids` and
-    `past_key_values`), `lm_head`, `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`. All that is peculiar to a
-    family of models stays inside these.
+    `past_key_values`), `lm_head`, `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`; and, where a null-conditioned row
+    has other condition tokens than the prompt, `keep_prefix(condition, keep, drop)`. All that is peculiar to a family of models stays
+    inside these.
 
     Args:
         network: see above.
@@ -37,6 +38,7 @@ class TransformerTarget:
         sampling: from logits to the distribution that is sampled.
         grid: rows and columns of the image-token grid; the network's own unless given.
         token_ids: the network's id of each of our V tokens, int64 [V], for a network whose vocabulary holds more than image tokens.
+        token_bias: added to the logits of our V tokens, float [V]: a large negative number for a token that only forced positions have.
         forced: token that position i of the image must have, int64 [length], -1 where it is free (ends of lines).
         identity: names the weights; a hash of them unless given.
         granularity: keys are offered to attention in multiples of this, as far as rows may have come. At least the whole image: constant
@@ -58,6 +60,7 @@ class TransformerTarget:
         *,
         grid: tuple[int, int] | None = None,
         token_ids: Tensor | None = None,
+        token_bias: Tensor | None = None,
         forced: Tensor | None = None,
         identity: str | None = None,
         granularity: int = 32,
@@ -70,7 +73,7 @@ class TransformerTarget:
         self.device, self.dtype, self.hidden_size = head.device, head.dtype, head.shape[1]
         self._ids = None if token_ids is None else token_ids.to(self.device)
         self._head = head.detach() if self._ids is None else head.detach()[self._ids]
-        self._head_bias = _picked(getattr(network.lm_head, "bias", None), self._ids)
+        self._head_bias = _summed(_picked(getattr(network.lm_head, "bias", None), self._ids), token_bias, head)
         self.vocab_size = self._head.shape[0]
         self._forced = None if forced is None else self._checked(forced)
         self.reach = 0
@@ -129,9 +132,9 @@ class TransformerTarget:
             raise TemperaError("a prompt's last condition token is padding, but decoding starts from it: pad prompts on the left.")
         rows = self.sampling.rows
         self.rows, self.prefix, self.nodes = rows * len(prompts), keep.shape[1], nodes
-        self.keep = keep.repeat(rows, 1)
         drop = torch.arange(self.rows, device=self.device) >= len(prompts)
-        self.prefix_embeds: Tensor = self.network.embed_prefix(condition.repeat(rows, *[1] * (condition.dim() - 1)), drop).to(self.dtype)
+        condition = condition.repeat(rows, *[1] * (condition.dim() - 1))
+        self.prefix_embeds, self.keep = conditioned(self.network, condition, keep.repeat(rows, 1), drop)
         self._allocate(len(prompts), nodes)
         self.prefix_hidden = self._prefill()
         self.root_embeds = self.prefix_embeds[:, -1:]
@@ -148,6 +151,9 @@ class TransformerTarget:
             mask += self.padding[..., :visible]
         embeds = torch.cat([self.root_embeds, self.embed(draft.tokens)], 1) if draft.tree.nodes else self.root_embeds
         hidden = self.run(embeds, mask, (slots + layout.depths).clamp_(max=self.last_slot))
+        if self.sampling.temperature == 0:
+            soft = self.distribution(hidden, layout.ahead, self.sampling.untempered)
+            return Scores(greedy(soft), hidden, soft)
         return Scores(self.distribution(hidden, layout.ahead), hidden)
 
     @torch.inference_mode()
@@ -232,6 +238,22 @@ class TransformerTarget:
         return forced.to(self.device)
 
 
+def conditioned(network: Any, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands before the images.
+
+    Args:
+        condition: what the network's `embed_prefix` takes, rows first.
+        keep: False on the prompts' padding, bool [R, T].
+        drop: rows that are null-conditioned, bool [R].
+
+    Returns:
+        embeddings [R, T, H] in the network's type, and keep with the padding of null-conditioned rows their own.
+    """
+    embeds: Tensor = network.embed_prefix(condition, drop).to(network.lm_head.weight.dtype)
+    own = getattr(network, "keep_prefix", None)
+    return embeds, keep if own is None else own(condition, keep, drop)
+
+
 class _Layout:
     """Constants of a tree inside a round: slots and depths of the root (0) and the nodes, per prompt (`ahead`) and per network row
     (`depths`), and the mask among them.
@@ -299,3 +321,10 @@ def padding_mask(keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor | No
 
 def _picked(bias: Tensor | None, ids: Tensor | None) -> Tensor | None:
     return bias if bias is None or ids is None else bias.detach()[ids]
+
+
+def _summed(bias: Tensor | None, more: Tensor | None, like: Tensor) -> Tensor | None:
+    if more is None:
+        return bias
+    more = more.to(like)
+    return more if bias is None else bias + more

@@ -79,13 +79,20 @@ class GridRotary(nn.Module):
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
-        quarter = config.head_dim // 4
-        freqs = 1.0 / config.rope_base ** (torch.arange(quarter).float() / quarter)
-        rows, columns = torch.meshgrid(torch.arange(config.grid[0]), torch.arange(config.grid[1]), indexing="ij")
+        self.config = config
+        self.register_buffer("cos", torch.zeros(0), persistent=False)
+        self.register_buffer("sin", torch.zeros(0), persistent=False)
+        self.reset_tables(self.cos.device)
+
+    def reset_tables(self, device: torch.device) -> None:
+        """Compute the table."""
+        config, quarter = self.config, self.config.head_dim // 4
+        freqs = 1.0 / config.rope_base ** (torch.arange(quarter, device=device).float() / quarter)
+        sides = [torch.arange(side, device=device) for side in config.grid]
+        rows, columns = torch.meshgrid(*sides, indexing="ij")
         angles = torch.cat([rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs], -1).repeat(1, 2)
-        blank = torch.zeros(config.prefix_length, config.head_dim)
-        self.register_buffer("cos", torch.cat([blank, angles.cos()]), persistent=False)
-        self.register_buffer("sin", torch.cat([blank, angles.sin()]), persistent=False)
+        blank = torch.zeros(config.prefix_length, config.head_dim, device=device)
+        self.cos, self.sin = torch.cat([blank, angles.cos()]), torch.cat([blank, angles.sin()])
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids [R, S], counting from the first condition token → cos, sin [R, S, head_dim]."""
@@ -181,7 +188,7 @@ def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
     return weight.reshape(*split, -1).transpose(1, 2).reshape(weight.shape)
 
 
-_LAYER_KEYS = {
+LAYER_KEYS = {
     "attention.wo.weight": "self_attn.o_proj.weight",
     "feed_forward.w1.weight": "mlp.gate_proj.weight",
     "feed_forward.w3.weight": "mlp.up_proj.weight",
@@ -189,6 +196,8 @@ _LAYER_KEYS = {
     "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
 }
+"""Names inside a layer that Meta's code and LlamaGen's share -> Hugging Face's."""
+
 _TOP_KEYS = {
     "cls_embedding.uncond_embedding": "null_caption",
     "cls_embedding.cap_proj.fc1.weight": "caption_projection.fc1.weight",
@@ -215,13 +224,13 @@ def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
             result[prefix + "self_attn.k_proj.weight"] = permute_pairs(k, heads)
             result[prefix + "self_attn.v_proj.weight"] = v
         else:
-            result[prefix + _LAYER_KEYS.get(name, name)] = value
+            result[prefix + LAYER_KEYS.get(name, name)] = value
     return result
 
 
 def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """The inverse of `from_official`."""
-    top, layer_keys = ({new: old for old, new in table.items()} for table in (_TOP_KEYS, _LAYER_KEYS))
+    top, layer_keys = ({new: old for old, new in table.items()} for table in (_TOP_KEYS, LAYER_KEYS))
     result = {top[key]: value for key, value in state.items() if key in top}
     for key, value in state.items():
         if key in top:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tempera.eagle_model import shifted
 from tempera.streams import key
-from tempera.targets.adapter import TransformerTarget
+from tempera.targets.adapter import TransformerTarget, conditioned
 from tempera.targets.llamagen import causal_mask
 
 
@@ -48,7 +48,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     """
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
-    prefix = target.network.embed_prefix(condition, drop).to(target.dtype)
+    prefix, keep = conditioned(target.network, condition, keep, drop)
     embeds = torch.cat([prefix, target.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)

@@ -65,8 +65,7 @@ class VQEncoder:
 
     def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int], device: str = "cpu") -> None:
         self.vq, self.tokenizer, self.grid, self.device = vq.to(device), tokenizer, grid, device
-        self.vocab_size = vq.config.codebook_size
-        self.size = (grid[0] * vq.config.factor, grid[1] * vq.config.factor)
+        self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
 
     def describe(self) -> dict[str, Any]:
         """Picture size."""

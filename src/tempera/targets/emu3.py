@@ -1,0 +1,92 @@
+"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens; the network is Hugging Face's.
+
+Facts are from the Emu3 repository (BAAI): special tokens count from 151643 (`<|endoftext|>`), of which `<|extra_200|>` (end of a line) is
+151846, `<|extra_201|>` (end of the frame) 151847, begin and end of a text 151849 and 151850; then come `<|image token|>` 151851,
+`<|image start|>` 151852, `<|image end|>` 151853 and the codes, 151854 … 184621.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tempera.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
+from tempera.targets.prompted import PromptedNetwork
+from tempera.targets.rotary import Rotary
+from tempera.targets.spec import ModelSpec, patches
+from tempera.targets.weights import Release, fill, on_meta, randomise, read
+
+PATCH = 8
+_BEGIN, _IMAGE, _START = 151849, 151851, 151852
+POSITIVE = " masterpiece, film grained, best quality."
+NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, low quality, normal "
+    "quality, jpeg artifacts, signature, watermark, username, blurry."
+)
+
+
+def emu3(height: int = 720, width: int = 720, positive: str = POSITIVE, negative: str = NEGATIVE) -> ModelSpec:
+    """Emu3-Gen's format: the prompt and words of praise, then the size in codes as text; guided away from a negative prompt."""
+    lines, columns = patches(height, PATCH, "height"), patches(width, PATCH, "width")
+    head = (_START, f"{lines}*{columns}", _IMAGE)
+    return ModelSpec(
+        lines=lines,
+        columns=columns,
+        codes=32768,
+        first_code=151854,
+        prompt=(_BEGIN, "{text}" + positive, *head),
+        null=(_BEGIN, negative, *head),
+        context=9216,
+        line_end=151846,
+        end=(151847, 151853, 151850),
+    )
+
+
+def load_emu3(
+    spec: ModelSpec,
+    weights: str,
+    files: list[str],
+    hub: str,
+    vocab_size: int = 184622,
+    hidden_size: int = 4096,
+    intermediate_size: int = 14336,
+    num_hidden_layers: int = 32,
+    num_attention_heads: int = 32,
+    num_key_value_heads: int = 8,
+    rope_theta: float = 1e6,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> PromptedNetwork:
+    """Emu3 with published weights, of the 8B's sizes unless others are given; see `tempera.targets.chameleon.load_chameleon`."""
+    config = Emu3TextConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        attention_dropout=0.0,
+        attn_implementation="sdpa",
+    )
+    release = Release(weights, files, hub)
+    network = on_meta(lambda: _network(config, spec))
+    if release.random:
+        randomise(network, device or torch.device("cpu"), dtype)
+    else:
+        found = release.find()
+        fill(network, read(found), str(found[0]))
+    return network  # type: ignore[return-value]
+
+
+def _network(config: Any, spec: ModelSpec) -> PromptedNetwork:
+    model = Emu3TextModel(config)
+    model.rotary_emb = Rotary.of(config)
+    return PromptedNetwork(model, config, spec)
+
+
+def draft_parts(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+    """The decoder layer and rotary embedding of a draft for a network of this configuration."""
+    config = Emu3TextConfig(**{**network, "num_hidden_layers": 1})
+    config._attn_implementation = "sdpa"
+    return Emu3DecoderLayer(config, layer_idx=0), Rotary.of(config)

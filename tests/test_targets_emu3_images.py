@@ -1,0 +1,63 @@
+"""Emu3's image tokenizer: the official names become Hugging Face's, all of them."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tempera.huggingface import Emu3VQVAEConfig
+from tempera.targets.emu3_images import Emu3Tokenizer, load_emu3_tokenizer, vq_from_official
+
+SIZES = {
+    "base_channels": 32,
+    "channel_multiplier": [1, 1],
+    "num_res_blocks": 1,
+    "hidden_size": 32,
+    "attn_resolutions": [1],
+    "codebook_size": 16,
+}
+
+
+def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices are 1×1 convolutions."""
+    result = {}
+    for name, tensor in state.items():
+        name = name.replace("down_block.down.", "down.").replace("up_block.up.", "up.").replace("middle_block.", "mid.")
+        name = name.replace("mid.attn_norm.", "mid.attn_1.norm.")
+        if ".attn_norms." in name:
+            head, _, tail = name.partition(".attn_norms.")
+            number, _, rest = tail.partition(".")
+            name = f"{head}.attn.{number}.norm.{rest}"
+        for part in ("q", "k", "v", "out"):
+            old = f".{part}_proj."
+            if old in name:
+                name = name.replace(old, ".proj_out." if part == "out" else f".{part}.")
+                tensor = tensor[:, :, None, None] if name.endswith("weight") else tensor
+        result[name] = tensor
+    return result
+
+
+def test_official_names_become_hugging_faces() -> None:
+    torch.manual_seed(0)
+    state = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).vq.state_dict()
+    official = official_names(state)
+    for name in ("encoder.down.1.attn.0.norm.weight", "encoder.mid.attn_1.q.weight", "decoder.mid.attn_1.norm.conv_y.weight",
+                 "decoder.up.1.attn.1.norm.norm_layer.bias", "decoder.up.1.attn.1.proj_out.weight", "decoder.up.1.upsample.conv.weight",
+                 "decoder.time_conv.0.conv.conv.weight", "encoder.time_res_stack.0.norm1.running_mean"):  # fmt: skip
+        assert name in official, name
+    back = vq_from_official(official)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def test_the_published_layout_decodes_as_hugging_faces(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).eval()
+    save_file({name: tensor.contiguous() for name, tensor in official_names(whole.vq.state_dict()).items()}, tmp_path / "model.safetensors")
+    lined = load_emu3_tokenizer(str(tmp_path), ["model.safetensors"], "BAAI/Emu3-VisionTokenizer", SIZES)
+    codes = torch.randint(16, (2, 3, 5))
+    with torch.no_grad():
+        wanted = whole.vq.decode(codes[..., :-1])
+    assert wanted.shape == (2, 3, 6, 8)
+    torch.testing.assert_close(lined.decode_codes(codes), wanted.clamp(-1, 1))

@@ -1,0 +1,94 @@
+"""What LlamaGen is conditioned on: T5 features, left padded; class numbers; captions cleaned as in training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tempera.errors import TemperaError
+from tempera.huggingface import T5Config, T5EncoderModel
+from tempera.targets.prompted import load_tokenize
+from tempera.targets.text import ClassLabels, RandomFeatures, clean_caption, load_flan_t5
+
+SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
+
+
+def write_t5(directory: Path) -> Any:
+    """A tiny Flan-T5 as it is published: decoder and head beside the encoder, one embedding for all; and a word tokenizer."""
+    torch.manual_seed(0)
+    model = T5EncoderModel(T5Config(**SIZES, feed_forward_proj="gated-gelu")).eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
+    save_file(
+        state | {"decoder.final_layer_norm.weight": torch.ones(16), "lm_head.weight": torch.ones(40, 16)}, directory / "model.safetensors"
+    )
+    words = ["<unk>", "</s>", "a", "red", "ring", "and"]
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+                 "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+                 "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>"}}  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return model
+
+
+def test_features_are_those_of_the_caption_alone_padded_on_the_left(tmp_path: Path) -> None:
+    model = write_t5(tmp_path)
+    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=SIZES)
+    features, keep = encoder.encode(["A red ring", "a"])
+    assert features.shape == (2, 8, 16) and keep.sum(1).tolist() == [4, 2]
+    assert keep[:, -1].all() and features[~keep].abs().max() == 0
+    with torch.no_grad():
+        alone = model(input_ids=torch.tensor([[2, 3, 4, 1]])).last_hidden_state[0]
+        short = model(input_ids=torch.tensor([[2, 1]])).last_hidden_state[0]
+    torch.testing.assert_close(features[0, 4:], alone)
+    torch.testing.assert_close(features[1, 6:], short)
+
+
+def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
+    write_t5(tmp_path)
+    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
+    with pytest.raises(TemperaError, match=r"prompt 1 of 1 has 5 tokens, the model reads 4: .*model.text_encoder.truncate=true"):
+        encoder.encode(["a red ring and"])
+    cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=SIZES)
+    torch.testing.assert_close(cut.encode(["a red ring and"])[0], encoder.encode(["a red ring"])[0])
+    with pytest.raises(TemperaError, match="prompt 2 of 2 is empty"):
+        encoder.encode(["a", "  "])
+
+
+def test_missing_text_weights_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TemperaError, match=rf"{tmp_path} holds no tokenizer.json: .*model.text_weights=DIR"):
+        load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=SIZES)
+    write_t5(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TemperaError, match="is no tokenizer"):
+        load_tokenize(tmp_path / "tokenizer.json")
+
+
+def test_random_features_depend_on_the_caption_alone() -> None:
+    encoder = RandomFeatures(3, 5).to(torch.bfloat16)
+    features, keep = encoder.encode(["a", "b", "a"])
+    assert features.dtype == torch.bfloat16 and keep.all()
+    assert torch.equal(features[0], features[2]) and not torch.equal(features[0], features[1])
+
+
+def test_class_numbers() -> None:
+    labels, keep = ClassLabels(10).encode(["3", " 9 "])
+    assert labels.tolist() == [3, 9] and keep.shape == (2, 1)
+    for wrong in ("10", "cat", "-1"):
+        with pytest.raises(TemperaError, match=r"prompt 2 of 2, '.*', is no class: give a number from 0 to 9"):
+            ClassLabels(10).encode(["1", wrong])
+
+
+@pytest.mark.parametrize(
+    ("caption", "clean"),
+    [
+        ("A Blue Porsche 356, parked!", "a blue porsche 356, parked!"),
+        ("see https://x.org/a.html now", "see now"),
+        ("&quot;a&amp;b&quot; <br> cat.jpg", "a b"),
+        ("this-is-my-cute-cat", "this is my cute cat"),
+        ("red ★ © 2024 #5  @me", "red ★ 2024"),
+    ],
+)
+def test_captions_are_cleaned(caption: str, clean: str) -> None:
+    assert clean_caption(clean_caption(caption)).replace('"', "").strip() == clean
