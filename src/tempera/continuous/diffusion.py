@@ -1,0 +1,223 @@
+"""Ancestral sampling of a token by a diffusion head: schedules, respaced steps and learned variances, as MAR has them.
+
+Ho et al. 2020 (DDPM), Nichol and Dhariwal 2021 (cosine schedule, learned variances, respacing). S respaced steps are numbered by *stage*
+k = 0 … S − 1 in the order in which they are taken: stage k goes from x_{S−k} to x_{S−k−1}, so that the last stage, k = S − 1, gives x₀.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tempera.errors import TemperaError
+
+TRAINING_STEPS = 1000
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+class Kernel(NamedTuple):
+    """A Gaussian with independent coordinates, N(mean, std²): both [..., D]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The draw that standard normal `noise` [..., D] gives."""
+        return self.mean + self.std * noise
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """In nats, float64 [...]: ratios of densities that differ little are what matters."""
+        mean, std = self.mean.double(), self.std.double()
+        return -(0.5 * ((x.double() - mean) / std) ** 2 + std.log() + _HALF_LOG_TAU).sum(-1)
+
+    def widened(self, factor: float) -> "Kernel":
+        """The same mean, `factor` times the standard deviation."""
+        return Kernel(self.mean, self.std * factor)
+
+    def pick(self, index: Tensor) -> "Kernel":
+        """One kernel a row: leaves [B, N, D], index int64 [B] -> leaves [B, D]."""
+        return Kernel(*(pick(leaf, index) for leaf in self))
+
+
+class Path(NamedTuple):
+    """How a token came about.
+
+    Attributes:
+        states: x_S … x₀ in this order, [..., S + 1, D]; the last one is the token.
+        kernels: what each stage drew from, leaves [..., S, D].
+    """
+
+    states: Tensor
+    kernels: Kernel
+
+    @property
+    def token(self) -> Tensor:
+        """x₀, [..., D]."""
+        return self.states[..., -1, :]
+
+
+class Denoiser(Protocol):
+    """A diffusion head: for every stage the kernel p(x_{S−k−1} | x_{S−k}, condition)."""
+
+    stages: int
+    """S."""
+    channels: int
+    """D."""
+    last_noise: bool
+    """Whether the last stage draws from its kernel; without, x₀ is the last kernel's mean, as in MAR's own sampler."""
+
+    def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
+        """Condition [N, C], x [N, D], stage int64 [N] -> leaves [N, D], temperature included."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn from a network with a diffusion head.
+
+    Attributes:
+        guidance: classifier-free guidance scale; 1 is none.
+        guidance_schedule: `linear` raises it from 1 at the first token of an image to its full value at the last (Muse); or `constant`.
+        temperature: multiplies the standard deviation of every stage.
+        denoising_steps: S.
+        last_noise: whether the last stage adds noise. MAR's own sampler adds none.
+    """
+
+    guidance: float = 1.0
+    guidance_schedule: Literal["linear", "constant"] = "linear"
+    temperature: float = 1.0
+    denoising_steps: int = 100
+    last_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.guidance < 0:
+            raise TemperaError(f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance).")
+        if self.temperature <= 0:
+            raise TemperaError(f"temperature={self.temperature} is not possible for continuous tokens; give a number above 0.")
+        if not 2 <= self.denoising_steps <= TRAINING_STEPS:
+            raise TemperaError(f"denoising_steps={self.denoising_steps} is not possible; give 2 to {TRAINING_STEPS}.")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the network for one image."""
+        return 1 if self.guidance == 1 else 2
+
+    def scale(self, known: Tensor, length: int) -> Tensor:
+        """Guidance of tokens after whose step `known` [...] of `length` tokens are there. MAR never counts the last one."""
+        if self.guidance_schedule == "constant":
+            return torch.full_like(known, self.guidance, dtype=torch.float32)
+        return 1 + (self.guidance - 1) * known.clamp(max=length - 1).float() / length
+
+
+def betas(name: Literal["cosine", "linear"], steps: int = TRAINING_STEPS) -> Tensor:
+    """Noise added by each step of the forward process, float64 [steps]."""
+    if name == "linear":
+        scale = 1000 / steps
+        return torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
+    ends = torch.arange(steps + 1, dtype=torch.float64) / steps
+    kept = torch.cos((ends + 0.008) / 1.008 * math.pi / 2) ** 2
+    return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
+
+
+def respaced(steps: int, wanted: int) -> Tensor:
+    """The `wanted` of `steps` time steps that are kept, evenly spaced, first and last among them, int64 [wanted]."""
+    return torch.tensor([round(i * (steps - 1) / (wanted - 1)) for i in range(wanted)])
+
+
+class Schedule:
+    """The tables of a respaced process with S steps; t counts them from 0, near the data, to S − 1.
+
+    Attributes:
+        times: the training time step of each, int64 [S]: what the network is told.
+        kept: ᾱ_t, float64 [S].
+    """
+
+    def __init__(self, steps: int, name: Literal["cosine", "linear"] = "cosine", training_steps: int = TRAINING_STEPS) -> None:
+        self.times = respaced(training_steps, steps)
+        self.kept = torch.cumprod(1 - betas(name, training_steps), 0)[self.times]
+        before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
+        beta = 1 - self.kept / before
+        posterior = beta * (1 - before) / (1 - self.kept)
+        posterior[0] = posterior[1]  # the first is 0, whose logarithm nothing could be interpolated with
+        start, current = beta * before.sqrt() / (1 - self.kept), (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
+        self._tables = torch.stack([self.kept.rsqrt(), (1 / self.kept - 1).sqrt(), start, current, posterior.log(), beta.log()])
+        self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def kernel(self, output: Tensor, x: Tensor, t: Tensor) -> Kernel:
+        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15).
+
+        Args:
+            output: predicted noise and the variance's place between its bounds, −1 … 1: [N, 2D].
+            x: x_{t+1}, [N, D].
+            t: int64 [N].
+        """
+        noise, place = output.chunk(2, -1)
+        enlarge, less, from_start, from_current, least, most = self._on(x)[:, t].unsqueeze(-1)
+        share = (place + 1) / 2
+        log_variance = share * most + (1 - share) * least
+        return Kernel(from_start * (enlarge * x - less * noise) + from_current * x, (0.5 * log_variance).exp())
+
+    def _on(self, like: Tensor) -> Tensor:
+        """The tables [6, S] where `like` is, moved once."""
+        place = like.device, like.dtype
+        if place not in self._there:
+            self._there[place] = self._tables.to(like.device, like.dtype)
+        return self._there[place]
+
+
+def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> Path:
+    """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their paths, leaves [N, …]."""
+    states, kernels = [noise[:, 0]], []
+    for stage in range(denoiser.stages):
+        kernel = denoiser.kernel(condition, states[-1], _stages(condition, stage))
+        kernels.append(kernel)
+        states.append(_draw(denoiser, kernel, noise[:, stage + 1], stage))
+    means, stds = (torch.stack(leaves, 1) for leaves in zip(*kernels, strict=True))
+    return Path(torch.stack(states, 1), Kernel(means, stds))
+
+
+def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Path:
+    """Paths of several tokens a row: conditions [B, M, C], noise [B, M, S + 1, D] -> leaves [B, M, …]."""
+    batch = len(conditions)
+    states, kernels = denoise(denoiser, conditions.flatten(0, 1), noise.flatten(0, 1))
+    return Path(states.unflatten(0, (batch, -1)), Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)))
+
+
+def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise: Tensor) -> Tensor:
+    """Finish tokens of which some stages are done.
+
+    Args:
+        condition: [N, C].
+        x: the states reached, [N, D].
+        done: stages behind them, int64 [N] in 0 … S.
+        noise: standard normal, [N, S, D]; stage k takes the k-th.
+
+    Returns:
+        The tokens, [N, D].
+    """
+    for stage in range(denoiser.stages):
+        kernel = denoiser.kernel(condition, x, _stages(condition, stage))
+        x = torch.where((done <= stage).unsqueeze(-1), _draw(denoiser, kernel, noise[:, stage], stage), x)
+    return x
+
+
+def kernels_along(denoiser: Denoiser, condition: Tensor, states: Tensor) -> Kernel:
+    """The kernels of every stage at given states, all at once: condition [N, C], states x_S … x₁ [N, S, D] -> leaves [N, S, D]."""
+    count, stages, channels = states.shape
+    stage = torch.arange(stages, device=states.device).expand(count, -1)
+    kernel = denoiser.kernel(condition.repeat_interleave(stages, 0), states.reshape(-1, channels), stage.reshape(-1))
+    return Kernel(*(leaf.reshape(states.shape) for leaf in kernel))
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """One entry a row: values [B, N, …], index int64 [B] -> [B, …]."""
+    return values[torch.arange(len(values), device=values.device), index]
+
+
+def _draw(denoiser: Denoiser, kernel: Kernel, noise: Tensor, stage: int) -> Tensor:
+    return kernel.at(noise) if stage < denoiser.stages - 1 or denoiser.last_noise else kernel.mean
+
+
+def _stages(condition: Tensor, stage: int) -> Tensor:
+    return torch.full((len(condition),), stage, device=condition.device)

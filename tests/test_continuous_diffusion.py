@@ -1,0 +1,118 @@
+"""Diffusion schedules and kernels against computations of their own in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tempera.continuous.diffusion import Kernel, Sampling, Schedule, betas, denoise, kernels_along, respaced, resume
+from tempera.continuous.laws import Linear
+from tempera.continuous.noise import normal_of
+from tempera.errors import TemperaError
+
+
+def test_the_cosine_schedule_keeps_what_its_formula_says() -> None:
+    kept = torch.cumprod(1 - betas("cosine"), 0)
+    for t in (0, 1, 500, 998):
+        wanted = math.cos(((t + 1) / 1000 + 0.008) / 1.008 * math.pi / 2) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
+        assert float(kept[t]) == pytest.approx(wanted, rel=1e-9)
+    assert float(betas("cosine")[-1]) == 0.999
+
+
+def test_the_linear_schedule_is_ho_et_al_s() -> None:
+    assert [float(betas("linear")[t]) for t in (0, 999)] == pytest.approx([1e-4, 0.02])
+
+
+def test_a_hundred_of_a_thousand_steps() -> None:
+    times = respaced(1000, 100).tolist()
+    assert times[:7] == [0, 10, 20, 30, 40, 50, 61] and times[-1] == 999 and len(set(times)) == 100
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("t", [0, 1, 13, 24])
+def test_the_kernel_is_the_posterior_by_bayes(name: str, t: int) -> None:
+    """Prior N(√ᾱ_{t−1} x₀, 1 − ᾱ_{t−1}) times likelihood N(x_t; √α x_{t−1}, β), with x₀ from the predicted noise."""
+    schedule = Schedule(25, name)  # type: ignore[arg-type]
+    kept = torch.cumprod(1 - betas(name), 0)[respaced(1000, 25)]  # type: ignore[arg-type]
+    x, noise, place = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
+    kernel = schedule.kernel(torch.cat([noise, place], -1), x, torch.full((4,), t))
+    now, before = float(kept[t]), float(kept[t - 1]) if t else 1.0
+    alpha, start = now / before, (x - math.sqrt(1 - now) * noise) / math.sqrt(now)
+    if t:
+        variance = 1 / (1 / (1 - before) + alpha / (1 - alpha))
+        mean = variance * (math.sqrt(before) * start / (1 - before) + math.sqrt(alpha) * x / (1 - alpha))
+    else:
+        mean, variance = start, _posterior_variance(kept, 1)
+    assert torch.allclose(kernel.mean, mean, atol=1e-9)
+    log_std = 0.5 * ((1 + place) / 2 * math.log(1 - alpha) + (1 - place) / 2 * math.log(variance))
+    assert torch.allclose(kernel.std.log(), log_std, atol=1e-9)
+
+
+def _posterior_variance(kept: Tensor, t: int) -> float:
+    return float((1 - kept[t] / kept[t - 1]) * (1 - kept[t - 1]) / (1 - kept[t]))
+
+
+def test_ancestral_sampling_with_the_true_noise_draws_the_data() -> None:
+    """Data N(3, ½²): E[noise | x_t] is linear in x_t, and the kernels carry N(0, 1) to the data."""
+    schedule, stages = Schedule(100), 100
+
+    class Known:
+        channels, last_noise = 1, False
+        stages = 100
+
+        def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
+            t = stages - 1 - stage
+            kept = schedule.kept[t].unsqueeze(-1)
+            noise = (1 - kept).sqrt() * (x - kept.sqrt() * 3) / (kept / 4 + 1 - kept)
+            return schedule.kernel(torch.cat([noise, torch.zeros_like(noise)], -1), x, t)
+
+    drawn = denoise(Known(), torch.zeros(20000, 0), torch.randn(20000, 101, 1, dtype=torch.float64)).token
+    assert float(drawn.mean()) == pytest.approx(3, abs=0.02)
+    assert float(drawn.std()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_resuming_anywhere_gives_the_same_token() -> None:
+    head, condition, noise = Linear(4, 2), torch.randn(3, 2), torch.randn(3, 5, 2)
+    path = denoise(head, condition, noise)
+    done = torch.tensor([0, 2, 4])
+    assert torch.allclose(resume(head, condition, path.states[torch.arange(3), done], done, noise[:, 1:]), path.token)
+    along = kernels_along(head, condition, path.states[:, :-1])
+    assert torch.allclose(along.mean, path.kernels.mean, atol=1e-6) and torch.allclose(along.std, path.kernels.std)
+
+
+def test_the_last_stage_without_noise_gives_its_mean() -> None:
+    path = denoise(Linear(3, 2, last_noise=False), torch.zeros(2, 2), torch.randn(2, 4, 2))
+    assert torch.equal(path.token, path.kernels.mean[:, -1])
+
+
+def test_densities_are_normal() -> None:
+    kernel = Kernel(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]]))
+    x = torch.tensor([[0.3, 4.0]])
+    wanted = sum(torch.distributions.Normal(kernel.mean[:, i], kernel.std[:, i]).log_prob(x[:, i]) for i in range(2))
+    assert torch.allclose(kernel.log_density(x).float(), wanted)
+
+
+def test_normal_draws_by_inversion() -> None:
+    ends = normal_of(torch.tensor([0.0, 0.5, 1 - 2.0**-24]))
+    assert ends.isfinite().all() and ends[1].abs() < 1e-6 and torch.allclose(ends[0], -ends[2])
+
+
+def test_guidance_rises_with_the_tokens() -> None:
+    known = torch.tensor([1, 128, 256])
+    assert Sampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx([1 + 2 / 256, 2.0, 1 + 2 * 255 / 256])
+    assert Sampling(guidance=3.0, guidance_schedule="constant").scale(known, 256).tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"guidance": -1.0}, "guidance=-1.0 is not possible; give 0 or more"),
+        ({"temperature": 0.0}, "temperature=0.0 is not possible for continuous tokens; give a number above 0"),
+        ({"denoising_steps": 1}, "denoising_steps=1 is not possible; give 2 to 1000"),
+    ],
+)
+def test_what_cannot_be_sampled(options: dict[str, float], told: str) -> None:
+    with pytest.raises(TemperaError) as problem:
+        Sampling(**options)  # type: ignore[arg-type]
+    assert told in str(problem.value) and "\n" not in str(problem.value)
