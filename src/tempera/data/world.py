@@ -147,7 +147,7 @@ class World:
 
 
 def _draw_scene(rng: np.random.Generator) -> Scene:
-    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.25 else None
+    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.1 else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
         things=_place_pair(kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
