@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tempera.data.prompts import Prompt, file_prompts, one_prompt, world_prompts
+from tempera.data.prompts import Prompt, class_prompts, file_prompts, one_prompt, world_prompts
 from tempera.errors import TemperaError
 
 
@@ -17,6 +17,15 @@ def test_world_prompts_are_seeded_and_sliced() -> None:
     assert [prompt.id for prompt in prompts] == [f"world-{index:06d}" for index in range(121, 126)]
     assert prompts == world_prompts(limit=10, offset=120)[1:6]
     assert prompts != world_prompts(limit=5, offset=121, seed=2)
+
+
+def test_class_prompts_go_round() -> None:
+    assert [(prompt.id, prompt.text) for prompt in class_prompts(3, 998)] == [
+        ("class-0998-000", "998"),
+        ("class-0999-000", "999"),
+        ("class-0000-001", "0"),
+    ]
+    assert len(class_prompts(None)) == 1000
 
 
 def test_one_prompt_has_an_id_of_its_text() -> None:

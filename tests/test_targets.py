@@ -1,5 +1,6 @@
 """Every published family, tiny, in its official layout: loads through conf/, scores as a float64 computation, decodes, drafts."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from test_adapter import check_rounds
 from test_llamagen import reference_logits
 from tiny_networks import TREE, random_draft, tiny_eagle
-from tiny_targets import DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state
+from tiny_targets import CONF, DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state
 
 from tempera.acceptance import Exact
 from tempera.config import build_drafter, build_rule, build_target, build_tokenizer
@@ -131,21 +132,38 @@ def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, A
         check_rounds(target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target._forced)
 
 
+CHAIN, WINDOW = ("tree=chain", "depth=3", "drafter.path=draft"), ("window=6",)
+METHODS = {
+    "ar": (),
+    **dict.fromkeys(("eagle", "coolsd", "uniform_rsd"), CHAIN),
+    **dict.fromkeys(("jacobi", "sjd", "scd"), WINDOW),
+    "sjd_pac": ("window=12", "branches=2"),
+    "eagle2": ("nodes=6", "branches=2", "depth=3", "drafter.path=draft"),
+}
+
+
+@pytest.fixture(scope="module")
+def methods() -> dict[str, Any]:
+    """The methods' own options, which no model changes."""
+    return {method: composed(f"method={method}", *choices) for method, choices in METHODS.items()}
+
+
 def decoded(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> torch.Tensor:
     return decode(target, drafter, rule, Streams(0, prompts), prompts).tokens
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_drafter_paints(name: str, targets: dict[str, Any], options: dict[str, list[str]]) -> None:
+def test_every_method_paints(
+    name: str, targets: dict[str, Any], methods: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, prompts = targets[name], list(FAMILIES[name].prompts)
     eagle = tiny_eagle(target)
-    painted = {}
-    for method in ("ar", "sjd", "jacobi"):
-        cfg = composed(*options[name], f"method={method}", *(["window=6"] if method != "ar" else []))
+    eagle.save_pretrained(tmp_path / "draft")
+    monkeypatch.chdir(tmp_path)
+    painted = {"tree": decoded(target, StaticTreeDrafter(EagleDraft(eagle, target), TREE), Exact(), prompts)}
+    for method, cfg in methods.items():
         drafter = build_drafter(cfg, target)
         painted[method] = decoded(target, drafter, build_rule(cfg, drafter.depth), prompts)
-    for tree_name, tree in (("chain", Tree.chain(3)), ("tree", TREE)):
-        painted[tree_name] = decoded(target, StaticTreeDrafter(EagleDraft(eagle, target), tree), Exact(), prompts)
     lines = getattr(target.network, "spec", None) is not None and target.network.spec.line_end is not None
     for tokens in painted.values():
         assert tokens.shape == (2, target.length)
@@ -177,6 +195,16 @@ def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> No
     other = targets["anole" if name != "anole" else "lumina"]
     with pytest.raises(TemperaError, match="give a draft for this target|was trained for"):
         draft.check(other)
+
+
+def test_train_draft_builds_for_it(options: dict[str, list[str]], tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("train_draft_main", CONF.parent / "train_draft" / "main.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    small = ["steps=1", "batch_size=2", "validate_every=1", "holdout=2", "decodes=1", "depth=2", "tracking=none", "device=cpu"]
+    metrics = module.main(composed(*options["lumina"], *small, f"directory={tmp_path}", config="train_draft"))
+    assert metrics["finished"] and (tmp_path / "draft" / "model.safetensors").is_file()
 
 
 def test_a_saved_draft_is_read_again(targets: dict[str, Any], tmp_path: Path) -> None:

@@ -75,4 +75,6 @@ def test_ends_of_lines_mean_no_pixels() -> None:
     assert codes.shape == (2, 2, 4) and (codes[..., -1] == 5).all() and lined.vocab_size == 6
     assert torch.equal(codes[..., :-1], vq.encode(images))
     assert torch.equal(lined.decode_codes(codes), vq.decode_codes(codes[..., :-1]))
+    assert lined.codebook.shape == (6, 4) and torch.equal(lined.codebook[:5], vq.codebook)
+    assert torch.cdist(lined.codebook[:5], lined.codebook)[:, 5].min() > torch.cdist(vq.codebook, vq.codebook).max()
     assert lined.image_size((2, 4)) == (4, 6) == vq.image_size((2, 3))

@@ -292,7 +292,7 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
         offered["schedule"] = floored(instantiate(cfg.schedule, length=depth), cfg.floor)
     if "neighbours" in cfg:
         check(cfg.rule, {"neighbours": None})  # before a table is made
-        offered["neighbours"] = instantiate(cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).quantize.codebook)
+        offered["neighbours"] = instantiate(cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).codebook)
     rule: Rule = instantiate(cfg.rule, **offered)
     return rule
 

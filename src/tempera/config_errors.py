@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
@@ -14,6 +15,10 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from tempera.errors import TemperaError
 
+OUT_OF_MEMORY = (
+    "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, window=); in training also a larger "
+    "accumulation= or mixed_precision=bf16"
+)
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.ENAMETOOLONG}
 
 
@@ -40,6 +45,10 @@ def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Se
             return _composition(str(problem), conf, config_name, arguments)
         case MissingMandatoryValue():
             return f"`{problem.full_key}` has no value; give {problem.full_key}=… on the command line"
+        case torch.OutOfMemoryError() | MemoryError():
+            return OUT_OF_MEMORY
+        case RuntimeError() if "can't allocate memory" in str(problem):
+            return OUT_OF_MEMORY
         case InterpolationResolutionError():
             return f"{_first_line(str(problem))} (needed by {problem.full_key}); give it as name=value on the command line"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:

@@ -211,6 +211,11 @@ class VQModel(nn.Module):
         """Codes there are."""
         return self.config.codebook_size
 
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D], as encoder and decoder see it."""
+        return self.quantize.codebook
+
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Height and width in pixels of so many lines and columns of codes."""
         return grid[0] * self.config.factor, grid[1] * self.config.factor
@@ -262,7 +267,7 @@ CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, lev
 
 _VQGAN_NAMES = (
     (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
-    (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.conv_blocks.\1.downsample."),
+    (r"^encoder\.down\.(\d+)\.(attn|downsample)\.", r"encoder.conv_blocks.\1.\2."),
     (r"\.mid\.block_1\.", ".mid.0."),
     (r"\.mid\.attn_1\.", ".mid.1."),
     (r"\.mid\.block_2\.", ".mid.2."),
@@ -280,8 +285,8 @@ def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
             continue
         for pattern, replacement in _VQGAN_NAMES:
             name = re.sub(pattern, replacement, name)
-        if up := re.match(r"decoder\.up\.(\d+)\.(block|upsample)\.", name):
-            part = {"block": "res", "upsample": "upsample"}[up[2]]
+        if up := re.match(r"decoder\.up\.(\d+)\.(block|attn|upsample)\.", name):
+            part = "res" if up[2] == "block" else up[2]
             name = f"decoder.conv_blocks.{levels - 1 - int(up[1])}.{part}.{name[up.end() :]}"
         result[name] = tensor
     return result

@@ -22,6 +22,12 @@ class Emu3Tokenizer(nn.Module):
         self.config, self.vocab_size, self.vq = config, config.codebook_size, Emu3VQVAE(config)
         self.factor = 2 ** (len(config.channel_multiplier) - 1)
 
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D]."""
+        codes: Tensor = self.vq.quantize.embedding.weight
+        return codes
+
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Height and width in pixels of so many lines and columns of codes."""
         return grid[0] * self.factor, grid[1] * self.factor

@@ -145,12 +145,18 @@ class LinedTokenizer(nn.Module):
     """An image tokenizer as a target with ends of lines sees it: every line of codes has one more token, which means no pixels.
 
     Args:
-        vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `image_size` and `config`.
+        vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `codebook`, `image_size` and `config`.
     """
 
     def __init__(self, vq: Any) -> None:
         super().__init__()
         self.vq, self.config, self.vocab_size = vq, vq.config, vq.vocab_size + 1
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V + 1, D], as encoder and decoder see it; the end of a line stands far from every code."""
+        codes: Tensor = self.vq.codebook
+        return torch.cat([codes, 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])])
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Height and width in pixels of an image of so many lines and columns of tokens."""

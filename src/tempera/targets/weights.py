@@ -24,7 +24,7 @@ from tempera.errors import TemperaError
 RANDOM = "random"
 """The `weights` of a network that is not trained: to measure speed, and to see that all fits."""
 
-_WRAPPERS = ("model", "module", "state_dict")
+_WRAPPERS = ("model_ema", "model", "module", "state_dict")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    """A PyTorch file, unpacked from the `model`, `module` or `state_dict` entry that trainers put weights in."""
+    """A PyTorch file, unpacked from the `model`, `module` or `state_dict` entry that trainers put weights in; averaged ones first."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # LlamaGen's trainer keeps its options beside the weights
             try:
