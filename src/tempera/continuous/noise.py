@@ -64,4 +64,5 @@ def normal_of(uniform: Tensor) -> Tensor:
     """Standard normal draws by inversion of uniform ones (multiples of 2⁻²⁴ in [0, 1)); beyond ±5.4 there are none, as for any
     generator of 24 bits.
     """
-    return torch.special.ndtri(uniform.double() + 2.0**-25).float()
+    draws: Tensor = torch.special.ndtri(uniform.double() + 2.0**-25)
+    return draws.float()

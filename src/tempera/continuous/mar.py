@@ -1,0 +1,278 @@
+"""MAR, the masked autoregressive model of Li et al. 2024 ("Autoregressive image generation without vector quantization"), in the official
+key layout: an encoder over the known tokens, a decoder over the whole grid, and a diffusion head that draws each token (MIT licence).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+
+EPSILON = 1e-6
+_FREQUENCIES = 256
+
+
+@dataclass(frozen=True)
+class MARConfig:
+    """Sizes; the defaults are MAR-B's.
+
+    Attributes:
+        grid: rows and columns of tokens.
+        channels: of the image tokenizer's latents.
+        patch: latents a side that make one token.
+        width: of encoder and decoder, each of `depth` blocks.
+        buffer: copies of the class embedding that stand before the tokens.
+        head_width, head_depth: of the diffusion head.
+    """
+
+    grid: tuple[int, int] = (16, 16)
+    channels: int = 16
+    patch: int = 1
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_ratio: float = 4.0
+    buffer: int = 64
+    classes: int = 1000
+    head_width: int = 1024
+    head_depth: int = 6
+
+    @property
+    def length(self) -> int:
+        """Tokens of an image, T."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def token_channels(self) -> int:
+        """Numbers in a token, D."""
+        return self.channels * self.patch**2
+
+
+Size = Literal["base", "large", "huge"]
+SIZES: dict[Size, MARConfig] = {
+    "base": MARConfig(),
+    "large": MARConfig(width=1024, depth=16, heads=16, head_width=1280, head_depth=8),
+    "huge": MARConfig(width=1280, depth=20, heads=16, head_width=1536, head_depth=12),
+}
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class MLP(nn.Module):
+    """Two layers with GELU."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., W] → [..., W]."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block, as of ViT."""
+
+    def __init__(self, config: MARConfig) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(config.width, EPSILON), Attention(config.width, config.heads)
+        self.norm2, self.mlp = nn.LayerNorm(config.width, EPSILON), MLP(config.width, int(config.width * config.mlp_ratio))
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """See `Attention`."""
+        x = x + self.attn(self.norm1(x), keep)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class TimeEmbedding(nn.Module):
+    """Sines and cosines of the time step, then two layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Time steps of the training process, int64 [N] → [N, W]."""
+        half = _FREQUENCIES // 2
+        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+        angles = t.float().unsqueeze(-1) * rates
+        waves = torch.cat([angles.cos(), angles.sin()], -1)
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        return out
+
+
+class HeadBlock(nn.Module):
+    """Residual MLP whose norm is shifted, scaled and gated by the condition (adaLN)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, EPSILON)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """X and condition [N, W] → [N, W]."""
+        shift, scale, gate = self.adaLN_modulation(condition).chunk(3, -1)
+        out: Tensor = x + gate * self.mlp(self.in_ln(x) * (1 + scale) + shift)
+        return out
+
+
+class HeadOutput(nn.Module):
+    """Norm without weights of its own, modulated, then a linear map."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.norm_final = nn.LayerNorm(width, EPSILON, elementwise_affine=False)
+        self.linear = nn.Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """X and condition [N, W] → [N, out]."""
+        shift, scale = self.adaLN_modulation(condition).chunk(2, -1)
+        out: Tensor = self.linear(self.norm_final(x) * (1 + scale) + shift)
+        return out
+
+
+class DiffusionHead(nn.Module):
+    """Predicts the noise of a token and the place of its variance between its bounds, from the decoder's vector for it."""
+
+    def __init__(self, channels: int, condition: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.time_embed, self.cond_embed = TimeEmbedding(width), nn.Linear(condition, width)
+        self.input_proj = nn.Linear(channels, width)
+        self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
+        self.final_layer = HeadOutput(width, 2 * channels)
+
+    def forward(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
+        """X [N, D], time steps int64 [N], condition [N, W] → noise and variance [N, 2D]."""
+        modulation = self.time_embed(t) + self.cond_embed(condition)
+        x = self.input_proj(x)
+        for block in self.res_blocks:
+            x = block(x, modulation)
+        out: Tensor = self.final_layer(x, modulation)
+        return out
+
+
+class MAR(nn.Module):
+    """The whole network. Tokens stand in the order in which they are decoded; `order` says where each is in the image."""
+
+    def __init__(self, config: MARConfig) -> None:
+        super().__init__()
+        if config.width % config.heads:
+            raise TemperaError(f"width={config.width} does not divide into {config.heads} heads; choose others.")
+        self.config = config
+        width, places = config.width, config.buffer + config.length
+        self.class_emb, self.fake_latent = nn.Embedding(config.classes, width), nn.Parameter(torch.zeros(1, width))
+        self.z_proj, self.z_proj_ln = nn.Linear(config.token_channels, width), nn.LayerNorm(width, EPSILON)
+        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.encoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.encoder_norm = nn.LayerNorm(width, EPSILON)
+        self.decoder_embed, self.mask_token = nn.Linear(width, width), nn.Parameter(torch.zeros(1, 1, width))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.decoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.decoder_norm = nn.LayerNorm(width, EPSILON)
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, config.length, width))
+        head = DiffusionHead(config.token_channels, width, config.head_width, config.head_depth)
+        self.diffloss = nn.ModuleDict({"net": head})
+
+    @property
+    def head(self) -> DiffusionHead:
+        """The diffusion head."""
+        head = self.diffloss["net"]
+        assert isinstance(head, DiffusionHead)
+        return head
+
+    def class_embedding(self, labels: Tensor, drop: Tensor) -> Tensor:
+        """Labels int64 [R] → [R, W]; that of no class where `drop`, bool [R]."""
+        embedding: Tensor = self.class_emb(labels)
+        return torch.where(drop.unsqueeze(-1), self.fake_latent, embedding)
+
+    def forward(self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor) -> Tensor:
+        """The head's condition for some tokens.
+
+        Args:
+            tokens: the first tokens of the order, float [R, K, D]; K at least the largest of `known`.
+            order: place in the image of each place of the order, int64 [R, T].
+            known: how many of the tokens count, int64 [R].
+            embedding: of the class, [R, W].
+            places: places of the order that are asked for, int64 [R, M].
+
+        Returns:
+            [R, M, W].
+        """
+        buffer, count = self.config.buffer, tokens.shape[1]
+        real = torch.arange(count, device=tokens.device) < known.unsqueeze(1)
+        keep = F.pad(real, (buffer, 0), value=True)[:, None, None]
+        where = order[:, :count]
+        x = torch.cat([embedding.unsqueeze(1).expand(-1, buffer, -1), self.z_proj(tokens)], 1)
+        x = self.z_proj_ln(x + _rows(self.encoder_pos_embed_learned, where, buffer))
+        for block in self.encoder_blocks:
+            x = block(x, keep)
+        x = self.decoder_embed(self.encoder_norm(x))
+        x = self._whole(x, where, real) + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks:
+            x = block(x)
+        asked = order.gather(1, places)
+        chosen = x[:, buffer:].gather(1, asked.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        out: Tensor = self.decoder_norm(chosen) + self.diffusion_pos_embed_learned[0][asked]
+        return out
+
+    def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
+        """Put encoded tokens in their places in the image, mask tokens in all others: [R, buffer + K, W] → [R, buffer + T, W]."""
+        buffer, length = self.config.buffer, self.config.length
+        grid = self.mask_token.expand(len(x), length + 1, -1)
+        slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # what is not known goes to a spare place
+        return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
+
+
+def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
+    """Position embeddings of the buffer and of places in the image: [1, buffer + T, W], int64 [R, K] → [R, buffer + K, W]."""
+    return torch.cat([table[:, :buffer].expand(len(where), -1, -1), table[0, buffer:][where]], 1)
+
+
+def patchify(latents: Tensor, patch: int) -> Tensor:
+    """Latents [B, h·p, w·p, C] → tokens [B, h, w, C·p²]."""
+    batch, height, width, channels = latents.shape
+    folded = latents.reshape(batch, height // patch, patch, width // patch, patch, channels)
+    return folded.permute(0, 1, 3, 5, 2, 4).flatten(3)
+
+
+def unpatchify(tokens: Tensor, patch: int) -> Tensor:
+    """The inverse of `patchify`."""
+    batch, height, width, channels = tokens.shape
+    folded = tokens.reshape(batch, height, width, channels // patch**2, patch, patch)
+    return folded.permute(0, 1, 4, 2, 5, 3).reshape(batch, height * patch, width * patch, -1)
+
+
+def initialise(network: MAR) -> None:
+    """Random weights to train from: Xavier's, N(0, 0.02²) for embeddings, and a head that starts at zero."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    for name, parameter in network.named_parameters():
+        if "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token"):
+            nn.init.normal_(parameter, std=0.02)
+    head = network.head
+    for name, parameter in head.named_parameters():
+        if "adaLN_modulation" in name or name.startswith("final_layer.linear"):
+            nn.init.zeros_(parameter)
