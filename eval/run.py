@@ -8,7 +8,6 @@ from omegaconf import DictConfig, OmegaConf
 from tempera import config
 from tempera.data.prompts import one_prompt
 from tempera.evaluation.evaluate import evaluate
-from tempera.evaluation.painter import Method
 from tempera.evaluation.processes import Processes
 from tempera.evaluation.settings import about, settings
 from tempera.tracking import Tracker
@@ -22,8 +21,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts = config.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     judge, protocol = config.instantiate(cfg.metrics), config.instantiate(cfg.speed)
     target = config.build_target(cfg)
-    drafter = config.build_drafter(cfg, target)
-    method = Method(drafter, config.build_rule(cfg, drafter.depth))
+    method = config.build_method(cfg, target)
     painter = config.instantiate(cfg.painter, target=target, method=method, image_decoder=config.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}
     identity = settings({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)

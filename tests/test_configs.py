@@ -1,5 +1,6 @@
 """conf/: everything that can be chosen composes and runs; everything that cannot is refused in one sentence."""
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tiny_training import tiny_draft, tiny_target
 
@@ -19,6 +21,7 @@ from tempera.config import (
     build_tokenizer,
     build_tree,
     check,
+    check_tokens,
     instantiate,
     literal_prompt,
     script,
@@ -42,6 +45,9 @@ OFFERED = {  # what the scripts hand to these nodes as objects
     "metrics": [],
 }
 UNDER = {"rule": ["method=eagle"], "drafter": ["method=eagle"]}  # groups that need another method than the default to show all choices
+
+
+MODELS, ALL_METHODS = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("model", "method"))
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
@@ -169,6 +175,28 @@ def test_the_embedded_model_builds_with_every_method() -> None:
         build_drafter(composed("model=embedded", f"method={method}"), target)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        combined = [compose("eval", [f"model={model}", f"method={method}"]) for method in ALL_METHODS]
+    for cfg in combined:
+        if cfg.model.get("tokens", "discrete") == cfg.tokens:
+            check_tokens(cfg)
+            wanted = inspect.signature(get_object(cfg.decoding["_target_"])).parameters
+            check(cfg.decoding, dict.fromkeys(name for name in ("drafter", "rule") if name in wanted))
+            continue
+        with pytest.raises(TemperaError) as problem:
+            build_target(cfg)
+        told = f"model={model} has {cfg.model.get('tokens', 'discrete')} tokens and the method is for {cfg.tokens} ones; choose another"
+        assert str(problem.value).startswith(told)
+        assert "\n" not in str(problem.value)
+
+
+def test_both_kinds_of_tokens_have_models_and_methods() -> None:
+    kinds = {composed(f"model={model}").model.get("tokens", "discrete") for model in MODELS}
+    assert kinds == {composed(f"method={method}").tokens for method in ALL_METHODS} == {"discrete", "continuous"}
+
+
 # What is refused, as a user meets it: through the command line
 
 
@@ -185,8 +213,8 @@ def stand_in(cfg: DictConfig) -> dict[str, float]:
 
 
 REFUSED = {
-    "method=foo": "there is no method=foo; choose one of ar, coolsd, eagle, ",
-    "method=colsd": "there is no method=colsd; choose one of ar, coolsd, eagle, ",
+    "method=foo": "there is no method=foo; choose one of ar, coolsd, cspd, cspd_exact, cspd_published, eagle, ",
+    "method=colsd": "there is no method=colsd; choose one of ar, coolsd, cspd, cspd_exact, cspd_published, eagle, ",
     "model=foo": "there is no model=foo; choose one of",
     "tree=foo": "there is no tree=foo; choose one of chain, mc_sim_7b_63, naive_extend_57",
     "metod=ar": "there is no option `metod`: did you mean `method`?",

@@ -26,13 +26,13 @@ from torch import nn
 
 from tempera.config_errors import sentence
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
 from tempera.schedules import floored
 from tempera.trees import Tree
 from tempera.types import Drafter, Rule, Target
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+METHODS_FOR = {"discrete": "method=ar, eagle or coolsd", "continuous": "method=mar, cspd, cspd_published or cspd_exact"}
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", type(None): "null"}
 
 OmegaConf.register_new_resolver("package", lambda path: str(Path(__file__).resolve().parent / path), replace=True)
@@ -241,11 +241,12 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
 
 
 def build_target(cfg: DictConfig) -> Target:
-    """The model being accelerated: `model.target` around its network and text encoder, sampling as `guidance`, `temperature`, `top_k` and
-    `top_p` say. The network is frozen, on `device` in `dtype`, and keeps the identity it has in the precision it was loaded in.
+    """The model being accelerated: `model.target` around its network and text encoder, sampling as the top-level options say. The network
+    is frozen, on `device` in `dtype`, and keeps the identity it has in the precision it was loaded in.
     """
     from tempera.targets.adapter import identity_of
 
+    check_tokens(cfg)
     device = parse_device(cfg.device)
     made = _accepted(cfg.model.network, {"device": device, "dtype": parse_dtype(cfg.dtype, device)})
     network: nn.Module = instantiate(cfg.model.network, **made)
@@ -255,10 +256,19 @@ def build_target(cfg: DictConfig) -> Target:
     return target
 
 
-def build_sampling(cfg: DictConfig) -> Sampling:
-    """How tokens are drawn from logits, from the top-level options of the model preset."""
-    sampling: Sampling = from_options(cfg, "tempera.probs.Sampling")
-    return sampling
+def check_tokens(cfg: DictConfig) -> None:
+    """Raise TemperaError unless the method decodes the kind of tokens that the model has; each declares its own, or is discrete."""
+    kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
+    if kinds[0] != kinds[1]:
+        raise TemperaError(
+            f"model={cfg.model.name} has {kinds[0]} tokens and the method is for {kinds[1]} ones; choose another model, or a method for "
+            f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}."
+        )
+
+
+def build_sampling(cfg: DictConfig) -> Any:
+    """How tokens are drawn, from the top-level options of the presets: `tempera.probs.Sampling`, or what `model.sampling` names."""
+    return from_options(cfg, cfg.model.get("sampling", "tempera.probs.Sampling"))
 
 
 def from_options(cfg: DictConfig, target: str, **extra: Any) -> Any:
@@ -295,6 +305,15 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
         offered["neighbours"] = instantiate(cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).codebook)
     rule: Rule = instantiate(cfg.rule, **offered)
     return rule
+
+
+def build_method(cfg: DictConfig, target: Any) -> Any:
+    """How the target's tokens are decoded: `decoding` with the drafter and the rule of the method, where it wants them."""
+    drafter: Any = build_drafter(cfg, target)
+    offered = {"drafter": drafter}
+    if "rule" in cfg:
+        offered["rule"] = build_rule(cfg, getattr(drafter, "depth", 0))
+    return instantiate(cfg.decoding, **_accepted(cfg.decoding, offered))
 
 
 def parse_device(name: str) -> torch.device:

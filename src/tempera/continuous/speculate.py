@@ -56,12 +56,18 @@ class DensityRule(Protocol):
 
 @dataclass(frozen=True)
 class Density:
-    """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is not the target's once there is more than one stage.
+    """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is the target's where Σ = 1, and in general not.
 
     The target denoises for itself, with the draft's noise (`alignment`, Eq. 3) or with its own. A token is kept with probability
     min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)), Σ being the ratio of what precedes the last stage (Eqs. 4 and 5; without alignment the densities
     of the two noises count too). The first rejected one is redrawn from p(· | x₁ᵖ) until one is accepted with probability
     [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; then the target draws the token afresh.
+
+    Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and redrawing give exactly that. Σ scales p
+    alone, which no later step mends. Measured (`laws.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003 at 95 %,
+    2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003, which is nothing, for a head that is one Gaussian
+    in one or two dimensions; 0.068 for three linear stages and 0.045 for three stages that are not linear. Without alignment 0.019 and
+    0.135 for the Gaussians, 0.098 and 0.017 for three stages.
 
     Args:
         alignment: denoising trajectory alignment.
@@ -99,9 +105,12 @@ class Published:
     """CSpD as its public code computes it, which departs from the paper.
 
     Σ is inverted. A temperature multiplies σ in the exponent of both densities, and there only: with 1 hardly anything is accepted, with
-    the public 42 nearly everything is, so that the law is close to the draft's. The draft's last stage adds no noise (`last_noise`). The
+    the public 42 nearly everything is. The draft's last stage adds no noise (`last_noise`). The
     target does not see the drafts that it judges, and nothing is rolled back: what follows a rejected token was drafted after it and
     stays. Where the public code gives zeros after `trials` failures, the target draws the token afresh.
+
+    Measured as for `Density`, against the target without noise in its last stage: 0.106 for three linear stages in one dimension and 0.260
+    in two, where the draft alone is off by 0.063 and 0.178; with a temperature of 1, 0.211 and 0.187.
 
     Args:
         exponent_temperature: see above.

@@ -89,8 +89,8 @@ class EmbeddedJudge:
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self, model: str) -> None:
-        """Only the embedded model paints this world."""
-        if model != "embedded":
+        """Only the embedded models paint this world."""
+        if model not in ("embedded", "embedded_mar"):
             raise TemperaError(
                 f"metrics=default judges pictures of the embedded world, not model={model}: use metrics=real with metrics.inception=FILE "
                 "and metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP score, or metrics=none."

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 USUAL = {"schedule": "exponential", "tree": "chain", "floor": 0, "residual": "optimal", "depth": 5, "nu": 0.7, "ell": 8}
+USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
 """Settings that go without saying."""
 IMPLIED = {"uniform_rsd": {"schedule": "uniform"}}
 """Settings that go without saying with a method."""

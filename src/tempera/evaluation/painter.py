@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tempera.acceptance import Exact
 from tempera.data.prompts import Prompt
 from tempera.decode import Output, decode
+from tempera.drafters.none import NoDraft
 from tempera.evaluation.store import Row
 from tempera.streams import Streams
 from tempera.timing import Parts, no_clock
@@ -23,7 +25,7 @@ class ImageDecoder(Protocol):
     """The half of an image tokenizer that paints."""
 
     def decode_codes(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, h, w] -> images [B, 3, H, W] in [−1, 1]."""
+        """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,23 @@ class Method:
     def is_plain(self) -> bool:
         """Whether this is plain autoregression."""
         return self.drafter.nodes == 0
+
+    @property
+    def plain(self) -> "Method":
+        """Plain autoregression, the baseline of speed-ups."""
+        return Method(NoDraft(), Exact())
+
+    def decode(
+        self,
+        target: Target,
+        streams: Streams,
+        prompts: list[str],
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """One image a prompt; see `tempera.decode.decode`."""
+        return decode(target, self.drafter, self.rule, streams, prompts, diagnostics=diagnostics, clock=clock, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -61,12 +80,12 @@ class Painter:
         method = method or self.method
         streams = Streams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]
-        return decode(self.target, method.drafter, method.rule, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress)
+        return method.decode(self.target, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress)
 
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
-        """Tokens int64 [B, T] -> pictures uint8 [B, 3, H, W]."""
-        images = self.image_decoder.decode_codes(tokens.to(self.device).view(-1, *self.target.grid))
+        """Tokens [B, T] or, of D channels, [B, T, D] -> pictures uint8 [B, 3, H, W]."""
+        images = self.image_decoder.decode_codes(tokens.to(self.device).unflatten(1, self.target.grid))
         return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
 
     def now(self) -> float:

@@ -51,6 +51,9 @@ class Bar:
 NAMES = {
     "accepted_length": ("accepted length", "tokens a round; AR has 1.00", ".2f"),
     "tau": ("τ", "accepted drafted tokens a round", ".2f"),
+    "acceptance_rate": ("α", "accepted ÷ tested drafted tokens", ".3f"),
+    "residual_trials": ("residual trials", "an image", ".1f"),
+    "residual_failures": ("residual failures", "an image; the target drew instead", ".2f"),
     "tv": ("TV(p, q)", "draft against target", ".3f"),
     "tv_bound": ("TV bound", "summed over an image", ".2f"),
     "kl_per_token": ("KL per token", "nats, emitted law against target", ".4f"),

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tempera.acceptance import Exact
 from tempera.data.prompts import Prompt
-from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap
 from tempera.evaluation.painter import Method, Painter
@@ -50,8 +48,7 @@ def measure(
     and under `part_<name>` the seconds of each part of the method in the clocked decode.
     """
     waiting = set(store.missing([prompt.id for prompt in prompts]))
-    plain = Method(NoDraft(), Exact())
-    kinds = [painter.method] if painter.method.is_plain else [plain, painter.method]
+    kinds = [painter.method] if painter.method.is_plain else [painter.method.plain, painter.method]
     if waiting:
         for _ in range(warmup):
             for kind in kinds:

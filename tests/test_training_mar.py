@@ -1,0 +1,150 @@
+"""The embedded MAR: its classes, two steps of every stage, what is written loads, and eval/run.py paints with it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from tempera import config
+from tempera.continuous.diffusion import TRAINING_STEPS, Schedule
+from tempera.continuous.kl import load_embedded_kl
+from tempera.continuous.labels import CLASSES, ShapeLabels, class_of, shape_prompts
+from tempera.continuous.mar import MAR, initialise
+from tempera.continuous.release import load_embedded_mar
+from tempera.data.world import World
+from tempera.errors import TemperaError
+from tempera.evaluation.evaluate import evaluate
+from tempera.evaluation.painter import Painter, records
+from tempera.training import embedded, mar
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+QUICK = mar.MARTraining(tokenizer_steps=2, steps=2, draft_steps=2, batch_size=2, warmup=1, repeats=2, save_every=2)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stage with images of 2×2 tokens."""
+    directory = tmp_path_factory.mktemp("embedded_mar")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mar, "TINY_KL", replace(mar.TINY_KL, patch=8))
+        for name in ("TINY_MAR", "TINY_DRAFT"):
+            patch.setattr(mar, name, replace(getattr(mar, name), grid=(2, 2), patch=8, depth=1))
+        embedded.build_mar(directory, QUICK, lambda values, step: None)
+    return directory
+
+
+def composed(bundle: Path, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("eval", ["model=embedded_mar", f"weights={bundle}", "data=shapes", "device=cpu", "limit=3", *overrides])
+
+
+def test_classes_are_shapes_in_colours() -> None:
+    assert len(CLASSES) == len(set(CLASSES)) == 48
+    assert [class_of(text) for text in CLASSES] == list(range(48))
+    assert class_of("a small red circle on a plain teal background") == class_of("a red circle")
+    assert class_of("a red circle above a blue ring") is None
+    assert ShapeLabels().encode([prompt.text for prompt in shape_prompts(50, 1)])[0].tolist() == [*range(1, 48), 0, 1, 2]
+    with pytest.raises(TemperaError, match="prompt 2 of 2, 'a dog', is no shape: give one shape in one colour"):
+        ShapeLabels().encode(["a red ring", "a dog"])
+
+
+def test_scenes_of_one_shape() -> None:
+    samples = mar.single_shapes(World(0), 4, 6)
+    assert len(samples) == 6 and all(len(sample.scene.things) == 1 for sample in samples)
+
+
+def test_the_sizes_fit_into_ten_megabytes() -> None:
+    with torch.device("meta"):
+        numbers = sum(p.numel() for size in (mar.TINY_MAR, mar.TINY_DRAFT) for p in MAR(size).parameters())
+        numbers += sum(p.numel() for p in mar.KLModel(mar.TINY_KL).parameters())
+    assert 2 * numbers < 10e6
+
+
+def test_the_divergence_is_zero_for_the_true_noise_and_variance() -> None:
+    """At t the posterior's own variance is place = −1; a head that gives it and the true noise has nothing to learn."""
+    schedule, t = Schedule(TRAINING_STEPS), torch.tensor([1, 500, 999])
+    noise, x = torch.randn(3, 4), torch.randn(3, 4)
+    output = torch.cat([noise, -torch.ones(3, 4)], -1)
+    kernel = schedule.kernel(output, x, t)
+    assert torch.allclose(kernel.std.double().square(), mar_posterior(schedule, t).unsqueeze(-1).expand(3, 4), rtol=1e-4)
+
+
+def mar_posterior(schedule: Schedule, t: torch.Tensor) -> torch.Tensor:
+    kept, before = schedule.kept[t], schedule.kept[t - 1]
+    return (1 - kept / before) * (1 - before) / (1 - kept)
+
+
+def test_a_fresh_head_predicts_nothing_and_learns() -> None:
+    network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
+    initialise(network)
+    tokens, labels, order = torch.randn(4, 4, 16), torch.arange(4), torch.rand(4, 4).argsort()
+    optimiser, errors = torch.optim.Adam(network.parameters(), 3e-3), []
+    for _ in range(30):
+        error, divergence = mar.token_losses(network, tokens, labels, 1, order, torch.zeros(4, dtype=torch.bool), 8)
+        optimiser.zero_grad()
+        (error + 0.1 * divergence).backward()
+        optimiser.step()
+        errors.append(error.item())
+    assert errors[0] == pytest.approx(1, abs=0.2) and errors[-1] < 0.8 * errors[0]
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+    size, tokenizer = replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1), mar.KLModel(replace(mar.TINY_KL, patch=8)).eval()
+    settings = replace(QUICK, save_every=1)
+    whole, _ = mar.train_mar(settings, 2, tokenizer, tmp_path / "whole", size)
+    state = torch.load(tmp_path / "whole" / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 2
+    again, _ = mar.train_mar(settings, 2, tokenizer, tmp_path / "whole", size)
+    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_the_stage_writes_loads(bundle: Path) -> None:
+    network, smaller, tokenizer = (load(bundle / name) for load, name in (
+        (load_embedded_mar, "mar"), (load_embedded_mar, "mar_draft"), (load_embedded_kl, "kl")))  # fmt: skip
+    assert network.config.grid == smaller.config.grid == (2, 2) and network.config.width > smaller.config.width
+    assert tokenizer.encode(torch.zeros(1, 3, 64, 64)).shape == (1, 2, 2, 256)
+    assert {path.parent.name for path in bundle.glob("*/training.json")} == {"mar", "mar_draft", "kl"}
+    with pytest.raises(TemperaError, match=r"config\.json is missing: train it with"):
+        load_embedded_mar(bundle / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "method", ["mar", "mar steps=2", "cspd gamma=2 prefill=0", "cspd alignment=false", "cspd_published gamma=3", "cspd_exact gamma=2"]
+)
+def test_every_method_paints_through_the_configuration(method: str, bundle: Path) -> None:
+    cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
+    target = config.build_target(cfg)
+    painter: Painter = config.instantiate(
+        cfg.painter,
+        target=target,
+        method=config.build_method(cfg, target),
+        image_decoder=config.build_tokenizer(cfg),
+        device=torch.device("cpu"),
+    )
+    prompts = config.instantiate(cfg.data)
+    output = painter.tokens(prompts)
+    rows = records(prompts, output, 1.0)
+    assert painter.pictures(output.tokens).shape == (3, 3, 64, 64)
+    assert painter.pictures(torch.tensor([rows[1]["tokens"]])).shape == (1, 3, 64, 64)  # from what a run keeps
+    assert painter.method.is_plain == (method == "mar") and painter.method.plain.is_plain
+    assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
+
+
+def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("run", CONF.parent / "eval" / "run.py")
+    assert spec is not None and spec.loader is not None and evaluate is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    options = ["method=cspd_exact", "gamma=2", "denoising_steps=3", "metrics=none", "tracking=none", "speed.prompts=1", "speed.warmup=0"]
+    cfg = composed(bundle, *options, f"directory={tmp_path / 'run'}", "choices={}", "overrides=[]")
+    metrics = script.main(cfg)
+    assert 0 <= metrics["acceptance_rate"] <= 1 and metrics["accepted_length"] >= 1 and "speedup" in metrics
+    assert "logprob_per_token" not in metrics
+    assert (tmp_path / "run" / "acceptance_map.png").is_file() and len(list((tmp_path / "run").rglob("*.png"))) >= 5
