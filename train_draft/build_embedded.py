@@ -16,6 +16,7 @@ STAGES = {
     "target": embedded.build_target,
     "classifier": embedded.build_classifier,
     "clip": embedded.build_clip,
+    "mar": embedded.build_mar,
 }
 
 

@@ -135,9 +135,16 @@ def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
     metrics = {
         "accepted_length": bootstrap.ratio(tokens, column["rounds"]),
         "tau": bootstrap.ratio(kept, column["rounds"]),
-        "logprob_per_token": bootstrap.ratio(column["logprob"], tokens),
         "throughput": bootstrap.ratio(tokens, column["seconds"]),
     }
+    if "logprob" in column:
+        metrics["logprob_per_token"] = bootstrap.ratio(column["logprob"], tokens)
+    tested = np.array([sum(row["tested"]) for row in rows], np.float64)
+    if tested.any():
+        metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
+    for name in ("residual_trials", "residual_failures"):
+        if name in column:
+            metrics[name] = bootstrap.mean(column[name])
     for name in ("tv", "tv_bound", "kl_per_token"):
         if name in column and not np.isnan(column[name]).all():
             metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
@@ -229,7 +236,7 @@ def _track(plan: Plan, tracker: Tracker, rows: Sequence[Row], result: Mapping[st
     tracker.summary({**values, **spans, "images": result["images"]})
     for name in ("grid", "acceptance_map"):
         tracker.image(name, plan.directory / f"{name}.png", result["name"])
-    columns = ("id", "text", "accepted_length", "tau", "logprob")
+    columns = [name for name in ("id", "text", "accepted_length", "tau", "logprob") if name in rows[0]]
     table = [[*(row[name] for name in columns), picture_path(plan.directory, row["id"])] for row in rows[:64]]
     tracker.table("images", [*columns, "image"], table)
     files = [plan.directory / name for name in ("metrics.json", "results.parquet", "grid.png", "acceptance_map.png")]

@@ -15,7 +15,7 @@ from tempera.evaluation.speed import machine
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choice names a method."""
-FREE = ("directory", "limit", "offset", "prompt", "path", "batch_size", "device", "dtype", "weights", "run_name")
+FREE = ("tokens", "directory", "limit", "offset", "prompt", "path", "batch_size", "device", "dtype", "weights", "run_name")
 """Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
 
 
@@ -29,8 +29,10 @@ def settings(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Ma
         painter: target and method, built.
     """
     target: Any = painter.target
-    rule, tree = painter.method.rule, getattr(painter.method.drafter, "tree", None)
-    weights = [Path(str(value)) / "model.safetensors" for value in drafter.values()]
+    rule = getattr(painter.method, "rule", painter.method)
+    built = getattr(painter.method, "drafter", None)
+    tree = getattr(built, "tree", None)
+    weights = [Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)]
     scalars = {name: value for name, value in options.items() if isinstance(value, str | int | float | None) and name not in FREE}
     own = {f"drafter.{name}": value for name, value in drafter.items() if name not in ("_target_", "path", *scalars)}
     return {
@@ -40,7 +42,7 @@ def settings(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Ma
         **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
         "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
         "target": getattr(target, "identity", type(target).__name__),
-        "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), None),
+        "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), getattr(built, "identity", None)),
         "verification": repr(rule),
         "branching": None if tree is None else tree.parents.tolist(),
     }

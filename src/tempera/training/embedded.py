@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tempera.atomic import replacing, write_json, write_text
+from tempera.continuous import kl, release
 from tempera.evaluation.clip import TINY_CLIP
 from tempera.targets.embedded import load_tokenizer, target_config
 from tempera.targets.llamagen import to_official
+from tempera.training import mar
 from tempera.training.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.training.target import TargetTraining, train_target
 from tempera.training.tokenizer import TokenizerTraining, train_tokenizer
@@ -56,6 +58,17 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: Report) -> Non
     with _recorded(output / "clip", settings) as record:
         model, record.metrics = train_clip(settings, load_tokenizer(output / "tokenizer"), report)
         save_network(model.state_dict(), TINY_CLIP, output / "clip", prefix="open_clip_")
+
+
+def build_mar(output: Path, settings: mar.MARTraining, report: Report) -> None:
+    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; the latter two continue."""
+    with _recorded(output / "kl", settings) as record:
+        tokenizer, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
+        save_network(tokenizer.state_dict(), kl.config_dict(tokenizer.config), output / "kl")
+    for name, steps, config in (("mar", settings.steps, mar.TINY_MAR), ("mar_draft", settings.draft_steps, mar.TINY_DRAFT)):
+        with _recorded(output / name, settings) as record:
+            network, record.metrics = mar.train_mar(settings, steps, tokenizer, output / f"{name}_run", config, report)
+            save_network(network.state_dict(), release.config_dict(network.config), output / name)
 
 
 def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:
