@@ -12,11 +12,11 @@ from tiny_networks import (
     VOCAB,
     TextLlama,
     captions,
+    check_q,
     full_draft,
     lively,
     llamagen,
-    node_paths,
-    random_verdict,
+    random_rounds,
     tiny_eagle,
     tiny_target,
 )
@@ -39,43 +39,18 @@ def eagle_drafter(target, tree, eagle=None):
     return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target), tree)
 
 
-def expected_q(target, eagle, prompts, image, row, drafted, tree, node):
-    """What a child of `node` is drawn from, by the draft's forward passes over whole sequences; siblings without replacement."""
-    paths = node_paths(tree, 0)
-    *above, _ = path = paths[1 + node]
-    hidden = full_draft(eagle, target, prompts, image, row, drafted[above].tolist())[:, None]
-    q = target.distribution_of(hidden, len(image) + len(above))[0, 0]
-    siblings = [other[-1] for other in paths[1:] if other[:-1] == path[:-1] and other[-1] < node]
-    for sibling in siblings:
-        q = q.index_fill(0, drafted[sibling], 0.0)
-        q = q / q.sum()
-    return q
-
-
+@torch.no_grad()
 def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
     """Random rounds to the end: every q equals the one computed from scratch, with true hidden states wherever they are known."""
-    target.distribution_of = lambda hidden, place: target.sampling.distribution(
-        target.lm_logits(hidden), None if forced is None else forced[min(place, target.length - 1)][None, None]
-    )
-    drafter = eagle_drafter(target, tree, eagle)
-    with torch.no_grad():
-        target.begin(prompts, drafter.nodes)
-        drafter.begin(prompts)
-        images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
-        while min(map(len, images)) < target.length:
-            draft = drafter.propose(torch.rand(len(prompts), drafter.uniforms, generator=generator))
-            for row in range(len(prompts)):
-                for node in range(tree.nodes):
-                    if len(images[row]) + len(node_paths(tree, 0)[1 + node]) - 1 >= target.length:
-                        continue  # past the image
-                    q = expected_q(target, eagle, prompts, images[row], row, draft.tokens[row], tree, node)
-                    torch.testing.assert_close(draft.q[row, node], q, atol=2e-5, rtol=1e-3)
-            scores = target.score(draft)
-            verdict = random_verdict(draft, generator, target.vocab_size)
-            emitted = torch.tensor([min(int(verdict.accepted[row]) + 1, target.length - len(images[row])) for row in range(len(prompts))])
-            target.commit(draft, verdict, emitted)
-            drafter.observe(draft, verdict, scores, emitted)
-            images = [torch.cat([image, verdict.tokens[row, : emitted[row]]]) for row, image in enumerate(images)]
+    for draft, images in random_rounds(target, eagle_drafter(target, tree, eagle), prompts, generator):
+        for row, image in enumerate(images):
+
+            def law(path, row=row, image=image):
+                hidden = full_draft(eagle, target, prompts, image, row, path)[:, None]
+                place = None if forced is None else forced[len(image) + len(path)][None, None]
+                return target.sampling.distribution(target.lm_logits(hidden), place)[0, 0]
+
+            check_q(draft, row, law, target.length - len(image) - 1)
 
 
 @pytest.mark.parametrize(("name", "guidance"), [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)])

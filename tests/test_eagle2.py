@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_decode import HostReads
 from test_drafters_dynamic import grown, token_paths
-from tiny_networks import GRID, LENGTH, PROMPTS, full_draft, llamagen, random_verdict, tiny_eagle, tiny_target
+from tiny_networks import GRID, LENGTH, PROMPTS, full_draft, llamagen, random_rounds, tiny_eagle, tiny_target
 
 from tempera.acceptance import Exact
 from tempera.decode import decode
@@ -35,27 +35,16 @@ def law_after(target, eagle, prompts, image, row):
 
 @pytest.mark.parametrize("size", [(3, 3, 8), (3, 4, 4)])
 @pytest.mark.parametrize("sampling", [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)], ids=["plain", "guided", "greedy"])
+@torch.no_grad()
 def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling, size):
     target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
-    eagle, drafter, prompts = tiny_eagle(target), eagle2(target, *size), PROMPTS[1:4:2]
-    generator, shapes = torch.Generator().manual_seed(1), set()
-    with torch.no_grad():
-        target.begin(prompts, drafter.nodes)
-        drafter.begin(prompts)
-        images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
-        while min(map(len, images)) < target.length:
-            draft = drafter.propose(torch.zeros(len(prompts), 0))
-            for row in range(len(prompts)):
-                if len(images[row]) + size[1] <= target.length:
-                    wanted = grown(law_after(target, eagle, prompts, images[row], row), *size)
-                    assert set(token_paths(draft, row)) == {path for path, _ in wanted}
-                    shapes.add(tuple(draft.tree.parents[row].tolist()))
-            scores = target.score(draft)
-            verdict = random_verdict(draft, generator, target.vocab_size)
-            emitted = torch.tensor([min(int(verdict.accepted[row]) + 1, target.length - len(images[row])) for row in range(len(prompts))])
-            target.commit(draft, verdict, emitted)
-            drafter.observe(draft, verdict, scores, emitted)
-            images = [torch.cat([image, verdict.tokens[row, : emitted[row]]]) for row, image in enumerate(images)]
+    eagle, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
+    for draft, images in random_rounds(target, eagle2(target, *size), prompts, torch.Generator().manual_seed(1)):
+        for row, image in enumerate(images):
+            if len(image) + size[1] <= target.length:
+                wanted = grown(law_after(target, eagle, prompts, image, row), *size)
+                assert set(token_paths(draft, row)) == {path for path, _ in wanted}
+                shapes.add(tuple(draft.tree.parents[row].tolist()))
     assert len(shapes) > 1 or size[2] == 4
 
 

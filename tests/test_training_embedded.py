@@ -2,14 +2,22 @@
 
 import json
 import os
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+from tempera.config import build_drafter, build_target, instantiate
 from tempera.data.world import World
-from tempera.targets.embedded import TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
+from tempera.targets.embedded import EMBEDDED, TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training import embedded
 from tempera.training.evaluators import contrastive_loss, new_clip
@@ -115,3 +123,76 @@ def test_the_contrastive_loss_prefers_matching_pairs() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3
+
+
+Command = Callable[..., tuple[object, str]]
+SCRIPT = Path(__file__).resolve().parent.parent / "train_draft" / "build_embedded.py"
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run train_draft/build_embedded.py on a command line -> exit status and errors."""
+
+    def run(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "hydra/job_logging=none", "hydra/hydra_logging=none", *arguments])
+        status: object = 0
+        try:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        except SystemExit as stop:
+            status = stop.code
+        return status, capfd.readouterr().err
+
+    return run
+
+
+def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(tmp_path: Path, build: Command) -> None:
+    shutil.copytree(EMBEDDED / "tokenizer", tmp_path / "tokenizer")
+    short = ["independent.steps=2", "independent.batch_size=2", "independent.compile=false", "independent.save_every=1"]
+    status, err = build("stages=[independent]", f"output={tmp_path}", *short)
+    assert status == 0, err
+    written = {str(path.relative_to(tmp_path / "independent")) for path in (tmp_path / "independent").rglob("*.*")}
+    network, encoder = {"config.json", "model.safetensors"}, {"text_encoder/config.json", "text_encoder/model.safetensors"}
+    assert written == network | encoder | {"training.json"}
+    assert sum(path.stat().st_size for path in (tmp_path / "independent").rglob("*")) < 1.5e6
+    with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
+        cfg = compose("eval", ["method=independent", "depth=2", f"drafter.path={tmp_path / 'independent'}"])
+    target = build_target(cfg)
+    drafter = build_drafter(cfg, target)
+    with torch.no_grad():
+        target.begin(["a red ring"], drafter.nodes)
+        drafter.begin(["a red ring"])
+        draft = drafter.propose(torch.rand(1, drafter.uniforms))
+    assert draft.q.shape == (1, 2, 1024) and torch.isfinite(draft.q).all()
+
+
+STAGES = ["tokenizer", "target", "independent", "classifier", "clip", "mar"]
+DEPARTURES = {"independent": {"steps": 1500}, "clip": {"batch_size": 128, "lr": 1e-3}}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> None:
+    with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
+        cfg = compose("build_embedded")
+    assert list(cfg.stages) == STAGES
+    settings = {name: value for name, value in cfg[stage].items() if name != "_target_"}
+    defaults = asdict(instantiate(OmegaConf.create({"_target_": cfg[stage]["_target_"]})))
+    assert settings == defaults | DEPARTURES.get(stage, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("stages=[nothing]", f"stages=['nothing'] are unknown; choose among {', '.join(STAGES)}"),
+        ("stages=[target] target.steps=abc", "`target.steps=abc` is not possible; it must be a whole number"),
+        ("stages=[target] target.stepz=5", "there is no option `target.stepz`: did you mean `target.steps`?"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_sentence(arguments: str, told: str, tmp_path: Path, build: Command) -> None:
+    assert build(*arguments.split(), f"output={tmp_path}") == (1, f"error: {told}\n")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_steps_of_every_stage_can_be_chosen(stage: str) -> None:
+    with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
+        cfg = compose("build_embedded", [f"{stage}.steps=5000"])
+    assert instantiate(cfg[stage]).steps == 5000

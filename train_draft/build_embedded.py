@@ -1,4 +1,6 @@
-"""Train the networks of the embedded default on the procedural world: image tokenizer, target with text encoder, classifier, tiny CLIP."""
+"""Train the networks of the embedded default on the procedural world: image tokenizer, target with text encoder, half-size target,
+classifier, tiny CLIP.
+"""
 
 import logging
 from pathlib import Path
@@ -14,6 +16,7 @@ log = logging.getLogger(__name__)
 STAGES = {
     "tokenizer": embedded.build_tokenizer,
     "target": embedded.build_target,
+    "independent": embedded.build_independent,
     "classifier": embedded.build_classifier,
     "clip": embedded.build_clip,
     "mar": embedded.build_mar,

@@ -20,7 +20,7 @@ from tempera.targets.embedded import load_tokenizer, target_config
 from tempera.targets.llamagen import to_official
 from tempera.training import mar
 from tempera.training.evaluators import EvaluatorTraining, train_classifier, train_clip
-from tempera.training.target import TargetTraining, train_target
+from tempera.training.target import HALF_TARGET, TargetModel, TargetTraining, train_target
 from tempera.training.tokenizer import TokenizerTraining, train_tokenizer
 from tempera.vq import config_dict
 
@@ -40,10 +40,22 @@ def build_target(output: Path, settings: TargetTraining, report: Report) -> None
     """Train the target and its text encoder into `output`/target and `output`/text_encoder; continues where it was stopped."""
     with _recorded(output / "target", settings) as record:
         model, record.metrics = train_target(settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report)
-        network = model.network
-        official = to_official(network.state_dict(), network.config.num_attention_heads)
-        save_network(official, target_config(network), output / "target")
-        save_network(model.text.state_dict(), model.text.config, output / "text_encoder")
+        _save_target(model, output / "target", output / "text_encoder")
+
+
+def build_independent(output: Path, settings: TargetTraining, report: Report) -> None:
+    """Train a half-size target with a text encoder of its own, the draft of `drafter=independent`, into `output`/independent."""
+    directory = output / "independent"
+    with _recorded(directory, settings) as record:
+        tokenizer, run = load_tokenizer(output / "tokenizer"), output / "independent_run"
+        model, record.metrics = train_target(settings, tokenizer, run, HALF_TARGET, report=report)
+        _save_target(model, directory, directory / "text_encoder")
+
+
+def _save_target(model: TargetModel, network_directory: Path, text_directory: Path) -> None:
+    network = model.network
+    save_network(to_official(network.state_dict(), network.config.num_attention_heads), target_config(network), network_directory)
+    save_network(model.text.state_dict(), model.text.config, text_directory)
 
 
 def build_classifier(output: Path, settings: EvaluatorTraining, report: Report) -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ TINY_TARGET = LlamaGenConfig(
     prefix_length=16,
     caption_dim=96,
 )
+HALF_TARGET = replace(TINY_TARGET, hidden_size=64, intermediate_size=176, num_hidden_layers=6, num_attention_heads=2, caption_dim=64)
+"""Half as wide and half as deep: the independent draft of the tiny target."""
 
 
 READOUT_LAYER = 3

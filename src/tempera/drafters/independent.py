@@ -1,0 +1,98 @@
+"""An independent draft: a smaller model of the same image tokens, with its own view of the prompt (Leviathan et al. 2023).
+
+Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tempera.drafters.none import NoDraft
+from tempera.drafters.places import Places, last_emitted
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.targets.adapter import TransformerTarget
+from tempera.targets.embedded import load_target_network, load_text_encoder
+from tempera.trees import Frontier, Tree
+from tempera.types import Draft, Scores, Verdict
+
+
+class IndependentDraft:
+    """Draft distributions of a whole model of its own, for chains and trees.
+
+    It samples as the target does: the same temperature and cuts, and under guidance two rows per prompt, its own conditional and
+    unconditional one. Of what the target decides it hears the tokens only. `observe` keeps them, and the next round's first forward pass
+    runs them all at once (see `places`), so that drafts that were refused are overwritten in the cache.
+
+    Args:
+        draft: the smaller model, with its own network, conditioner and grid; its sampling becomes the target's.
+        target: the target.
+
+    Raises:
+        TemperaError: the two do not paint the same tokens.
+    """
+
+    def __init__(self, draft: TransformerTarget, target: TransformerTarget) -> None:
+        if draft.vocab_size != target.vocab_size:
+            raise TemperaError(
+                f"the draft has a vocabulary of {draft.vocab_size} tokens, the target of {target.vocab_size}: give a draft with the "
+                "target's image tokenizer."
+            )
+        if draft.grid != target.grid:
+            sizes = ["×".join(map(str, model.grid)) for model in (draft, target)]
+            raise TemperaError(f"the draft paints {sizes[0]} tokens, the target {sizes[1]}: give a draft of the same image size.")
+        self.draft, self.target = draft, target
+        self._places = Places(draft)
+        self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)
+
+    @torch.inference_mode()
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Run the draft's own prefix."""
+        self.draft.sampling = self.target.sampling
+        self.draft.begin(prompts, nodes)
+        self._places.begin(self.draft.cache)
+        self._decided: tuple[Tensor, Tensor] | None = None
+
+    @torch.inference_mode()
+    def roots(self) -> Tensor:
+        """The draft's distribution after each row's root, float32 [B, V]."""
+        draft = self.draft
+        self._places.start()
+        if self._decided is None:
+            return draft.score(NoDraft().propose(torch.empty(len(draft.lengths), 0, device=draft.device))).p[:, 0]
+        tokens, emitted = self._decided
+        slots, mask = self._places.decided(tokens.shape[1], emitted)
+        hidden = draft.run(draft.embed(tokens), mask, slots.clamp(max=draft.last_slot))
+        return draft.distribution(last_emitted(hidden, emitted), self._root)[:, 0]
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
+        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens` int64 [B, P]: float32 [B, P, V]."""
+        draft, layout = self.draft, self._places.layout_of(level)
+        mask = self._places.level(layout)
+        positions = (draft.root_slots[:, None] + layout.ahead).clamp_(max=draft.last_slot)
+        return draft.distribution(draft.run(draft.embed(tokens), mask, positions), layout.ahead)
+
+    @torch.inference_mode()
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Keep the emitted tokens for the next round."""
+        self.draft.advance(verdict, emitted)
+        self._decided = verdict.tokens, emitted
+
+
+def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+    """The drafter of a smaller LlamaGen.
+
+    Args:
+        path: directory with `config.json` and `model.safetensors` in LlamaGen's official key layout, and its `text_encoder`.
+        target: the target.
+        tree: static tree drafted every round.
+
+    Raises:
+        TemperaError: a file is missing, or draft and target do not paint the same tokens.
+    """
+    network, encoder = load_target_network(Path(path)), load_text_encoder(Path(path) / "text_encoder")
+    device, dtype = target.device, target.dtype
+    draft = TransformerTarget(network.to(device, dtype), encoder.to(device, dtype).encode, target.sampling)
+    return StaticTreeDrafter(IndependentDraft(draft, target), tree)
