@@ -15,7 +15,7 @@ from tempera.evaluation.speed import machine
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choice names a method."""
-FREE = ("tokens", "directory", "limit", "offset", "prompt", "path", "batch_size", "device", "dtype", "weights", "run_name")
+FREE = ("tokens", "directory", "limit", "offset", "prompt", "path", "batch_size", "device", "dtype", "weights", "run_name", "statistics")
 """Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
 
 

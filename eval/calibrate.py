@@ -1,0 +1,27 @@
+"""Measure a draft for schedule=calibrated: p/q along the chains that it drafts; the options are in conf/calibrate.yaml."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from tempera import config
+from tempera.calibration import load_statistics, record, save_statistics
+from tempera.theory import reachable
+
+
+@config.script("calibrate")
+def main(cfg: DictConfig) -> dict[str, float]:
+    """Write the statistics; return the expected lengths of exact decoding and of the most relaxed schedule."""
+    measured_with = config.instantiate(cfg.measured_with)
+    prompts, path = config.instantiate(cfg.data), Path(cfg.statistics)
+    target = config.build_target(cfg)
+    ratios = record(target, config.build_drafter(cfg, target), prompts, cfg.seed, config.parse_device(cfg.device), cfg.batch_size)
+    save_statistics(path, ratios, measured_with)
+    low, high = reachable(load_statistics(path)[0])
+    print(f"{len(ratios)} chains of {ratios.shape[1]} drafts in {path}")
+    print(f"now: python eval/run.py method=coolsd schedule=calibrated expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})")
+    return {"chains": len(ratios), "shortest": low, "longest": high}
+
+
+if __name__ == "__main__":
+    main()
