@@ -25,7 +25,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     painter = config.instantiate(cfg.painter, target=target, method=method, image_decoder=config.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}
     identity = settings({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
-    notes = about(device, _hydra(cfg, "overrides") or [])
+    paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
+    notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
     plan = config.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes)
 
     def start_tracker() -> Tracker:

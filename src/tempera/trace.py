@@ -114,6 +114,17 @@ class Trace:
         return self.accepted.sum(0) / self.tested.sum(0)
 
     @property
+    def tv_sums(self) -> Tensor | None:
+        """TV(p, q) summed over the tests at each depth, float32 [B, L]; divide by `tested` for its mean. None without diagnostics."""
+        if self.tv is None:
+            return None
+        depths = torch.arange(1, self.max_depth + 1, device=self.tv.device)
+        known = self.tv.nan_to_num(0.0)
+        if self.max_depth == 0:
+            return known[:, :0]
+        return torch.stack([torch.where(self.place == depth, known, 0.0).sum(-1) for depth in depths], -1)
+
+    @property
     def running_bound(self) -> Tensor | None:
         """The TV bound up to and including each position, float32 [B, T]; None without diagnostics."""
         return None if self.bound is None else self.bound.cumsum(-1)

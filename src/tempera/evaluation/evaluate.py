@@ -12,7 +12,7 @@ from tempera.atomic import write_json
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, figures, speed
-from tempera.evaluation.bootstrap import Interval
+from tempera.evaluation.bootstrap import Array, Interval
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.judges import Judge
 from tempera.evaluation.labels import method_label
@@ -148,7 +148,19 @@ def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
     for name in ("tv", "tv_bound", "kl_per_token"):
         if name in column and not np.isnan(column[name]).all():
             metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
+    if "logprob" in column and "logprob_squares" in column:
+        metrics["logprob_deviation"] = _deviation(column["logprob"], column["logprob_squares"], tokens)
     return metrics
+
+
+def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
+    """Standard deviation over all tokens, from each prompt's sum and sum of squares; prompts are the units of the interval."""
+
+    def deviation(drawn: Array) -> Array:
+        return np.sqrt(np.maximum(drawn @ squares / (drawn @ tokens) - (drawn @ sums / (drawn @ tokens)) ** 2, 0))
+
+    whole = np.ones((1, len(tokens)))
+    return bootstrap.percentile(float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens))
 
 
 def _assemble(
@@ -164,11 +176,17 @@ def _assemble(
         "settings": dict(plan.settings),
         "images": len(rows),
         "metrics": {name: _plain(interval) for name, interval in intervals.items()},
-        "acceptance_by_depth": [float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)],
+        "acceptance_by_depth": _shares(accepted, tested),
+        "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested) if "tv_sums" in rows[0] else [],
         "time": _plain(timing),
         "about": dict(plan.about),
         "notes": _notes(len(rows), judge is not None, timing),
     }
+
+
+def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
+    """The ratio at each depth; none where nothing was tested."""
+    return [float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)]
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,8 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "tested": trace.tested.tolist(),
         "accepted": trace.accepted.tolist(),
         "depth": trace.depth.tolist(),
+        "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
+        **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),
         "tokens": output.tokens.cpu().tolist(),
     }
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -58,6 +58,7 @@ NAMES = {
     "tv_bound": ("TV bound", "summed over an image", ".2f"),
     "kl_per_token": ("KL per token", "nats, emitted law against target", ".4f"),
     "logprob_per_token": ("log-probability", "nats a token, under the target", ".3f"),
+    "logprob_deviation": ("  its deviation", "over all tokens", ".3f"),
     "throughput": ("throughput", "tokens a second, in batches", ".0f"),
     "latency_ar": ("latency, AR", "seconds an image, batch 1", ".3f"),
     "latency": ("latency", "seconds an image, batch 1", ".3f"),

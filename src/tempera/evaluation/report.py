@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tempera.atomic import read_json, write_text
 from tempera.errors import TemperaError
-from tempera.evaluation import bootstrap, pareto
+from tempera.evaluation import bootstrap, papers, pareto
 from tempera.evaluation.figures import comparison
 from tempera.evaluation.labels import family_label
 from tempera.evaluation.pictures import picture_path, read_picture
@@ -92,6 +92,10 @@ def _row(directory: Path, content: Mapping[str, Any]) -> Row:
             "images": content["images"],
             "machine": content["about"].get("machine", ""),
             "metrics": content["metrics"],
+            "acceptance_by_depth": content.get("acceptance_by_depth", []),
+            "tv_by_depth": content.get("tv_by_depth", []),
+            "time": content.get("time", {}),
+            "paper": content["about"].get("paper"),
         }
     except (KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(f"{directory / 'metrics.json'} is not a result of eval/run.py ({problem}): run it again.") from None
@@ -194,6 +198,7 @@ def report_markdown(rows: Sequence[Row], output: Path, figures: Sequence[Path], 
         parts += ["On the same prompts and seeds, prompt by prompt; an interval without 0 is a real difference.", ""]
         cells = [[row["family"], _delta(row), *(_span(row["versus_ar"].get(name), "+.4f") for name in names)] for row in paired]
         parts += _table(["run", "δ", *(titles.get(name, name) for name in names)], cells)
+    parts += papers.markdown(papers.beside(rows))
     for figure in figures:
         parts += [f"![{figure.stem}]({figure.name})", ""]
     parts += ["## Runs", ""]

@@ -1,0 +1,178 @@
+"""conf/experiment/: every job of every preset composes and builds, and a preset prints its paper's figures beside ours."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from tiny_evaluation import tiny_options
+
+from tempera.config import check
+from tempera.evaluation import figures, papers
+from tempera.evaluation.report import collect, find_runs, write_report
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if path.stem != "frontier")
+ISSUED = {
+    "coolsd": "table1 table2 table3 figure3 figure4 figure5",
+    "lantern": "table1 table2 table3 table4 figure5 table8",
+    "sjd": "table3 table4 table6 table11 inits heatmap",
+    "sjd_pac": "figure1 table1 table2 table3 figure4",
+}
+OFFERED = {  # what the scripts hand to these nodes as objects
+    "rule": ["schedule", "neighbours"],
+    "schedule": ["length"],
+    "neighbours": ["codebook"],
+    "painter": ["target", "method", "image_decoder", "device"],
+    "tree": [],
+    "speed": [],
+    "metrics": [],
+}
+
+
+def composed(*overrides: str, hydra: bool = False) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("eval", list(overrides), return_hydra_config=hydra)
+
+
+def split(cases: list[str], overrides: list[str], size: int | None = None) -> list[list[list[str]]]:
+    """The jobs that the sweeper makes of cases and a command line, in batches."""
+    Plugins.instance()  # Hydra executes its plugins' modules once more when it looks for them: the class is the one there is afterwards
+    sweeper = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases)
+    batches: list[list[list[str]]] = sweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), size)
+    return batches
+
+
+def jobs(preset: str, *given: str) -> list[list[str]]:
+    """What the sweep runs, as the sweeper makes it from the preset."""
+    node = composed(f"experiment={preset}", *(option for option in given if "," not in option), hydra=True).hydra.sweeper
+    assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
+    (batch,) = split(list(node.cases), [f"experiment={preset}", *given])
+    return batch
+
+
+def as_row(job: list[str]) -> dict[str, Any]:
+    """A row of a report, as far as a paper's rows look at it."""
+    cfg = composed(*job)
+    method = next((argument.removeprefix("method=") for argument in job if argument.startswith("method=")), "coolsd")
+    options = {str(key): cfg[key] for key in cfg.keys() - {"directory", "choices", "overrides"} if not OmegaConf.is_config(cfg[key])}
+    return {"settings": {**options, "method": method}, "paper": OmegaConf.to_container(cfg.paper, resolve=True)}
+
+
+def test_every_table_has_its_preset() -> None:
+    assert sorted(f"{paper}_{name}" for paper, names in ISSUED.items() for name in names.split()) == PRESETS
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_job_composes_and_fits_its_targets(preset: str) -> None:
+    found = jobs(preset)
+    assert len({tuple(job) for job in found}) == len(found)
+    for job in found:
+        cfg = composed(*job)
+        assert cfg.paper.table == preset
+        for name, offered in OFFERED.items():
+            if name in cfg:
+                check(cfg[name], dict.fromkeys(key for key in offered if name != "rule" or key in cfg))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
+    data = papers.results()[preset]
+    assert data["paper"] in papers.results()["papers"]
+    made = [as_row(job) for job in jobs(preset)]
+    for line in (line for lines in data.get("models", {}).values() for line in lines):
+        assert set(line) - {"run"} <= set(papers.COLUMNS)
+        refused = line["run"].get("branches", 1) ** line["run"].get("levels", 1) > 64  # more paths than the window holds
+        assert [papers.fits(row, line["run"]) for row in made].count(True) == (0 if refused else 1), line["run"]
+
+
+def test_on_another_model_k_is_the_papers() -> None:
+    assert any("k=62" in job for job in jobs("lantern_table2"))
+    assert any("k=1000" in job for job in jobs("lantern_table2", "model=llamagen_xl_stage1"))
+
+
+def test_the_command_line_wins_and_is_swept_too() -> None:
+    assert jobs("sjd_table3", "seed=1,2") == [
+        [f"method={method}", "experiment=sjd_table3", f"seed={seed}"] for method in ("ar", "sjd") for seed in (1, 2)
+    ]
+    assert jobs("coolsd_table2", "method=ar") == [
+        ["experiment=coolsd_table2", "method=ar"],
+        *[[f"delta={delta}", "experiment=coolsd_table2", "method=ar"] for delta in (1.1, 2)],
+    ]
+
+
+def test_batches_for_a_launcher() -> None:
+    batches = split(["seed=1,2", "seed=3"], [], 2)
+    assert batches == [[["seed=1"], ["seed=2"]], [["seed=3"]]]
+
+
+def test_a_preset_prints_the_papers_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """One command: every row of the table, then paper and ours side by side; the report has them too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
+    tiny = [option.replace("drafter.path=", "model.draft=") for option in tiny_options(tmp_path)]
+    options = [option for option in tiny if not option.startswith("limit=")]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", "experiment=coolsd_table1", "limit=2", *options])
+    runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "Cool-SD, Table 1, LlamaGen-XL" in said
+    assert "Cool-SD, Table 1, Lumina-mGPT 7B" in said
+    assert "Annealed Relaxation of Speculative Decoding" in said
+    assert "ImageReward needs a network" in said
+    finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
+    assert (len(finished), unfinished) == (5, [])
+    rows = collect(finished)
+    ours = {row["settings"].get("delta"): row["metrics"]["accepted_length"]["value"] for row in rows if row["method"] == "coolsd"}
+    (line,) = [line for line in said.splitlines() if line.strip().startswith("coolsd delta=2 ")]
+    assert line.split()[2:4] == ["3.34", f"{ours[2]:.2f}"]
+    assert line.split()[-2:] == ["-0.1353", "–"]
+    write_report(rows, tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"| coolsd delta=2 | 3.34 | {ours[2]:.2f} |" in text
+
+
+def test_a_table_without_numbers_lists_the_runs() -> None:
+    run = {
+        "settings": {"method": "coolsd"}, "family": "coolsd linear", "delta": 2.0, "model": "large", "images": 4, "machine": "cpu",
+        "metrics": {"accepted_length": {"value": 2.5}}, "acceptance_by_depth": [0.5], "tv_by_depth": [], "time": {},
+        "paper": {"table": "coolsd_figure5"},
+    }  # fmt: skip
+    (table,) = papers.beside([run, {**run, "paper": None}])
+    assert table.lines == [("coolsd linear delta=2", [("–", "2.50"), ("–", "–")])]
+    assert any("exponential is better than linear" in note for note in table.notes)
+    assert papers.beside([{**run, "paper": None}]) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("single", 0.25),
+        ("tv_2", 0.4),
+        ("tv_8", None),
+        ("accept", 0.75),
+        ("perplexity", 7.389),
+        ("clip_percent", 31.0),
+        ("target_forward", 0.02),
+        ("hpsv2", None),
+    ],
+)
+def test_our_side_of_a_quantity(column: str, value: float | None) -> None:
+    run = {
+        "metrics": {"logprob_per_token": {"value": -2.0}, "clip_score": {"value": 0.31}},
+        "acceptance_by_depth": [0.75, 0.5],
+        "tv_by_depth": [0.5, 0.4],
+        "time": {"parts": {"target": {"ms_per_round": 20.0}}},
+    }
+    assert papers.COLUMNS[column].ours(run) == (None if value is None else pytest.approx(value, abs=1e-3))
+    empty: dict[str, Any] = {"metrics": {}, "acceptance_by_depth": [], "tv_by_depth": [], "time": {}}
+    assert papers.COLUMNS[column].ours(empty) is None
