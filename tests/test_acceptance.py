@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from near_codes import near_rules
 
 from tempera.acceptance import Exact, Relaxed
 from tempera.errors import TemperaError
@@ -36,6 +37,24 @@ def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
         assert (residual >= 0).all()
         assert residual.sum().item() == pytest.approx(1)
         assert (residual[p == 0] == 0).all()
+
+
+@given(weights, weights, st.sampled_from(sorted(near_rules(5))))
+@fast
+def test_of_rules_by_neighbours_as_well(p, q, name):
+    p, q = distribution(p), distribution(q)
+    rule = near_rules(5)[name]
+    f = rule.accept_probs(p, q, torch.tensor(1))
+    assert ((f >= 0) & (f <= 1)).all()
+    if not name.startswith("grouped"):  # the code itself counts: no less is kept than exactly
+        assert (f >= Exact().accept_probs(p, q, torch.tensor(1)) - 1e-12).all()
+    for token in range(5):
+        assert rule.accept_prob(p, q, torch.tensor(token), torch.tensor(1)).item() == pytest.approx(f[token].item(), abs=1e-12)
+        residual = rule.residual(p, q, torch.tensor(token), torch.tensor(1))
+        assert (residual >= 0).all()
+        assert residual.sum().item() == pytest.approx(1)
+        if f[token] < 1 - 1e-9 and not name.startswith("grouped"):
+            assert residual[token] == pytest.approx(0, abs=1e-9) or "optimal" in name
 
 
 @given(weights, weights)
@@ -123,7 +142,7 @@ def test_omega_follows_the_depth_and_stays_at_the_last():
 def test_shapes_broadcast_over_rows_and_nodes():
     p, q = torch.rand(2, 3, 7).softmax(-1), torch.rand(2, 3, 7).softmax(-1)
     token, depth = torch.randint(7, (2, 3)), torch.tensor([1, 2, 3])
-    for rule in (Exact(), Relaxed(exponential(2.0, 3))):
+    for rule in (Exact(), Relaxed(exponential(2.0, 3)), *near_rules(7).values()):
         assert rule.accept_prob(p, q, token, depth).shape == (2, 3)
         assert rule.accept_probs(p, q, depth).shape == (2, 3, 7)
         assert rule.residual(p, q, token, depth).shape == (2, 3, 7)

@@ -105,3 +105,16 @@ def test_a_damaged_file_and_an_unwritable_place(tmp_path):
 def test_the_hash_sees_values_and_shape_but_not_rounding():
     assert codebook_hash(CODES) == codebook_hash(CODES + 1e-9) == codebook_hash(1e-5 * CODES)
     assert len({codebook_hash(codes) for codes in (CODES, -CODES, CODES.view(350, 10), CODES[:699])}) == 4
+
+
+def test_tokens_beyond_the_codebook_and_too_few():
+    neighbours = Neighbours.build(CODES, 3)
+    p = torch.zeros(2, 702)
+    table = neighbours.of(p)
+    assert table is neighbours.of(p)
+    assert table.shape == (702, 3)
+    assert table[:700].equal(neighbours.table)
+    assert table[700:].tolist() == [[700, 0, 1], [701, 0, 1]]
+    assert Neighbours.build(CODES, 1).of(p)[700:].tolist() == [[700], [701]]
+    with pytest.raises(TemperaError, match="the model has 699 tokens, its image tokenizer 700 codes"):
+        neighbours.of(torch.zeros(699))

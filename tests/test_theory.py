@@ -5,11 +5,13 @@ import math
 
 import pytest
 import torch
+from random_drafts import SMALL
 
 from tempera.acceptance import Exact, Relaxed
 from tempera.drafters.static import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit, prove
+from tempera.probs import Sampling
 from tempera.schedules import exponential, floored, linear, uniform
 from tempera.theory import (
     Chains,
@@ -22,6 +24,7 @@ from tempera.theory import (
     reachable,
     sequence_law,
     total_variation,
+    tree_law,
     tv_bound,
     visits,
 )
@@ -269,7 +272,38 @@ def test_on_a_tree_the_measured_bounds_bound(rule):
     assert total_variation(frequencies, law) < 0.02
 
 
-def _sibling_law(p, q, rule):
+@pytest.mark.parametrize("rule", RULES)
+def test_a_chain_is_a_tree(rule):
+    _, _, p, q = tables(4)
+    torch.testing.assert_close(tree_law(p, q, rule, Tree.chain(2), 4), decoded_law(p, q, rule, 2, 4))
+
+
+def test_siblings_of_one_token_by_hand():
+    _, _, p, q = tables(2)
+    for rule in RULES:
+        for count in (1, 2):
+            law = tree_law(p, q, rule, Tree.from_paths([[i] for i in range(count)]), 1)
+            torch.testing.assert_close(law, _sibling_law(p[0][0], q[0][0], rule, count))
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": Sampling(1.0, top_k=2)}, {"sampling": Sampling(1.0, 0)}, {"forced": {1: 2}}], ids=str)
+def test_on_trees_an_exact_rule_has_no_bias(options):
+    _, _, p, q = tables(4, **options)
+    for tree in (SMALL, Tree.from_paths([[0], [1], [2], [3], [3, 0], [3, 1]])):
+        torch.testing.assert_close(tree_law(p, q, Exact(), tree, 4), sequence_law(p, 4))
+        torch.testing.assert_close(tree_law(p, q, Relaxed((0.7, 0.3)), tree, 4), sequence_law(p, 4))
+        if not options:
+            assert total_variation(tree_law(p, q, Relaxed((2.0,)), tree, 4), sequence_law(p, 4)) > 0.01
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("tree", [SMALL, Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])], ids=["small", "binary"])
+def test_the_loop_on_a_tree_emits_the_law_of_the_definition(rule, tree):
+    proof = prove(rule, tree, law=lambda target, draft: tree_law(target.conditionals(), draft.conditionals(), rule, tree, 4))
+    assert proof.agrees, proof
+
+
+def _sibling_law(p, q, rule, count=3):
     law, depth = torch.zeros(3, dtype=torch.float64), torch.tensor(1)
 
     def test(target, q, weight, left):
@@ -286,7 +320,7 @@ def _sibling_law(p, q, rule):
                 rest[token] = 0
                 test(residual, rest / rest.sum(), rejected, left - 1)
 
-    test(p, q, 1.0, 3)
+    test(p, q, 1.0, count)
     return law
 
 

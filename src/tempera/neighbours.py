@@ -37,7 +37,7 @@ class Neighbours:
     table: Tensor
     proximity: str
     codebook: str
-    _moved: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _fitted: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, codebook: Tensor, k: int, proximity: Proximity = "l2") -> "Neighbours":
@@ -108,11 +108,22 @@ class Neighbours:
         """Codes in a neighbourhood, the code itself included."""
         return self.table.shape[1]
 
-    def on(self, device: torch.device) -> Tensor:
-        """The table on a device, int64 [V, k]; moved there once."""
-        if device not in self._moved:
-            self._moved[device] = self.table.to(device)
-        return self._moved[device]
+    def of(self, p: Tensor) -> Tensor:
+        """The table for distributions p [..., V] on their device, int64 [V, k]; made once.
+
+        A model may have tokens beyond the codebook's (ends of lines), which stand at forced positions only: p is one-hot there, and 0 for
+        them elsewhere, so that any k codes serve as their neighbours. Raises TemperaError for a model with fewer tokens than codes.
+        """
+        key = p.device, p.shape[-1]
+        if key not in self._fitted:
+            size, more = len(self.table), p.shape[-1] - len(self.table)
+            if more < 0:
+                raise TemperaError(
+                    f"the model has {p.shape[-1]} tokens, its image tokenizer {size} codes; take the tokenizer it was made for"
+                )
+            others = torch.arange(size, size + more).unsqueeze(1), torch.arange(self.k - 1).expand(more, -1)
+            self._fitted[key] = torch.cat([self.table, torch.cat(others, 1)]).to(p.device)
+        return self._fitted[key]
 
     def __repr__(self) -> str:
         return f"Neighbours({self.proximity}, k={self.k}, codebook={self.codebook})"

@@ -62,7 +62,7 @@ class _Aggregated:
             return self.residual(p, q, torch.zeros_like(depth), depth)
         excess = (p - q).clamp(min=0)
         lost, weights = torch.zeros_like(p), []
-        for near, first in _portions(self.neighbours.on(p.device), p):
+        for near, first in _portions(self.neighbours.of(p), p):
             masses = p[..., near]
             inside = self._inside(masses)
             rejected = (q[..., first : first + len(near)] - self._mass(masses)).clamp(min=0)
@@ -82,7 +82,7 @@ class _Aggregated:
         return self._masses(p) >= p.amax(-1, keepdim=True)
 
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
-        return self.neighbours.on(p.device)[token]
+        return self.neighbours.of(p)[token]
 
     def _inside(self, masses: Tensor) -> Tensor:
         """Which neighbours but x are in A, bool [..., k - 1], from the probabilities of B(x) [..., k]."""
@@ -94,7 +94,7 @@ class _Aggregated:
 
     def _masses(self, p: Tensor) -> Tensor:
         """Σ_{A(x)} p for every x, [..., V] -> [..., V]."""
-        return torch.cat([self._mass(p[..., near]) for near, _ in _portions(self.neighbours.on(p.device), p)], -1)
+        return torch.cat([self._mass(p[..., near]) for near, _ in _portions(self.neighbours.of(p), p)], -1)
 
     def _moved(self, p: Tensor, token: Tensor) -> Tensor:
         """p_{A,x}, [..., V]."""
@@ -191,7 +191,7 @@ class Grouped:
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""
-        near = self.neighbours.on(p.device)[token]
+        near = self.neighbours.of(p)[token]
         inside = self._inside(p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape)
         return ratio((p.gather(-1, near) * inside).sum(-1), (q.gather(-1, near) * inside).sum(-1))
 
@@ -216,7 +216,7 @@ class Grouped:
     def _groups(self, p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Portions of the vocabulary: neighbours [M, k], and which of them are in the group, bool [..., M, k]."""
         ranks = None if self.ranks is None else _ranks(p)
-        for near, _ in _portions(self.neighbours.on(p.device), p):
+        for near, _ in _portions(self.neighbours.of(p), p):
             yield near, self._inside(p.unsqueeze(-2), None if ranks is None else ranks[..., near], (*p.shape[:-1], *near.shape))
 
     def _inside(self, p: Tensor, ranks: Tensor | None, shape: tuple[int, ...]) -> Tensor:

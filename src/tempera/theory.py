@@ -19,6 +19,7 @@ from torch import Tensor
 from tempera.errors import TemperaError
 from tempera.probs import normalise
 from tempera.schedules import Schedule
+from tempera.trees import Tree
 from tempera.types import Rule
 
 Tables = list[Tensor]
@@ -110,6 +111,52 @@ def decoded_law(p: Tables, q: Tables, rule: Rule, length: int, tokens: int) -> T
         else:
             begins[t + inside + 1] += (accepted.unsqueeze(-1) * p[t + inside]).flatten()
     return begins[tokens]
+
+
+def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tensor:
+    """The law of an image of `tokens` tokens decoded round by round with a static tree whose siblings are drawn without replacement: one
+    draw, one test and one residual after the other (SJD-PAC, Theorem 2, for any rule). [V^tokens].
+
+    Drafts past the end of the image are dropped. Where fewer tokens than siblings have mass the last one is drawn again.
+    """
+    begins = [torch.zeros(p[0].shape[-1] ** t, dtype=p[0].dtype) for t in range(tokens + 1)]  # that a round begins at each prefix
+    begins[0][0] = 1
+    children = [[child for child in family if child >= 0] for family in tree.children.tolist()]
+    for t in range(tokens):
+        for prefix, weight in enumerate(begins[t].tolist()):
+            if weight > 0:
+                _walk(p, q, rule, children, begins, (t, prefix), 0, 1, weight)
+    return begins[tokens]
+
+
+def _walk(
+    p: Tables, q: Tables, rule: Rule, children: list[list[int]], begins: Tables, at: tuple[int, int], node: int, depth: int, weight: float
+) -> None:
+    """Add to `begins` where a round ends that stands, with probability `weight`, at a node (0 is the root), after the prefix `at`."""
+    length, prefix = at
+    vocab_size = p[0].shape[-1]
+    if length == len(begins) - 1:
+        begins[length][prefix] += weight
+        return
+
+    def end(law: Tensor, weight: float) -> None:
+        begins[length + 1][prefix * vocab_size : (prefix + 1) * vocab_size] += weight * law
+
+    def test(siblings: list[int], target: Tensor, draft: Tensor, weight: float) -> None:
+        if not siblings:
+            end(target, weight)
+            return
+        for token in draft.nonzero().flatten():
+            kept = 1.0 if target[token] >= 1 else float(rule.accept_prob(target, draft, token, torch.tensor(depth)))
+            drawn = weight * float(draft[token])
+            if kept > 0:
+                onward = length + 1, prefix * vocab_size + int(token)
+                _walk(p, q, rule, children, begins, onward, 1 + siblings[0], depth + 1, drawn * kept)
+            if kept < 1:
+                rest = normalise(draft.scatter(0, token, 0.0), otherwise=draft)
+                test(siblings[1:], rule.residual(target, draft, token, torch.tensor(depth)), rest, drawn * (1 - kept))
+
+    test(children[node], p[length][prefix], q[length][prefix], weight)
 
 
 def sequence_law(p: Tables, tokens: int) -> Tensor:

@@ -1,0 +1,27 @@
+"""Rules that need a codebook, on one of a few made-up codes."""
+
+import torch
+
+from tempera.neighbours import Neighbours
+from tempera.relaxations import Grouped, Lantern, LanternPP
+
+
+def near(codes, k, proximity="l2"):
+    """The k nearest of some random codes."""
+    return Neighbours.build(torch.randn(codes, 3, generator=torch.Generator().manual_seed(5)), k, proximity)
+
+
+def near_rules(codes, k=3):
+    """By name, with both residuals."""
+    table = near(codes, k)
+    return {
+        f"{name} {residual}": make(residual)
+        for residual in ("published", "optimal")
+        for name, make in {
+            "lantern": lambda residual: Lantern(table, 0.3, residual=residual),
+            "lantern jsd": lambda residual: Lantern(table, 0.2, "jsd", residual),
+            "lantern++": lambda residual: LanternPP(table, 1.5, residual),
+            "grouped": lambda residual: Grouped(table, 1, residual),
+            "grouped static": lambda residual: Grouped(table, None, residual),
+        }.items()
+    }

@@ -1,0 +1,248 @@
+"""Block verification: the algorithm by hand, its law over many rounds, and that it never keeps fewer tokens than testing one by one."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from random_drafts import SMALL, random_draft
+from window_laws import INITIALISATIONS, proof
+
+from tempera.acceptance import Block, Exact, ratio
+from tempera.drafters.jacobi import jacobi, scd, sjd
+from tempera.drafters.sjd_pac import sjd_pac
+from tempera.drafters.static import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit, prove
+from tempera.probs import Sampling, normalise, one_hot, sample
+from tempera.theory import expected_emitted, sequence_law
+from tempera.trace import diagnose
+from tempera.trees import Tree
+from tempera.verify import verify
+
+SAMPLINGS = [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(1.0, temperature=0), Sampling(3.0, temperature=0), Sampling(2.0, 1.3, 3, 0.9)]
+
+
+def by_hand(p, q, tokens):
+    """Algorithm 2: the probability of each τ, and what the next token is drawn from there. p [L + 1, V], q [L, V]."""
+    length, weight = len(tokens), 1.0
+    laws, passing = [], []
+    for i in range(length + 1):
+        if i:
+            weight = min(1.0, weight * (p[i - 1, tokens[i - 1]] / q[i - 1, tokens[i - 1]]).item())
+        if i == length:
+            passing.append(weight)
+            laws.append(p[i])
+            continue
+        lacking = (weight * p[i] - q[i]).clamp(min=0)
+        wanting = lacking.sum().item()
+        passing.append(wanting / (wanting + 1 - weight) if wanting + 1 - weight > 0 else 1.0)
+        laws.append(lacking / lacking.sum() if wanting > 0 else p[i])
+    deeper = 1.0  # that no longer prefix passes
+    chances = [0.0] * (length + 1)
+    for i in range(length, 0, -1):
+        chances[i] = deeper * passing[i]
+        deeper *= 1 - passing[i]
+    chances[0] = deeper
+    return chances, laws, passing
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_each_row_is_as_the_paper_says(length):
+    draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
+    verdict = verify(draft, p, Block(), uniforms)
+    for row in range(300):
+        _, laws, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
+        passed = [i for i in range(1, length + 1) if uniforms[row, i - 1] < passing[i]]
+        kept = max(passed, default=0)
+        assert verdict.accepted[row] == kept
+        assert verdict.path[row].tolist() == [*range(kept), *[-1] * (length - kept)]
+        assert verdict.next_token[row] == sample(laws[kept].float(), uniforms[row, -1])
+    assert verdict.accepted.unique().numel() >= min(4, length + 1)
+
+
+def tables(length, seed):
+    target = TableTarget(3, length + 1, seed=seed)
+    draft = TableDraft(target, seed=seed + 1)
+    return target, draft, target.conditionals(), draft.conditionals()
+
+
+def enumerated(p, q, length):
+    """The law of L + 1 tokens of which the first round's come from block verification, and E[τ + 1], by every draft."""
+    law, emitted = torch.zeros(3 ** (length + 1), dtype=torch.float64), 0.0
+    for draft in itertools.product(range(3), repeat=length):
+        places = [sum(token * 3**k for k, token in enumerate(reversed(draft[:i]))) for i in range(length + 1)]
+        drafted = math.prod(q[i][places[i], draft[i]].item() for i in range(length))
+        above, below = torch.stack([p[i][places[i]] for i in range(length + 1)]), torch.stack([q[i][places[i]] for i in range(length)])
+        chances, laws, _ = by_hand(above, below, draft)
+        for i, chance in enumerate(chances):
+            emitted += drafted * chance * (i + 1)
+            after = drafted * chance * laws[i]
+            for j in range(i + 1, length + 1):
+                rows = 3 ** (j - i)
+                after = (after.unsqueeze(-1) * p[j][places[i] * rows : (places[i] + 1) * rows]).flatten()
+            start, size = places[i] * 3 ** (length + 1 - i), 3 ** (length + 1 - i)
+            law[start : start + size] += after
+    return law, emitted
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length, seed):
+    target, draft, p, q = tables(length, seed)
+    law, emitted = enumerated(p, q, length)
+    torch.testing.assert_close(law, sequence_law(p, length + 1))
+    exact = expected_emitted(p, q, Exact(), length)
+    assert emitted == pytest.approx(exact) if length == 1 else emitted > exact + 1e-4
+    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))), Block(), rows=40_000).trace
+    counts = (trace.round == 0).sum(-1).double()
+    assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 200)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_over_many_rounds_it_emits_the_target_law(length):
+    found = prove(Block(), Tree.chain(length), length=6, rows=200_000)
+    assert found.agrees, found
+    plain = prove(Exact(), Tree.chain(length), length=6, rows=200_000)
+    assert found.accepted_length > plain.accepted_length * (0.998 if length == 1 else 1.003)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_it_emits_whatever_law_is_sampled(sampling):
+    for seed in range(3):
+        found = prove(Block(), Tree.chain(3), vocab_size=4, sampling=sampling, rows=100_000, seed=seed)
+        assert found.agrees, found
+
+
+def test_forced_positions_stand():
+    found = prove(Block(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
+    assert found.agrees, found
+
+
+@pytest.mark.parametrize("initialisation", INITIALISATIONS)
+def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
+    found = proof(lambda target: sjd(target, 3, initialisation), Block())
+    assert found.agrees, found
+    assert found.accepted_length > proof(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
+
+
+# Planted faults
+
+
+class Faulty(Block):
+    """The algorithm over one row's numbers, with a fault."""
+
+    def walk(self, draft, p, uniforms):
+        rows, length = torch.arange(len(p)), draft.tree.nodes
+        weight, weights = torch.ones(len(p)), [torch.ones(len(p))]
+        for i in range(length):
+            weight = self.step(weight, p[rows, i, draft.tokens[:, i]], draft.q[rows, i, draft.tokens[:, i]])
+            weights.append(weight)
+        weights = torch.stack(weights, 1)
+        lacking = self.lacking(weights[:, :-1, None], p[:, :-1], draft.q)
+        passing = torch.cat([self.passing(lacking.sum(-1)[:, 1:], weights[:, 1:-1]), weights[:, -1:]], 1)
+        kept = self.longest(uniforms[:, :length] < passing)
+        law = normalise(lacking[rows, kept.clamp(max=length - 1)], otherwise=p[rows, kept])
+        return torch.arange(length) < kept[:, None], torch.where((kept == length)[:, None], p[:, -1], law)
+
+    def step(self, weight, above, below):
+        return (weight * above / below).clamp(max=1)
+
+    def lacking(self, weights, p, q):
+        return (weights * p - q).clamp(min=0)
+
+    def passing(self, wanting, weights):
+        return ratio(wanting, wanting + 1 - weights)
+
+    def longest(self, passed):
+        return (torch.arange(1, 1 + passed.shape[1]) * passed).amax(-1)
+
+
+class Uncapped(Faulty):
+    """Π p/q, cut to 1 only where it is used."""
+
+    def step(self, weight, above, below):
+        return weight * above / below
+
+
+class OneByOne(Faulty):
+    """Tests that end at the first prefix that fails."""
+
+    def longest(self, passed):
+        return passed.int().cumprod(-1).sum(-1)
+
+
+class WeightsAsChances(Faulty):
+    """h_i = w_i."""
+
+    def passing(self, wanting, weights):
+        return weights
+
+
+class PlainResidual(Faulty):
+    """Norm[p - q]+."""
+
+    def lacking(self, weights, p, q):
+        return (p - q).clamp(min=0) + 0 * weights
+
+
+def test_without_a_fault_it_is_the_same():
+    draft, p, uniforms = random_draft(500, Tree.chain(4))
+    right, same = verify(draft, p, Block(), uniforms), verify(draft, p, Faulty(), uniforms)
+    assert right.accepted.equal(same.accepted)
+    assert right.next_token.equal(same.next_token)
+
+
+@pytest.mark.parametrize("faulty", [Uncapped, OneByOne, WeightsAsChances, PlainResidual])
+def test_a_planted_fault_is_caught(faulty):
+    assert prove(Faulty(), Tree.chain(3), length=5).agrees
+    assert not prove(faulty(), Tree.chain(3), length=5).agrees
+
+
+def test_guesses_that_live_on_would_bias_it(monkeypatch):
+    from tempera.drafters.jacobi import Continue, SharedNoise
+
+    for refresh, make in ((SharedNoise, scd), (Continue, lambda target, window: scd(target, window, coupling="maximal"))):
+        monkeypatch.setattr(refresh, "fresh", True)  # a false claim
+        assert not proof(lambda target, make=make: make(target, 3), Block()).agrees
+
+
+# What is refused, and what a trace says
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda target: jacobi(target, 3), lambda target: scd(target, 3), lambda target: scd(target, 3, coupling="maximal"),
+     lambda target: sjd_pac(target, 3, proactive=False)],
+)  # fmt: skip
+def test_guesses_that_live_on_are_refused(make):
+    target = TableTarget(3, 4)
+    with pytest.raises(TemperaError, match="rule=block is not lossless with guesses that live on from round to round; take drafter=sjd"):
+        emit(target, make(target), Block(), rows=2)
+
+
+def test_a_tree_with_branches_is_refused():
+    for tree in (SMALL, Tree.from_parents(torch.tensor([[-1, -1], [-1, 0]]))):
+        draft, p, uniforms = random_draft(2, tree)
+        with pytest.raises(TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"):
+            verify(draft, p, Block(), uniforms)
+    rows = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))  # a tree per row that is a chain
+    draft, p, uniforms = random_draft(2, rows)
+    verify(draft, p, Block(), uniforms)
+
+
+def test_it_adds_nothing_to_the_bounds():
+    draft, p, uniforms = random_draft(50, Tree.chain(3))
+    tv, bound, kl = diagnose(draft, verify(draft, p, Block(), uniforms), p, Block())
+    assert bound.eq(0).all()
+    assert kl.eq(0).all()
+    torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
+
+
+def test_a_perfect_draft_is_kept_whole():
+    draft, p, uniforms = random_draft(200, Tree.chain(4))
+    same = type(draft)(sample(p[:, :-1], torch.rand(200, 4)), p[:, :-1], draft.tree)
+    assert verify(same, p, Block(), uniforms).accepted.eq(4).all()
+    right = one_hot(draft.tokens, 6)
+    forced = torch.cat([right, p[:, -1:]], 1)
+    assert verify(type(draft)(draft.tokens, right, draft.tree), forced, Block(), uniforms).accepted.eq(4).all()
