@@ -2,10 +2,12 @@
 
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -13,9 +15,12 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from tiny_evaluation import tiny_options
 
-from tempera.config import check
+from tempera.config import build_drafter, build_rule, build_target, check, instantiate
+from tempera.eagle_model import EagleConfig, EagleModel
 from tempera.evaluation import figures, papers
 from tempera.evaluation.report import collect, find_runs, write_report
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.types import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -26,17 +31,9 @@ ISSUED = {
     "sjd": "table3 table4 table6 table11 inits heatmap",
     "sjd_pac": "figure1 table1 table2 table3 figure4",
 }
-OFFERED = {  # what the scripts hand to these nodes as objects
-    "rule": ["schedule", "neighbours"],
-    "schedule": ["length"],
-    "neighbours": ["codebook"],
-    "painter": ["target", "method", "image_decoder", "device"],
-    "tree": [],
-    "speed": [],
-    "metrics": [],
-}
 
 
+@cache
 def composed(*overrides: str, hydra: bool = False) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("eval", list(overrides), return_hydra_config=hydra)
@@ -70,16 +67,38 @@ def test_every_table_has_its_preset() -> None:
     assert sorted(f"{paper}_{name}" for paper, names in ISSUED.items() for name in names.split()) == PRESETS
 
 
+def network() -> LlamaGen:
+    """A tiny random LlamaGen with the embedded model's grid and codes: `model.network` of a target that all presets fit."""
+    torch.manual_seed(0)
+    return LlamaGen(LlamaGenConfig(1024, 16, 32, 1, 2, (16, 16), prefix_length=6, caption_dim=8))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the presets find a draft and keep the tables of neighbours that they share."""
+    directory = tmp_path_factory.mktemp("presets")
+    EagleModel(EagleConfig.of(network(), "embedded")).save_pretrained(directory / "draft")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return build_target(composed(f"model.network._target_={__name__}.network", "model.text_encoder._target_=tiny_evaluation.text_encoder"))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_job_composes_and_fits_its_targets(preset: str) -> None:
+def test_every_job_composes_and_builds(preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
     for job in found:
-        cfg = composed(*job)
+        cfg = composed(*job, "model.draft=draft")
         assert cfg.paper.table == preset
-        for name, offered in OFFERED.items():
-            if name in cfg:
-                check(cfg[name], dict.fromkeys(key for key in offered if name != "rule" or key in cfg))
+        drafter = build_drafter(cfg, target)
+        build_rule(cfg, drafter.depth)
+        instantiate(cfg.speed)
+        instantiate(cfg.metrics)
+        check(cfg.painter, dict.fromkeys(["target", "method", "image_decoder", "device"]))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

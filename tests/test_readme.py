@@ -19,6 +19,7 @@ QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
     "eval/run.py": ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", *QUIET],
     "eval/report.py": [],
+    "eval/calibrate.py": ["limit=1", *QUIET],
     "eval/bench.py": ["repeats=1", *QUIET],
     "train_draft/main.py": [
         *("steps=2", "batch_size=2", "warmup=1", "holdout=2", "decodes=1", "validate_every=2", "checkpoint_every=2", "tracking=none"),

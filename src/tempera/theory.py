@@ -305,7 +305,7 @@ def _adjusted(chains: Chains, schedule: Sequence[float], depth: int, expected_le
 def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: float) -> float:
     """The ω in 1..ceiling at which an increasing function is `expected_length`, by bisection of its logarithm."""
     low, high = 0.0, math.log(ceiling)
-    for _ in range(48):
+    for _ in range(36):
         middle = (low + high) / 2
         low, high = (middle, high) if emitted(math.exp(middle)) < expected_length else (low, middle)
     return math.exp(high)
@@ -317,7 +317,7 @@ def _exchanged(chains: Chains, schedule: Schedule, expected_length: float, ceili
     best = chains.tv_bound(schedule)
     while span > 1e-3:
         before = best
-        for first, second in itertools.permutations(range(chains.length), 2):
+        for first, second in itertools.combinations(range(chains.length), 2):
             tried = _traded(chains, schedule, (first, second), expected_length, ceiling, span)
             bound = chains.tv_bound(tried)
             if bound < best and abs(chains.expected_emitted(tried) - expected_length) < 1e-6:
