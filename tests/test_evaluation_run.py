@@ -86,7 +86,7 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
     for changed, sentence in (
         ("delta=3", "made with delta=1.1 and this one has delta=3"),
         ("seed=1", "made with seed=0 and this one has seed=1"),
-        ("guidance=1", "made with guidance=3.0 and this one has guidance=1"),
+        ("guidance=1", "made with guidance=2.0 and this one has guidance=1"),
     ):
         status, _, error = run(changed, "hydra.run.dir=run")
         assert status == 1
