@@ -32,6 +32,7 @@ from tempera.streams import Streams
 from tempera.targets import embedded
 from tempera.targets.llamagen import to_official
 from tempera.training.embedded import save_network
+from tempera.vq import VQConfig, VQModel
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -40,8 +41,9 @@ TREES = ["chain", "mc_sim_7b_63", "naive_extend_57"]
 SCHEDULES = ["uniform", "exponential", "linear"]
 PLUGINS = {("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher", ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher"}
 OFFERED = {  # what the scripts hand to these nodes as objects
-    "rule": ["schedule"],
+    "rule": ["schedule", "neighbours"],
     "schedule": ["length"],
+    "neighbours": ["codebook"],
     "tree": [],
     "data": [],
     "metrics": [],
@@ -50,6 +52,9 @@ UNDER = {"rule": ["method=eagle"], "drafter": ["method=eagle"]}  # groups that n
 
 
 MODELS, ALL_METHODS = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("model", "method"))
+
+
+TINY_CODES = f"model.tokenizer._target_={__name__}.tiny_tokenizer"
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
@@ -95,7 +100,7 @@ def test_every_choice_composes_and_fits_its_target(config: str, group: str, choi
     cfg = resolves(*(UNDER.get(group, []) if config == "eval" else []), f"{group}={choice}", config=config)
     for name, offered in OFFERED.items():
         if OmegaConf.is_dict(cfg.get(name)):
-            check(cfg[name], dict.fromkeys(offered if name != "rule" or "schedule" in cfg else []))
+            check(cfg[name], dict.fromkeys(offered if name != "rule" else [other for other in offered if other in cfg]))
 
 
 @pytest.mark.parametrize("config", SCRIPTS)
@@ -123,8 +128,27 @@ METHODS = [
     "method=sjd window=8 rule=match",
     "method=sjd_pac window=12 branches=2 branching=first",
     "method=sjd_pac window=12 proactive=false",
+    *[f"method={method} k=5 tree={tree} residual=optimal" for method in ("lantern", "lanternpp") for tree in TREES],
+    "method=lantern k=24 drafter=eagle2 branches=3 depth=2 nodes=5 measure=jsd proximity=cosine delta=0.2",
+    "method=lanternpp k=1 lam=0.5 proximity=random temperature=0",
+    "method=gsd window=8 k=24",
+    "method=gsd window=8 k=5 ranks=null residual=optimal",
+    "method=sjd window=8 rule=lantern k=5",
+    "method=sjd_pac window=12 branches=2 rule=grouped k=5",
+    "method=scd window=8 rule=lanternpp k=5",
+    "method=independent depth=2 rule=lantern k=5",
+    "method=block",
+    "method=sjd window=8 rule=block",
+    "method=independent depth=3 rule=block",
 ]
-UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method=scd")
+UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method=scd", "method=gsd")
+
+
+def tiny_tokenizer() -> VQModel:
+    """With as many codes as `tiny_target` has tokens."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"encoder_multipliers": (1, 1), "decoder_multipliers": (1, 1), "norm_groups": 1}
+    return VQModel(VQConfig(codebook_size=24, codebook_dim=4, channels=8, res_blocks=1, z_channels=8, **sizes))
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +167,33 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_paints(method: str, draft: Path, smaller: Path) -> None:
+def test_every_method_paints(method: str, draft: Path, smaller: Path, tmp_path: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
-    cfg = composed(*method.split(), *([f"drafter.path={smaller if 'independent' in method else draft}"] if drafted else []))
+    kept = [f"neighbours.directory={tmp_path}"] if " k=" in method else []
+    weights = [f"drafter.path={smaller if 'independent' in method else draft}"] if drafted else []
+    cfg = composed(*method.split(), *kept, *weights, TINY_CODES)
     target = tiny_target()
     drafter = build_drafter(cfg, target)
     rule = build_rule(cfg, drafter.depth)
     output = decode(target, drafter, rule, Streams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
     assert drafter.nodes == cfg.get("nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0))
+
+
+def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:
+    cfg, target = composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}"), tiny_target()
+    drafter = build_drafter(cfg, target)
+    with pytest.raises(TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"):
+        decode(target, drafter, build_rule(cfg, drafter.depth), Streams(0, ["a"]), ["a red ring"])
+
+
+def test_neighbours_are_kept_for_the_next_run(tmp_path: Path) -> None:
+    options = ["method=gsd", "k=5", f"neighbours.directory={tmp_path}"]
+    rule = build_rule(composed(*options, TINY_CODES), 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["l2_5.safetensors"]
+    assert build_rule(composed(*options, TINY_CODES), 1) == rule
+    with pytest.raises(TemperaError, match="l2_5.safetensors were built for another codebook .* neighbours.directory=DIR"):
+        build_rule(composed(*options), 1)
 
 
 def test_the_published_schedule_of_cool_sd() -> None:
@@ -245,7 +287,21 @@ REFUSED = {
     "top_k=1.5": "`top_k=1.5` is not possible; it must be a whole number",
     "ar": "cannot read 'ar': options are written name=value, as in method=ar",
     "delta=[1": "cannot read 'delta=[1': quote a value",
-    "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to rule=relaxed (method=coolsd, uniform_rsd)",
+    "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to rule=lantern, relaxed (method=coolsd, lant",
+    "method=eagle lam=2": "there is no option `lam` with method=eagle: it belongs to rule=lanternpp (method=lanternpp)",
+    "method=lantern k=0": "k=0 nearest codes cannot be taken from a codebook of 1024; give a k between 1 and 1024",
+    "method=lantern k=1025": "k=1025 nearest codes cannot be taken from a codebook of 1024; give a k between 1 and 1024",
+    "method=lantern k=1.5": "`k=1.5` is not possible; it must be a whole number",
+    "method=lantern k=2 delta=0": "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
+    "method=lantern k=2 delta=1.5": "delta=1.5 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
+    "method=lantern k=2 measure=jsd delta=0.7": "delta=0.7 does not bound a distortion by measure=jsd; give a number above 0, at most 0.",
+    "method=lantern measure=kl": "`measure=kl` is not possible; it must be one of tvd, jsd",
+    "method=lantern proximity=l1": "`proximity=l1` is not possible; it must be one of l2, cosine, random",
+    "method=lantern residual=vanilla": "`residual=vanilla` is not possible; it must be one of published, optimal",
+    "method=lanternpp lam=0": "lam=0 lets a token take nothing from its neighbours; give a finite number above 0",
+    "method=lanternpp lam=-2": "lam=-2 lets a token take nothing from its neighbours; give a finite number above 0",
+    "method=gsd ranks=-1": "ranks=-1 is not a distance; give 0 (every code alone) or more, or null for static groups",
+    "method=gsd ranks=abc": "`ranks=abc` is not possible; it must be a whole number or null",
     "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs to rule=relaxed",
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
     "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=",
@@ -263,6 +319,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     def run(*arguments: str) -> tuple[int | str | None, str, str]:
         quiet = [f"hydra.run.dir={tmp_path / 'run'}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
         monkeypatch.setattr(sys, "argv", ["run.py", *quiet, *arguments])
+        monkeypatch.chdir(tmp_path)  # tables of neighbours are kept below
         status: int | str | None = 0
         try:
             stand_in()

@@ -70,7 +70,7 @@ class Neighbours:
         if made != wanted:
             raise TemperaError(
                 f"the neighbours in {path} were built for another codebook ({made}, but this model's is {wanted}); "
-                f"delete the file, or keep this model's elsewhere with neighbours=DIR"
+                f"delete the file, or keep this model's elsewhere with neighbours.directory=DIR"
             )
         if (notes.get("proximity"), table.shape) != (proximity, (len(codebook), k)):
             raise TemperaError(f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete it, and it is built again")
