@@ -3,11 +3,12 @@ from collections import Counter
 
 import pytest
 import torch
+from near_codes import near_rules
 from random_drafts import SMALL, RowTrees, Spy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera import decode as module
-from tempera.acceptance import Exact, Relaxed
+from tempera.acceptance import Block, Exact, Relaxed
 from tempera.decode import decode
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static import StaticTreeDrafter
@@ -65,6 +66,18 @@ def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
     assert len(rounds) >= 2
     assert reads.count == {"_local_scalar_dense": len(rounds)}
     assert seen == []
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize(("rule", "tree"), [(Block(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]], ids=str)
+def test_no_rule_reads_more(rule, tree, temperature):
+    target, draft = tables(sampling=Sampling(1.0, temperature))
+    drafter, rounds, names = StaticTreeDrafter(draft, tree), [], ["a", "b", "c"]
+    emit(target, drafter, rule, rows=3)  # makes what is made once: tables of the tree and of neighbours
+    streams = Streams(0, names)
+    with HostReads() as reads:
+        decode(target, drafter, rule, streams, names, diagnostics=True, progress=lambda r, _: rounds.append(r))
+    assert reads.count == {"_local_scalar_dense": len(rounds)}
 
 
 def test_the_counter_of_host_reads_can_count():
