@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
 from tempera.acceptance import Exact, Relaxed
 from tempera.calibration import Recorder, calibrated, conditions, load_statistics, record, save_statistics
+from tempera.config import build_rule
 from tempera.data.prompts import world_prompts
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static import StaticTreeDrafter
@@ -103,3 +105,23 @@ def test_only_chains_of_a_draft_network() -> None:
     for drafter in (NoDraft(), StaticTreeDrafter(TableDraft(target), Tree.from_paths([[0], [1]]))):
         with pytest.raises(TemperaError, match="a schedule is calibrated on chains of a draft network"):
             record(target, drafter, world_prompts(1), 0, torch.device("cpu"), 1)
+
+
+def rule(*options: str) -> Any:
+    with initialize_config_dir(str(Path(__file__).resolve().parent.parent / "conf"), version_base="1.3"):
+        return build_rule(compose("eval", ["method=coolsd", "schedule=calibrated", "model.draft=draft", *options]), 3)
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options reach the solver, the statistics are those of this model and sampling, and a budget is refused."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TemperaError, match=r"there is no outputs/calibration/embedded.safetensors: measure the draft first"):
+        rule("expected_length=3")
+    now = conditions("embedded", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0)
+    save_statistics(Path("outputs/calibration/embedded.safetensors"), 0.1 + torch.rand(100, 3), now)
+    sampling = ["guidance=3.0", "temperature=1.0", "top_k=0", "top_p=1.0"]
+    assert max(rule("expected_length=3", "ceiling=4", *sampling).schedule) <= 4
+    with pytest.raises(TemperaError, match="delta=2 does not go with schedule=calibrated"):
+        rule("expected_length=3", "delta=2", *sampling)
+    with pytest.raises(TemperaError, match="was measured with top_k=0 and this run has top_k=5"):
+        rule("expected_length=3", *sampling[:2], "top_k=5", "top_p=1.0")
