@@ -138,27 +138,27 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
     """The definition in the docstring of `diagnose`, for one visited node."""
     target = ideal = p[row, 1 + node].double()
     children = [n for n, parent in enumerate(parents) if parent == node]
-    bound = kl = 0.0
+    bound, undecided, whole, reach, weight = 0.0, True, torch.zeros_like(target), 1.0, 1.0
     for child in children:
         q, token = draft.q[row, child].double(), draft.tokens[row, child]
         depth, line = torch.tensor(1), child
         while parents[line] >= 0:
             depth, line = depth + 1, parents[line]
-        kept = q * rule.accept_probs(target, q, depth)
-        rejected, residual = (1 - kept.sum()).item(), rule.residual(target, q, token, depth)
+        f = rule.accept_probs(target, q, depth)
+        kept = q * f
+        rejected, residual = (q * (1 - f)).sum().item(), rule.residual(target, q, token, depth)
         left = (ideal - kept).clamp(min=0)
         if child == children[-1]:
             law = kept + rejected * residual
-            bound += total_variation(law, ideal).item()
-            kl += kl_divergence(law, ideal).item()
+            bound += undecided * total_variation(law, ideal).item()
+            whole += reach * law
         else:
-            bound += (kept - ideal).clamp(min=0).sum().item()
-            kl += kl_divergence(kept, torch.minimum(kept, ideal)).item()
-            kl += rejected * math.log(rejected / left.sum().item()) if rejected > 0 else 0.0
-        if child == kept_child:
-            break
+            bound += undecided * (kept - ideal).clamp(min=0).sum().item()
+            whole += reach * kept
+            reach, weight = reach * rejected, weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0)
+        undecided = undecided and child != kept_child
         target, ideal = residual, left / left.sum() if left.sum() > 0 else ideal
-    return bound, kl
+    return bound, weight * kl_divergence(whole, p[row, 1 + node].double()).item() if children else 0.0
 
 
 def test_an_impossible_token_costs_infinitely_many_nats():

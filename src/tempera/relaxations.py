@@ -206,7 +206,9 @@ class Grouped:
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group holds the argmax: min(1, p(G) / q(G)) for one-hot laws, groups by the untempered p."""
-        return self.keeps_each(p).gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        near = self.neighbours.of(p)[token]
+        inside = self._inside(p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape)
+        return ((near == p.argmax(-1, keepdim=True)) & inside).any(-1)
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token, bool [..., V]."""

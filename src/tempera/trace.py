@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.acceptance import Exact
+from tempera.acceptance import Exact, at
 from tempera.errors import TemperaError
 from tempera.probs import normalise
 from tempera.trees import take
@@ -163,15 +163,19 @@ def diagnose(
 
     Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order, f_k the probability of keeping a token
     and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased continuation would have to draw from. Given tᵏ, a test that another sibling's test would
-    follow is compared as a choice between the tokens and "rejected": its distance from the best unbiased choice is Σ[q f - tᵏ]+ in total
-    variation and Σ q f·log(q f / min(q f, tᵏ)) + r·log(r / Σ[tᵏ - q f]+), r = 1 - Σ q f, in KL divergence. The last child's test together
-    with its residual draws from π = q f + r·residual: TV(π, tᵏ) and KL(π ‖ tᵏ); a residual that depends on the rejected token counts with
-    its mean. A position's terms are the sums over the tests performed there, whatever came out of them; a token drawn at a leaf adds 0.
+    follow is compared as a choice between the tokens and "rejected": its distance in total variation from the best unbiased choice is
+    Σ[q f - tᵏ]+. The last child's test together with its residual draws from π = q f + r·residual, r = Σ q(1 - f): TV(π, tᵏ); a residual
+    that depends on the rejected token counts with its mean. A position's term of the TV bound is the sum over the tests performed there,
+    whatever came out of them; a token drawn at a leaf adds 0.
+
+    Such a sum of divergences would be infinite where a late sibling may be one that tᵏ has ruled out. The term of the KL divergence is that
+    of the token's law as a whole, given the drafted siblings but the last, had they been rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k +
+    (Π_k r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from q_k as draws of rejected ones.
 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
-    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those, by the chain rule over
-    tests. Summed over positions, the expected terms bound the TV and the KL divergence between the whole image's law and the target's.
-    A joint rule has no tests of single positions; a lossless one adds 0.
+    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those in expectation, by the chain
+    rule over tests and by convexity. Summed over positions, the expected terms bound the TV and the KL divergence between the whole image's
+    law and the target's. A joint rule has no tests of single positions; a lossless one adds 0.
 
     Args:
         draft: the round's proposal.
@@ -197,40 +201,26 @@ def diagnose(
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
-    kl, tv = bound.clone(), torch.full_like(bound, torch.nan)
-    target = ideal = take(p, visited)
+    tv, reach, weight = torch.full_like(bound, torch.nan), torch.ones_like(bound), torch.ones_like(bound)
+    truth = target = ideal = take(p, visited)
+    law = torch.zeros_like(truth)
     undecided = torch.ones_like(visited, dtype=torch.bool)
     for rank in range(draft.tree.max_children):
         node = children[..., rank]
         last = children[..., rank + 1] < 0 if rank + 1 < draft.tree.max_children else torch.ones_like(undecided)
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
-        kept = q * keep_probs(rule, target, q, depth)
-        residual = rule.residual(target, q, token, depth)
-        step, ending = _step_distance(kept, ideal), _ending_distance(kept, mean_residual(rule, target, q, token, depth), ideal)
-        performed = undecided & (node >= 0)
-        bound += torch.where(performed, torch.where(last, ending[0], step[0]), 0.0)
-        kl += torch.where(performed, torch.where(last, ending[1], step[1]), 0.0)
+        f = keep_probs(rule, target, q, depth)
+        kept, rejected = q * f, q * (1 - f)  # not 1 - Σ q·f, which is not quite 0 where nothing is rejected
+        there, drawn = node >= 0, rejected.sum(-1, keepdim=True) * mean_residual(rule, target, q, token, depth)
+        ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
+        bound += torch.where(undecided & there, torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1)), 0.0)
         if rank == 0:
-            tv = torch.where(performed, 0.5 * (target - q).abs().sum(-1), torch.nan)
+            tv = torch.where(there, 0.5 * (target - q).abs().sum(-1), torch.nan)
+        law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
+        chance, total = 1 - at(f, token), rejected.sum(-1)
+        weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
+        reach = torch.where(there, reach * total, reach)
         undecided = undecided & (node != kept_child)
-        target, ideal = residual, normalise((ideal - kept).clamp(min=0), otherwise=ideal)
-    return tv, bound, kl
-
-
-def _step_distance(kept: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor]:
-    """TV and KL of a test that siblings follow: (kept token, or rejected) against the best unbiased test. [..., V] -> [...]."""
-    rejected = (1 - kept.sum(-1)).clamp(min=0)
-    unbiased = torch.maximum((ideal - kept).clamp(min=0).sum(-1), rejected)  # is larger but for rounding
-    kl = _relative(kept, torch.minimum(kept, ideal)).sum(-1) + _relative(rejected, unbiased)
-    return (kept - ideal).clamp(min=0).sum(-1), kl
-
-
-def _ending_distance(kept: Tensor, residual: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor]:
-    """TV and KL of a last test with its residual against the ideal law. [..., V] -> [...]."""
-    law = kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0) * residual
-    return 0.5 * (law - ideal).abs().sum(-1), _relative(law, ideal).sum(-1).clamp(min=0)
-
-
-def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """a·log(a/b), 0 where a is 0."""
-    return torch.where(a > 0, a * (a / b).log(), 0.0)
+        target, ideal = rule.residual(target, q, token, depth), normalise((ideal - kept).clamp(min=0), otherwise=ideal)
+    divergence = torch.where(law > 0, law * (law / truth).log(), 0.0).sum(-1).clamp(min=0)
+    return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)
