@@ -197,12 +197,17 @@ def diagnose(
     visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
     if soft is not None and isinstance(rule, GreedyRule):
         rule = Greedily(rule, take(soft, visited))
-    children = take(draft.tree.children.expand(len(p), -1, -1), visited)
+    return _terms(draft, verdict, visited, take(p, visited), rule)
+
+
+def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+    """What `diagnose` returns, at the visited nodes [B, L + 1] with the target's laws there, `truth` [B, L + 1, V]."""
+    children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
     tv, reach, weight = torch.full_like(bound, torch.nan), torch.ones_like(bound), torch.ones_like(bound)
-    truth = target = ideal = take(p, visited)
+    target = ideal = truth
     law = torch.zeros_like(truth)
     undecided = torch.ones_like(visited, dtype=torch.bool)
     for rank in range(draft.tree.max_children):
