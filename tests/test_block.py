@@ -20,7 +20,13 @@ from tempera.trace import diagnose
 from tempera.trees import Tree
 from tempera.verify import verify
 
-SAMPLINGS = [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(1.0, temperature=0), Sampling(3.0, temperature=0), Sampling(2.0, 1.3, 3, 0.9)]
+SAMPLINGS = [
+    Sampling(3.0, 1.7),
+    Sampling(1.0, top_k=2),
+    Sampling(1.0, temperature=0),
+    Sampling(3.0, temperature=0),
+    Sampling(2.0, 1.3, 3, 0.9),
+]
 
 
 def by_hand(p, q, tokens):
@@ -224,7 +230,9 @@ def test_guesses_that_live_on_are_refused(make):
 def test_a_tree_with_branches_is_refused():
     for tree in (SMALL, Tree.from_parents(torch.tensor([[-1, -1], [-1, 0]]))):
         draft, p, uniforms = random_draft(2, tree)
-        with pytest.raises(TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"):
+        with pytest.raises(
+            TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"
+        ):
             verify(draft, p, Block(), uniforms)
     rows = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))  # a tree per row that is a chain
     draft, p, uniforms = random_draft(2, rows)
