@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tempera import config
 from tempera.atomic import write_json
+from tempera.errors import TemperaError
 from tempera.evaluation import bench
 from tempera.evaluation.painter import Method
 
@@ -16,6 +17,8 @@ from tempera.evaluation.painter import Method
 @config.script("bench")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, and write bench.json."""
+    if cfg.get("tokens", "discrete") != "discrete":
+        raise TemperaError("eval/bench.py times rounds of discrete tokens; eval/run.py times a method of continuous ones.")
     plan = config.instantiate(cfg.plan)
     target = config.build_target(cfg)
     drafter = config.build_drafter(cfg, target)

@@ -1,6 +1,7 @@
 """The benchmark measures real rounds; nothing here looks at how long they take."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,11 @@ def test_the_options_compose():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("bench", overrides=["method=coolsd", "batch_size=4", "directory=x"])
     assert cfg.plan.batch_size == 4 and cfg.rule._target_.endswith("Relaxed")
+
+
+def test_continuous_methods_are_sent_to_the_evaluation():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("bench", overrides=["model=mar_base", "method=cspd", "directory=x"])
+    main = runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"]
+    with pytest.raises(TemperaError, match=r"eval/run\.py times a method of continuous ones"):
+        main(cfg)
