@@ -61,12 +61,12 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("method=foo", ["there is no method=foo", "ar, coolsd, eagle"]),
+        ("method=foo", ["there is no method=foo", "choose one of ar, block, coolsd, "]),
         ("model=foo", ["there is no model=foo", "embedded"]),
         ("dleta=2", ["`dleta`", "did you mean `delta`"]),
         ("delta=abc", ["`delta=abc` is not possible; it must be a number"]),
         ("delta=-1", ["delta=-1 is not a relaxation budget"]),
-        ("method=eagle delta=2", ["`delta` with method=eagle", "rule=relaxed", "method=coolsd"]),
+        ("method=eagle delta=2", ["`delta` with method=eagle", "rule=lantern, relaxed", "method=coolsd"]),
         ("drafter.path=nowhere", ["nowhere"]),
         ("prompt=", ["prompt", "empty"]),
         ("data=file path=nowhere.txt", ["nowhere.txt"]),
@@ -127,7 +127,7 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["method=eagle", "delta=2"], ["it belongs to rule=relaxed"]),
+        (["method=eagle", "delta=2"], ["it belongs to rule=lantern, relaxed (method=coolsd, lantern, uniform_rsd)"]),
         (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
         (["-m", "delta=2,-1"], ["delta=-1 is not a relaxation budget"]),
     ],

@@ -18,7 +18,7 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
     taught = target.sampling.distribution(target.lm_logits(predicted[:, lesson.start]))
     target.begin(images.captions, 1)
     drafter = EagleDraft(draft, target)
-    drafter.begin(images.captions)
+    drafter.begin(images.captions, 1)
     torch.testing.assert_close(drafter.roots(), taught)
     assert lesson.hidden.shape[1] == lesson.start + target.length
 
