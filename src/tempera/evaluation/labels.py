@@ -6,7 +6,12 @@ from typing import Any
 USUAL = {"schedule": "exponential", "tree": "chain", "floor": 0, "residual": "optimal", "depth": 5, "nu": 0.7, "ell": 8}
 USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
 """Settings that go without saying."""
-IMPLIED = {"uniform_rsd": {"schedule": "uniform"}}
+IMPLIED: dict[str, dict[str, Any]] = {
+    "uniform_rsd": {"schedule": "uniform"},
+    "lantern": {"tree": "mc_sim_7b_63", "residual": "published"},
+    "lanternpp": {"tree": "naive_extend_57", "residual": "published"},
+    "gsd": {"residual": "published"},
+}
 """Settings that go without saying with a method."""
 
 

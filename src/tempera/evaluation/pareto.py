@@ -65,7 +65,8 @@ def _panel(panel: Axes, rows: Sequence[Mapping[str, Any]], gain: str, quality: s
             panel.axhline(level["value"], color="black", linewidth=1, linestyle="--", label="ar")
             panel.axhspan(level["low"], level["high"], color="black", alpha=0.07, linewidth=0)
     for place, family in enumerate(families):
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        turn, step = divmod(place, len(COLOURS))
+        colour, marker = COLOURS[step], MARKERS[(step + 3 * turn) % len(MARKERS)]  # no pair twice
         offset = ((5, 5), (-5, -12), (5, -12), (-5, 5))[place % 4]
         points = [row for row in rows if row["family"] == family and _has(row, gain) and _has(row, quality)]
         points.sort(key=lambda row: (row["delta"] or 0, row["seed"] or 0))
