@@ -44,7 +44,8 @@ def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: i
     if not len(above):
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     drawn = counts(len(above), resamples, seed)
-    return percentile(float(above.sum() / below.sum()), (drawn @ above) / (drawn @ below), len(above))
+    with np.errstate(invalid="ignore"):  # an infinite unit makes the interval NaN, and that is what is told
+        return percentile(float(above.sum() / below.sum()), (drawn @ above) / (drawn @ below), len(above))
 
 
 def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
