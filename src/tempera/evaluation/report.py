@@ -23,7 +23,7 @@ from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.progress import NAMES, number
 
 Row = dict[str, Any]
-HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter")
+HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
 """Settings that identify a run but do not describe it to a reader."""
 SHOWN = (
     "accepted_length",
