@@ -221,9 +221,12 @@ def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
 
 
 def _texture(rng: np.random.Generator) -> Image:
-    """Three octaves of smooth value noise and fine grain, in units of brightness."""
+    """Three octaves of smooth value noise and fine grain, in units of brightness.
+
+    The finest octave has a cell a token: it decides how many codes could stand at a place, the ambiguity that real images have.
+    """
     noise = rng.normal(0, 0.02, (IMAGE_SIZE, IMAGE_SIZE))
-    for cells, strength in ((4, 0.03), (8, 0.025), (16, 0.02)):
+    for cells, strength in ((4, 0.03), (8, 0.03), (16, 0.05)):
         grid = rng.normal(0, strength, (cells + 1, cells + 1))
         at = np.linspace(0, cells, IMAGE_SIZE, endpoint=False)
         low = at.astype(int)
