@@ -9,6 +9,7 @@ papers must (LANTERN's Table 2 gains at temperature 0): see `verify.GreedyRule`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -27,7 +28,7 @@ AT_ONCE = 1 << 24
 """Neighbours' probabilities looked at together where f is wanted over the whole vocabulary; bounds the memory."""
 
 
-class _Aggregated:
+class _Aggregated(ABC):
     """f = min(1, Σ_A p / q(x)), where A(x) holds x and its nearest codes, nearest first, until the next one no longer fits.
 
     p_{A,x} is p with the mass of A moved onto x. The published residual is Norm[p_{A,x} - q]+, which depends on the rejected x.
@@ -36,9 +37,9 @@ class _Aggregated:
     neighbours: Neighbours
     residual_kind: str
 
+    @abstractmethod
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
         """Whether A may give x, of probability `own`, a further mass of `moved`; false from some `moved` on."""
-        raise NotImplementedError
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) at `token`."""

@@ -108,5 +108,5 @@ def row(name: str, interval: Mapping[str, Any], form: str) -> tuple[str, str, st
 
 
 def number(value: float, form: str) -> str:
-    """A metric's value in its format; large numbers short."""
-    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{form}}"
+    """A metric's value in its format; large numbers short, and no minus before a zero."""
+    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:z{form}}"
