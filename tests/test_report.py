@@ -10,8 +10,8 @@ import pytest
 
 from tempera.data.prompts import world_prompts
 from tempera.errors import TemperaError
+from tempera.evaluation import progress
 from tempera.evaluation.pictures import picture_path, write_picture
-from tempera.evaluation.progress import number
 from tempera.evaluation.publish import blocks, publish
 from tempera.evaluation.report import collect, find_runs, report_markdown, write_report
 from tempera.evaluation.store import write_table
@@ -164,5 +164,5 @@ def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Pa
 
 
 def test_zero_has_no_sign() -> None:
-    assert number(-0.0001, ".3f") == "0.000"
-    assert number(-0.1, ".3f") == "-0.100"
+    assert progress.number(-0.0001, ".3f") == "0.000"
+    assert progress.number(-0.1, ".3f") == "-0.100"
