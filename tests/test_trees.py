@@ -149,3 +149,21 @@ def test_impossible_trees_are_refused(make, words):
 
 def test_names_can_be_listed():
     assert tree_names() == ["mc_sim_7b_63", "naive_extend_57"]
+
+
+@given(parents(), parents())
+@settings(max_examples=60, deadline=None)
+def test_tests_of_own_trees_reach_every_node_in_its_rank(one, other):
+    size = min(len(one), len(other))
+    rows = torch.tensor([one[:size], other[:size]])
+    tree = Tree.from_parents(rows)
+    for row, own in enumerate(rows.tolist()):
+        tested = [[] for _ in range(size + 1)]
+        for rank, test in enumerate(tree.sibling_tests):
+            assert test.ids.shape[1] == size // (rank + 1)
+            for parent, node, before in zip(test.parents[row].tolist(), test.ids[row].tolist(), test.earlier[row].tolist(), strict=True):
+                if node >= 0:
+                    assert own[node] == parent - 1
+                    assert before == (tested[parent - 1][-1] if rank else node)
+                    tested[parent - 1].append(node)
+        assert sorted(node for family in tested for node in family) == list(range(size))

@@ -76,18 +76,26 @@ def take(x: Tensor, index: Index) -> Tensor:
     return x.gather(1, safe.expand(*index.shape, *x.shape[2:]))
 
 
+def put(x: Tensor, index: Index, values: Tensor) -> None:
+    """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1, would read them."""
+    if isinstance(index, slice) or index.dim() == 1:
+        x[:, index] = values
+    else:
+        x.scatter_(1, index.view(*index.shape, *(1,) * (x.dim() - 2)).expand_as(values), values)
+
+
 @dataclass(frozen=True, eq=False)
 class SiblingTest:
     """The k-th children of all parents that have one: they are tested at the same time.
 
     Attributes:
-        parents: the parents, counted 0..N with the root first.
+        parents: the parents, counted 0..N with the root first; where the topology is per row, as many of each row as may have one.
         nodes: their k-th children.
         earlier: their children before these, to be rejected first (for k = 0 the same as `nodes`).
         ids: `nodes` as int64 [M], or [B, M] with -1 where a row's parent has no k-th child.
     """
 
-    parents: slice | Tensor
+    parents: Index
     nodes: Index
     earlier: Index
     ids: Tensor
@@ -245,11 +253,17 @@ class Tree:
         """What verification does, sibling rank by sibling rank; K of them."""
         columns = self.children.unbind(-1)
         if self.per_row:
-            parents = slice(0, 1 + self.nodes)
-            return tuple(SiblingTest(parents, ids, columns[max(0, rank - 1)], ids) for rank, ids in enumerate(columns))
+            fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
+            return tuple(self._own_test(rank, fruitful) for rank in range(self.max_children))
         return tuple(
             _shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns))
         )
+
+    def _own_test(self, rank: int, fruitful: Tensor) -> "SiblingTest":
+        """The test of a rank with each row's own parents, of those sorted by their number of children: at most N ÷ k nodes have k."""
+        parents = fruitful[:, : self.nodes // (rank + 1)]
+        ids, earlier = (take(self.children[..., which], parents) for which in (rank, max(0, rank - 1)))
+        return SiblingTest(parents, ids, earlier, ids)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:

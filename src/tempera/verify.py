@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tempera.acceptance import at
 from tempera.probs import sample
-from tempera.trees import Tree, take
+from tempera.trees import Tree, put, take
 from tempera.types import Draft, Rule, Verdict
 
 
@@ -156,7 +156,7 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tup
         if rank > 0:
             residual = rule.residual(target, *(take(x, test.earlier) for x in (draft.q, draft.tokens, depths)))
             target = torch.where((test.ids < 0).unsqueeze(-1), target, residual) if tree.per_row else residual
-            laws[:, test.parents] = target
+            put(laws, test.parents, target)
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
         keep = (take(uniforms, test.nodes) < f) | (at(target, token) >= 1)
