@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from tempera.evaluation.painter import Painter, records
 from tempera.training import embedded, mar
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-QUICK = mar.MARTraining(tokenizer_steps=2, steps=2, draft_steps=2, batch_size=2, warmup=1, repeats=2, save_every=2)
+QUICK = mar.MARTraining(
+    tokenizer_steps=2, tokenizer_batch_size=2, scenes=5, steps=2, draft_steps=2, batch_size=2, warmup=1, repeats=2, save_every=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +94,34 @@ def test_a_fresh_head_predicts_nothing_and_learns() -> None:
     assert errors[0] == pytest.approx(1, abs=0.2) and errors[-1] < 0.8 * errors[0]
 
 
-def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size, tokenizer = replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1), mar.KLModel(replace(mar.TINY_KL, patch=8)).eval()
-    settings = replace(QUICK, save_every=1)
-    whole, _ = mar.train_mar(settings, 2, tokenizer, tmp_path / "whole", size)
-    state = torch.load(tmp_path / "whole" / "checkpoint.pt", weights_only=True)
-    assert state["step"] == 2
-    again, _ = mar.train_mar(settings, 2, tokenizer, tmp_path / "whole", size)
+    settings, scenes = replace(QUICK, save_every=1), mar.encode_scenes(World(0), 5, tokenizer)
+    whole, _ = mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "whole", size)
+
+    def stop_after_one(*state: Any, save: Any = mar._save) -> None:
+        save(*state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(mar, "_save", stop_after_one)
+        mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "parts", size)
+    assert torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["step"] == 1
+    again, _ = mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "parts", size)
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_scenes_are_encoded_once_for_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = [mar.KLModel(mar.TINY_KL).eval() for _ in range(2)]
+    path, settings = tmp_path / "run" / "latents.safetensors", replace(QUICK, scenes=3)
+    first = mar.kept_latents(settings, tokenizers[0], path)
+    images, classes = mar.images_and_classes(mar.single_shapes(World(0), 0, 3))
+    assert torch.equal(first.classes, classes)
+    assert torch.allclose(first.moments[:, 0].float(), tokenizers[0].moments(images)[0], atol=1e-2)
+    assert not torch.equal(first.moments, mar.kept_latents(settings, tokenizers[1], path).moments)  # those of another are made anew
+    monkeypatch.setattr(mar, "encode_scenes", None)
+    assert torch.equal(mar.kept_latents(settings, tokenizers[1], path).classes, classes)
 
 
 def test_what_the_stage_writes_loads(bundle: Path) -> None:

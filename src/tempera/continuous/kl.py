@@ -59,7 +59,10 @@ class KLModel(nn.Module):
     def encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Images → tokens [B, h, w, D]: the latents' means, or, with standard normal noise [B, C, h, w], draws."""
         mean, log_variance = self.moments(images)
-        latents = mean if noise is None else mean + (0.5 * log_variance).exp() * noise
+        return self.tokens(mean if noise is None else mean + (0.5 * log_variance).exp() * noise)
+
+    def tokens(self, latents: Tensor) -> Tensor:
+        """Latents [B, C, h·p, w·p] as `moments` describes them → tokens [B, h, w, D]."""
         return patchify(latents.permute(0, 2, 3, 1) * self.config.scale, self.config.patch)
 
     def decode_codes(self, codes: Tensor) -> Tensor:

@@ -239,7 +239,7 @@ class MAR(nn.Module):
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
         """Put encoded tokens in their places in the image, mask tokens in all others: [R, buffer + K, W] → [R, buffer + T, W]."""
         buffer, length = self.config.buffer, self.config.length
-        grid = self.mask_token.expand(len(x), length + 1, -1)
+        grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
         slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # what is not known goes to a spare place
         return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
 

@@ -73,14 +73,23 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: Report) -> Non
 
 
 def build_mar(output: Path, settings: mar.MARTraining, report: Report) -> None:
-    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; the latter two continue."""
-    with _recorded(output / "kl", settings) as record:
-        tokenizer, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
-        save_network(tokenizer.state_dict(), kl.config_dict(tokenizer.config), output / "kl")
+    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; continues where it was stopped."""
+    if not _is_built(output / "kl", settings):
+        with _recorded(output / "kl", settings) as record:
+            trained, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
+            save_network(trained.state_dict(), kl.config_dict(trained.config), output / "kl")
+    tokenizer = kl.load_embedded_kl(output / "kl")  # as it is kept, rounded
+    latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
     for name, steps, config in (("mar", settings.steps, mar.TINY_MAR), ("mar_draft", settings.draft_steps, mar.TINY_DRAFT)):
         with _recorded(output / name, settings) as record:
-            network, record.metrics = mar.train_mar(settings, steps, tokenizer, output / f"{name}_run", config, report)
+            network, record.metrics = mar.train_mar(settings, steps, tokenizer, latents, output / f"{name}_run", config, report)
             save_network(network.state_dict(), release.config_dict(network.config), output / name)
+
+
+def _is_built(directory: Path, settings: Any) -> bool:
+    """Whether a stage left its record here with these settings."""
+    record = directory / "training.json"
+    return record.is_file() and json.loads(record.read_text(encoding="utf-8"))["settings"] == asdict(settings)
 
 
 def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:

@@ -4,17 +4,23 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tempera.atomic import replacing
 from tempera.continuous.diffusion import TRAINING_STEPS, Schedule
 from tempera.continuous.kl import KLConfig, KLModel
 from tempera.continuous.labels import CLASSES, class_of
 from tempera.continuous.mar import MAR, MARConfig, initialise
 from tempera.data.world import Sample, World
+from tempera.targets.adapter import identity_of
 from tempera.training.anneal import trapezoid, warmup_cosine
 from tempera.training.target import _resume, _save
 from tempera.vq import VQConfig
@@ -34,30 +40,42 @@ TINY_DRAFT = replace(TINY_MAR, width=64, depth=2, head_width=128, head_depth=2)
 class MARTraining:
     """How the three networks are trained.
 
+    Scenes are rendered and encoded once: what the network and its draft are trained on are draws of the latents of `scenes` of them.
+
     Attributes:
-        tokenizer_steps, tokenizer_lr: of the KL tokenizer.
+        tokenizer_steps, tokenizer_batch_size, tokenizer_lr: of the KL tokenizer.
         kl: weight of its latents' KL divergence from N(0, 1).
+        scenes: how many are encoded.
         steps, draft_steps: of the network and of its draft.
-        lr: AdamW's, for both.
+        lr: AdamW's, for embeddings, norms, biases and what is not in a block.
+        matrix_lr: Muon's, for the matrices of all blocks.
         repeats: noise levels a token is trained at, for one pass of the transformer.
+        shown: spread of the share of tokens that the network is shown: |N(0, shown²)|, less than 1. MAR's own training has 0.25, cut off
+            at 0.3, which leaves one-token-a-step decoding to generalise from the first third of an image.
         variance: weight of the variational bound that teaches the variances, beside the squared error of the noise.
         drop: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
+        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
     """
 
-    tokenizer_steps: int = 1500
-    tokenizer_lr: float = 1.5e-3
-    kl: float = 1e-5
-    steps: int = 12000
-    draft_steps: int = 12000
+    tokenizer_steps: int = 500
+    tokenizer_batch_size: int = 16
+    tokenizer_lr: float = 3e-3
+    kl: float = 3e-4
+    scenes: int = 12288
+    steps: int = 4500
+    draft_steps: int = 4500
     batch_size: int = 32
-    lr: float = 1e-3
+    lr: float = 2e-3
+    matrix_lr: float = 5e-3
     weight_decay: float = 0.02
-    warmup: int = 200
-    repeats: int = 4
+    warmup: int = 100
+    repeats: int = 2
+    shown: float = 0.4
     variance: float = 0.1
     drop: float = 0.1
     ema: float = 0.998
+    bf16: bool = False
     seed: int = 0
     save_every: int = 500
 
@@ -82,35 +100,73 @@ def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
 
 
 def train_kl(settings: MARTraining, config: KLConfig, report: Report | None = None) -> tuple[KLModel, dict[str, float]]:
-    """Train the tokenizer; its scale is set to give latents of unit variance. Returns it with PSNR in dB on unseen scenes."""
+    """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR in dB on unseen scenes."""
     torch.manual_seed(settings.seed)
-    model, world = KLModel(config), World(settings.seed)
+    model, world, batch = KLModel(config), World(settings.seed), settings.tokenizer_batch_size
     optimiser = torch.optim.Adam(model.parameters(), settings.tokenizer_lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(30, settings.tokenizer_steps))
     for step in range(settings.tokenizer_steps):
-        images, _ = images_and_classes(single_shapes(world, step * settings.batch_size, settings.batch_size))
-        mean, log_variance = model.moments(images)
-        latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-        painted = model.decoder(model.post_quant_conv(latents))
+        images, _ = images_and_classes(single_shapes(world, step * batch, batch))
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
+            mean, log_variance = model.moments(images)
+            latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+            painted = model.decoder(model.post_quant_conv(latents)).float()
         error = F.mse_loss(painted, images)
-        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
         loss = error + 0.5 * F.l1_loss(painted, images) + settings.kl * divergence
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        if report and step % 25 == 0:
-            report({"loss": loss.item(), "psnr": _psnr(error)}, step)
+        if report and step % 50 == 0:
+            report({"loss": loss.item(), "psnr": _psnr(error), "divergence": divergence.item()}, step)
     model.eval().requires_grad_(False)
     images, _ = images_and_classes(single_shapes(World(settings.seed + 1), 0, 64))
-    mean, _ = model.moments(images)
-    model.config = replace(config, scale=1 / float(mean.std()))
+    mean, log_variance = model.moments(images)
+    drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+    model.config = replace(config, scale=1 / float(drawn.std()))
     return model, {"psnr": _psnr(F.mse_loss(model.decode_codes(model.encode(images)), images)), "scale": model.config.scale}
 
 
 def _psnr(error: Tensor) -> float:
     return float(-10 * torch.log10(error.detach() / 4))
+
+
+class Latents(NamedTuple):
+    """Encoded scenes: moments of the latents as `KLModel.moments` gives them, float16 [N, 2, C, h, w], and classes int64 [N]."""
+
+    moments: Tensor
+    classes: Tensor
+
+    def draw(self, chosen: Tensor, tokenizer: KLModel) -> Tensor:
+        """Tokens float32 [B, T, D] of the scenes int64 [B], drawn from their latents' law."""
+        mean, log_variance = self.moments[chosen].float().unbind(1)
+        return tokenizer.tokens(mean + (0.5 * log_variance).exp() * torch.randn_like(mean)).flatten(1, 2)
+
+
+@torch.no_grad()
+def encode_scenes(world: World, count: int, tokenizer: KLModel) -> Latents:
+    """Render and encode the first `count` scenes of one shape."""
+    moments, classes = [], []
+    for first in range(0, count, 64):
+        images, labels = images_and_classes(single_shapes(world, first, min(64, count - first)))
+        moments.append(torch.stack(tokenizer.moments(images), 1).half())
+        classes.append(labels)
+    return Latents(torch.cat(moments), torch.cat(classes))
+
+
+def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Latents:
+    """The latents in `path` if they are those of this tokenizer and these scenes; else encode them and keep them there."""
+    made = {"tokenizer": identity_of(tokenizer), "scenes": str(settings.scenes), "seed": str(settings.seed)}
+    if path.is_file():
+        with safe_open(path, "pt") as file:
+            if file.metadata() == made:
+                return Latents(file.get_tensor("moments"), file.get_tensor("classes"))
+    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer)
+    with replacing(path) as temporary:
+        save_file(latents._asdict(), temporary, made)
+    return latents
 
 
 class _Averaged(nn.Module):
@@ -124,8 +180,7 @@ class _Averaged(nn.Module):
     def follow(self, step: int) -> None:
         """Move the average; faster in the first steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
-            mean.lerp_(weight, 1 - decay)
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
 
 
 def token_losses(
@@ -153,7 +208,7 @@ def token_losses(
     t, noise = torch.randint(TRAINING_STEPS, (len(start),)), torch.randn_like(start)
     kept = schedule.kept[t].unsqueeze(-1)
     x = (kept.sqrt() * start + (1 - kept).sqrt() * noise).float()
-    predicted, place = network.head(x, t, condition).split(channels, -1)
+    predicted, place = network.head(x, t, condition).float().split(channels, -1)
     mine = schedule.kernel(torch.cat([predicted.detach(), place], -1), x, t)
     true = schedule.kernel(torch.cat([noise, -torch.ones_like(noise)], -1), x, t)
     ratio = (true.std / mine.std).square()
@@ -162,7 +217,13 @@ def token_losses(
 
 
 def train_mar(
-    settings: MARTraining, steps: int, tokenizer: KLModel, directory: Path, config: MARConfig, report: Report | None = None
+    settings: MARTraining,
+    steps: int,
+    tokenizer: KLModel,
+    latents: Latents,
+    directory: Path,
+    config: MARConfig,
+    report: Report | None = None,
 ) -> tuple[MAR, dict[str, float]]:
     """Train for `steps`, saving to `directory`/checkpoint.pt and continuing from there; returns the averaged network and its losses on
     unseen scenes.
@@ -171,40 +232,54 @@ def train_mar(
     network = MAR(config)
     initialise(network)
     model = _Averaged(network, settings.ema)
-    optimiser = torch.optim.AdamW(network.parameters(), settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup, steps))
-    world = World(settings.seed)
-    for step in range(_resume(directory, model, [optimiser], [schedule]), steps):
+    optimisers = _optimisers(network, settings)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup, steps)) for optimiser in optimisers]
+    for step in range(_resume(directory, model, optimisers, schedules), steps):
         torch.manual_seed(settings.seed * 1_000_003 + step)  # so that an interrupted training ends the same
-        samples = single_shapes(world, step * settings.batch_size, settings.batch_size)
-        error, divergence = _losses(network, tokenizer, samples, settings)
-        loss = error + settings.variance * divergence
-        optimiser.zero_grad()
-        loss.backward()
+        chosen = torch.randint(len(latents.classes), (settings.batch_size,))
+        error, divergence = _losses(network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings)
+        (error + settings.variance * divergence).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
-        optimiser.step()
-        schedule.step()
+        for optimiser, schedule in zip(optimisers, schedules, strict=True):
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad()
         model.follow(step)
-        if report and step % 25 == 0:
+        if report and step % 50 == 0:
             report({"noise_error": error.item(), "divergence": divergence.item()}, step)
         if (step + 1) % settings.save_every == 0:
-            _save(directory, step + 1, model, [optimiser], [schedule])
+            _save(directory, step + 1, model, optimisers, schedules)
+    return model.average.eval(), _measure(model.average, tokenizer, settings)
+
+
+def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the transformer's and the head's blocks, AdamW for everything else."""
+    matrices = {name: weight for name, weight in network.named_parameters() if "blocks." in name and weight.ndim == 2}
+    rest = [weight for name, weight in network.named_parameters() if name not in matrices]
+    return [
+        torch.optim.Muon(matrices.values(), lr=settings.matrix_lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+@torch.no_grad()
+def _measure(network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512) -> dict[str, float]:
+    """The losses with a class on unseen scenes."""
     torch.manual_seed(settings.seed)
-    with torch.no_grad():
-        error, divergence = _losses(model.average, tokenizer, single_shapes(World(settings.seed + 1), 0, 64), replace(settings, drop=0.0))
-    return model.average.eval(), {"validation_noise_error": error.item(), "validation_divergence": divergence.item()}
+    unseen, told = encode_scenes(World(settings.seed + 1), count, tokenizer), replace(settings, drop=0.0, bf16=False)
+    batches = torch.arange(count).split(64)
+    losses = [_losses(network, unseen.draw(batch, tokenizer), unseen.classes[batch], told) for batch in batches]
+    error, divergence = (torch.stack(part).mean().item() for part in zip(*losses, strict=True))
+    return {"validation_noise_error": error, "validation_divergence": divergence}
 
 
-def _losses(network: MAR, tokenizer: KLModel, samples: list[Sample], settings: MARTraining) -> tuple[Tensor, Tensor]:
-    """One batch: random order, 70 to 100 % of the tokens hidden (a normal law around all of them, cut off), as MAR is trained."""
-    images, labels = images_and_classes(samples)
-    with torch.no_grad():
-        mean, _ = tokenizer.moments(images)
-        tokens = tokenizer.encode(images, torch.randn_like(mean)).flatten(1, 2)
-    length = network.config.length
-    ratio = torch.empty(1)
-    nn.init.trunc_normal_(ratio, 1.0, 0.25, 0.7, 1.0)
-    known = length - int((length * ratio).ceil())
+def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining) -> tuple[Tensor, Tensor]:
+    """One batch: a random order and a random share of the tokens, at least one of them hidden."""
+    length, share = network.config.length, torch.empty(1)
+    nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
+    known = min(int(length * share), length - 1)
     order = torch.rand(len(tokens), length).argsort()
     drop = torch.rand(len(tokens)) < settings.drop
-    return token_losses(network, tokens, labels, known, order, drop, settings.repeats)
+    # on a CPU, fused attention's backward pass takes twice as long
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
+        return token_losses(network, tokens, labels, known, order, drop, settings.repeats)
