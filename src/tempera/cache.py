@@ -16,19 +16,32 @@ from tempera.huggingface import Cache, CacheLayerMixin
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """What Hugging Face asks of a layer; the storage itself belongs to the `RowCache`."""
+    """A layer of a `RowCache`, which a decoder layer also takes in place of the whole one.
+
+    A compiled decoder layer serves all layers of a network, so nothing here may tell it which one it is: its index is not read then.
+    """
 
     is_compileable = True
 
-    def __init__(self, cache: "RowCache", index: int) -> None:
+    def __init__(self, cache: "RowCache", index: int, storage: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache, self.index, self.is_initialized = cache, index, True
+        self.cache, self.index, self.storage, self.is_initialized = cache, index, storage, True
+        self._flat = _flat(storage)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the storage exists."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.cache.update(key_states, value_states, self.index)
+        return self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
+
+    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():  # views made anew: a graph whose inputs are views of each other copies them all
+            flat, seen = _flat(self.storage), _first(self.storage, self.cache.reach)
+        else:
+            flat, seen = self._flat, self.cache.seen[self.index]
+        flat[0].index_copy_(0, self.cache.where, keys)
+        flat[1].index_copy_(0, self.cache.where, values)
+        return seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.reach, 0
@@ -60,20 +73,21 @@ class RowCache(Cache):
     Attributes:
         storage: [layers, 2, R, S, heads, D], keys then values; a token's heads lie together, so that writing is one contiguous copy
             and `[R, heads, K, D]` is a view that scaled dot-product attention takes without copying.
+        where: entries that the coming forward pass writes, counted over all rows, int64 [R·T].
+        seen: each layer's keys and values that it may see, two of [R, heads, K, D], as views.
     """
 
     def __init__(
         self, layers: int, rows: int, heads: int, head_dim: int, capacity: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(layers=[_RowLayer(self, index) for index in range(layers)])
-        self.rows, self.capacity, self.reach = rows, capacity, capacity
         self.storage = torch.zeros(layers, 2, rows, capacity, heads, head_dim, dtype=dtype, device=device)
-        self._flat = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self.storage]
+        super().__init__(layers=[_RowLayer(self, index, storage) for index, storage in enumerate(self.storage)])
+        self.rows, self.capacity, self.reach = rows, capacity, capacity
         self._stacked = self.storage.view(2 * layers, rows * capacity, heads * head_dim)
         self._offsets = torch.arange(rows, device=device)[:, None] * capacity
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._seen = self._view(capacity)
-        self._where = torch.zeros(0, dtype=torch.int64, device=device)
+        self.seen = self._view(capacity)
+        self.where = torch.zeros(0, dtype=torch.int64, device=device)
 
     def place(self, slots: Tensor, reach: int) -> None:
         """Set where the coming forward pass writes.
@@ -82,30 +96,41 @@ class RowCache(Cache):
             slots: entry of each new token, int64 [R, T], below the capacity.
             reach: K, the keys it may see: all slots below K. A plain number, not read from the device.
         """
-        self._where = (slots + self._offsets).flatten()
+        self.where = (slots + self._offsets).flatten()
         self.reach = reach
-        self._seen = self._view(reach)
+        self.seen = self._view(reach)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [R, heads, T, D] of one layer at the slots; return the visible keys and values [R, heads, K, D], as views."""
-        return self.write(layer_idx, key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
+        return self._layer(layer_idx).update(key_states, value_states)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As `update`, from keys and values token by token, [R·T, heads, D]."""
-        stored_keys, stored_values = self._flat[layer]
-        stored_keys.index_copy_(0, self._where, keys)
-        stored_values.index_copy_(0, self._where, values)
-        return self._seen[layer]
+        return self._layer(layer).write(keys, values)
 
     def compact(self, source: Tensor, target: Tensor) -> None:
         """Move entries `source` [R, J] to slots `target` [R, J], in all layers at once; sources are read before any is overwritten."""
         moved = self._stacked.index_select(1, (source + self._offsets).flatten())
         self._stacked.index_copy_(1, (target + self._offsets).flatten(), moved)
 
+    def _layer(self, index: int) -> _RowLayer:
+        layer: Any = self.layers[index]
+        return layer  # type: ignore[no-any-return]
+
     def _view(self, reach: int) -> list[tuple[Tensor, Tensor]]:
         if reach not in self._views:
-            self._views[reach] = [(layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2)) for layer in self.storage]
+            self._views[reach] = [_first(layer, reach) for layer in self.storage]
         return self._views[reach]
+
+
+def _flat(layer: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [R·S, heads, D] of a layer [2, R, S, heads, D]."""
+    return layer[0].flatten(0, 1), layer[1].flatten(0, 1)
+
+
+def _first(layer: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """The first `reach` keys and values of every row, [R, heads, reach, D], of a layer [2, R, S, heads, D]."""
+    return layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2)
 
 
 class RoundMask:

@@ -52,7 +52,7 @@ class EagleDraft:
         mask = causal_mask(target.keep, target.prefix, target.dtype)
         hidden = shifted(target.prefix_hidden, target.keep)
         rotation = self.model.rotation(hidden, positions)
-        self._above = self.model(target.prefix_embeds, hidden, mask, rotation, self.cache)[:, -1:]
+        self._above = self._forward(target.prefix_embeds, hidden, mask, *rotation, self.cache.where)[:, -1:]
         self._true: tuple[Tensor, Tensor, Tensor] | None = None
 
     @torch.inference_mode()
@@ -72,8 +72,8 @@ class EagleDraft:
         layout = self._places.layout_of(level)
         above = self._above if layout.parents is None else take(self._above, layout.parents)
         mask = self._places.level(layout)
-        rotation = [part[:, level.depth - 1 : level.depth] for part in self._rotation]
-        self._above = self.model(self.target.embed(tokens), above, mask, (rotation[0], rotation[1]), self.cache)
+        cos, sin = (part[:, level.depth - 1 : level.depth] for part in self._rotation)
+        self._above = self._step(self.target.embed(tokens), above, mask, cos, sin, self.cache.where)
         return self.target.distribution(self._above, layout.ahead, self._sampling)
 
     @torch.inference_mode()
@@ -94,8 +94,13 @@ class EagleDraft:
         slots, mask = self._places.decided(count, emitted)
         cos, sin = self._rotate(torch.cat([slots, self._places.first[:, None] + self._ahead], 1))
         self._rotation = cos[:, count:], sin[:, count:]
-        predicted = self.model(self.target.embed(tokens), hidden, mask, (cos[:, :count], sin[:, :count]), self.cache)
+        predicted = self._step(self.target.embed(tokens), hidden, mask, cos[:, :count], sin[:, :count], self.cache.where)
         return last_emitted(predicted, emitted)
+
+    def _forward(self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor) -> Tensor:
+        """The network, over the tokens of a step; `where` is the cache's."""
+        self.cache.where = where
+        return self.model(embeds, hidden, mask, (cos, sin), self.cache)
 
     def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self.model.rotation(self._above, slots.clamp_(max=self.target.last_slot))
@@ -109,6 +114,7 @@ class EagleDraft:
             heads, head_dim = target.cache.storage.shape[-2:]
             self.cache = RowCache(1, target.rows, heads, head_dim, capacity, dtype=target.dtype, device=target.device)
             self._zero = torch.zeros(1, dtype=torch.int64, device=target.device)
+            self._step = target.step(self._forward)
         self._places.begin(self.cache)
         self._ahead = torch.arange(max(1, nodes), device=target.device)
 

@@ -95,4 +95,6 @@ def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter
     network, encoder = load_target_network(Path(path)), load_text_encoder(Path(path) / "text_encoder")
     device, dtype = target.device, target.dtype
     draft = TransformerTarget(network.to(device, dtype), encoder.to(device, dtype).encode, target.sampling)
+    if target.compiled:
+        draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

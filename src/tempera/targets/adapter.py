@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.cache import RoundMask, RowCache
+from tempera.compiled import Step, fused, recorded
 from tempera.errors import TemperaError
 from tempera.probs import Sampling, greedy
 from tempera.targets.llamagen import causal_mask
@@ -27,10 +28,9 @@ Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 class TransformerTarget:
     """A transformer being accelerated.
 
-    The network offers `model` (a Hugging Face decoder that takes `inputs_embeds`, an additive 4-D `attention_mask`, `position_ids` and
-    `past_key_values`), `lm_head`, `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`; and, where a null-conditioned row
-    has other condition tokens than the prompt, `keep_prefix(condition, keep, drop)`. All that is peculiar to a family of models stays
-    inside these.
+    The network offers `model` (a Hugging Face decoder: its `rotary_emb`, `layers` and `norm` make up a pass), `lm_head`,
+    `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`; and, where a null-conditioned row has other condition tokens than
+    the prompt, `keep_prefix(condition, keep, drop)`. All that is peculiar to a family of models stays inside these.
 
     Args:
         network: see above.
@@ -48,6 +48,7 @@ class TransformerTarget:
         lengths: image tokens that each row has emitted, int64 [B].
         prefix_embeds: [R, T, H], and prefix_hidden: their hidden states but the last's, [R, T − 1, H]. keep: bool [R, T], False on padding.
         root_embeds: embedding of the last token of each row, which the next forward pass begins with, [R, 1, H].
+        compiled: whether the steps of a round are, see `compile`.
         reach: image tokens that the row furthest ahead may have emitted, known without asking the device: exact on the CPU, elsewhere as
             many as the rounds so far could emit.
     """
@@ -77,6 +78,8 @@ class TransformerTarget:
         self.vocab_size = self._head.shape[0]
         self._forced = None if forced is None else self._checked(forced)
         self.reach = 0
+        self.compiled = False
+        self._block, self._pass, self._law = _block, self._forward, self._sampled
         if identity is not None:
             self.identity = identity
 
@@ -94,6 +97,18 @@ class TransformerTarget:
         """Short name of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
+    def compile(self) -> None:
+        """Compile the forward pass and the distribution of all later rounds; a draft that is built on this target after it follows.
+
+        Every pass is then offered the whole cache: a compiled step is made for one number of keys. Prefixes are passed as before.
+        """
+        self.compiled = True
+        self._block, self._pass, self._law = fused(_block), recorded(self._forward, self.device), self.step(self._sampled)
+
+    def step(self, function: Step) -> Step:
+        """A step of a round as it is run here: the function itself or, of a compiled target, compiled."""
+        return recorded(fused(function), self.device) if self.compiled else function
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of our tokens, int64 [B, ...] -> [R, ..., H]: under guidance the same for both rows of a prompt."""
         embeds: Tensor = self.network.embed_tokens(tokens if self._ids is None else self._ids[tokens])
@@ -109,14 +124,18 @@ class TransformerTarget:
         Guidance l = u + s(c − u) is linear, and so is the head: it is applied to the hidden states, before the head, for half the work.
         After it comes what the target's own sampling does, or what another `sampling` does, whose guidance does not count.
         """
-        if self.sampling.guided:
-            conditional, unconditional = hidden.chunk(2)
-            hidden = torch.lerp(unconditional, conditional, self.sampling.guidance)
         forced = None
         if self._forced is not None:
             forced = self._forced[(self.lengths[:, None] + ahead).clamp_(max=self.length - 1)]
         after_guidance = self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
-        return after_guidance.distribution(self.lm_logits(hidden), forced)
+        return self._law(hidden, forced, self.sampling.guidance, after_guidance)
+
+    def _sampled(self, hidden: Tensor, forced: Tensor | None, guidance: float, after: Sampling) -> Tensor:
+        """The part of `distribution` that is computed: guidance (1 is none), head, and the sampling after them."""
+        if guidance != 1:
+            conditional, unconditional = hidden.chunk(2)
+            hidden = torch.lerp(unconditional, conditional, guidance)
+        return after.distribution(self.lm_logits(hidden), forced)
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -175,11 +194,11 @@ class TransformerTarget:
 
     def visible(self, width: int, cache: RowCache | None = None) -> int:
         """Keys to offer a pass that writes `width` slots from each row's root on, into the own cache or another one of the same rows: a
-        multiple of the granularity, within the capacity.
+        multiple of the granularity, within the capacity; all of it where the steps are compiled.
         """
         needed = self.prefix - 1 + self.reach + width
         capacity = self.cache.capacity if cache is None else cache.capacity
-        return min(capacity, -(-needed // self.granularity) * self.granularity)
+        return capacity if self.compiled else min(capacity, -(-needed // self.granularity) * self.granularity)
 
     def capacity(self, nodes: int) -> int:
         """Entries of a cache that holds a whole image and `nodes` drafted tokens beyond it."""
@@ -195,6 +214,8 @@ class TransformerTarget:
         if old is None or (old.rows, old.capacity) != (self.rows, capacity):
             self.cache = RowCache(layers, self.rows, heads, head_dim, capacity, dtype=self.dtype, device=self.device)
             self._layouts: dict[int, tuple[Tree, _Layout]] = {}
+            if self.compiled:  # what is recorded writes into the cache that it was recorded with
+                self._pass = recorded(self._forward, self.device)
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
         self._host = self.lengths.numpy() if self.device.type == "cpu" else None  # shares memory: no read from a device
         self.root_slots = torch.full((self.rows,), self.prefix - 1, dtype=torch.int64, device=self.device)
@@ -208,18 +229,27 @@ class TransformerTarget:
             return embeds
         positions = torch.arange(embeds.shape[1], device=self.device).expand(self.rows, -1)
         self.cache.place(positions, embeds.shape[1])
-        return self.run(embeds, causal_mask(self.keep[:, :-1], embeds.shape[1], self.dtype), positions)
+        return self._layers(_block, embeds, causal_mask(self.keep[:, :-1], embeds.shape[1], self.dtype), positions)
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         """A forward pass of embeddings [R, M, H] at positions int64 [R, M] (or [M]), as the cache was `place`d -> hidden states [R, M, H].
 
         `mask` is additive, [R, 1, M, keys].
         """
-        output = self.network.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+        return self._pass(embeds, mask, positions, self.cache.where)
+
+    def _forward(self, embeds: Tensor, mask: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+        """The part of `run` that is computed; `where` is the cache's."""
+        self.cache.where = where
+        return self._layers(self._block, embeds, mask, positions)
+
+    def _layers(self, block: Step, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        model, hidden = self.network.model, embeds
+        cos, sin = model.rotary_emb(embeds, positions)
+        for layer, entries in zip(model.layers, self.cache.layers, strict=True):
+            hidden = block(layer, entries, hidden, mask, positions, cos, sin)
+        out: Tensor = model.norm(hidden)
+        return out
 
     def _layout_of(self, tree: Tree) -> "_Layout":
         """The tree's constants; a static tree's are made once per cache."""
@@ -236,6 +266,14 @@ class TransformerTarget:
                 f"{tuple(forced.shape)} forced positions do not fit an image of {self.length} tokens: give one entry a token."
             )
         return forced.to(self.device)
+
+
+def _block(layer: Any, entries: Any, hidden: Tensor, mask: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One layer of a Hugging Face decoder with its layer of the cache, as the decoder's `forward` calls it; compiled, one for all."""
+    out: Tensor | tuple[Tensor, ...] = layer(
+        hidden, attention_mask=mask, position_ids=positions, position_embeddings=(cos, sin), past_key_values=entries, use_cache=True
+    )
+    return out if isinstance(out, Tensor) else out[0]
 
 
 def conditioned(network: Any, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
