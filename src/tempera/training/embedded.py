@@ -4,7 +4,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: Report) -> Non
 
 def build_mar(output: Path, settings: mar.MARTraining, report: Report) -> None:
     """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; continues where it was stopped."""
-    if not _is_built(output / "kl", settings):
+    if not _is_built(output / "kl", settings, mar.OF_TOKENIZER):
         with _recorded(output / "kl", settings) as record:
             trained, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
             save_network(trained.state_dict(), kl.config_dict(trained.config), output / "kl")
@@ -86,10 +86,13 @@ def build_mar(output: Path, settings: mar.MARTraining, report: Report) -> None:
             save_network(network.state_dict(), release.config_dict(network.config), output / name)
 
 
-def _is_built(directory: Path, settings: Any) -> bool:
-    """Whether a stage left its record here with these settings."""
+def _is_built(directory: Path, settings: Any, names: Sequence[str]) -> bool:
+    """Whether a stage left its record here, with the same settings of these names."""
     record = directory / "training.json"
-    return record.is_file() and json.loads(record.read_text(encoding="utf-8"))["settings"] == asdict(settings)
+    if not record.is_file():
+        return False
+    made = json.loads(record.read_text(encoding="utf-8"))["settings"]
+    return all(made.get(name) == getattr(settings, name) for name in names)
 
 
 def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:

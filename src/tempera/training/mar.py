@@ -21,9 +21,10 @@ from tempera.continuous.labels import CLASSES, class_of
 from tempera.continuous.mar import MAR, MARConfig, initialise
 from tempera.data.world import Sample, World
 from tempera.targets.adapter import identity_of
+from tempera.targets.embedded import load_tokenizer
 from tempera.training.anneal import trapezoid, warmup_cosine
 from tempera.training.target import _resume, _save
-from tempera.vq import VQConfig
+from tempera.vq import VQConfig, VQModel
 
 Report = Callable[[dict[str, float], int], None]
 
@@ -44,6 +45,7 @@ class MARTraining:
 
     Attributes:
         tokenizer_steps, tokenizer_batch_size, tokenizer_lr: of the KL tokenizer.
+        tokenizer_start: start from the encoder and decoder of the shipped VQ tokenizer; random weights take several times as many steps.
         kl: weight of its latents' KL divergence from N(0, 1).
         scenes: how many are encoded.
         steps, draft_steps: of the network and of its draft.
@@ -58,19 +60,20 @@ class MARTraining:
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
     """
 
-    tokenizer_steps: int = 500
+    tokenizer_steps: int = 400
     tokenizer_batch_size: int = 16
-    tokenizer_lr: float = 3e-3
-    kl: float = 3e-4
-    scenes: int = 12288
-    steps: int = 4500
-    draft_steps: int = 4500
+    tokenizer_lr: float = 2e-3
+    tokenizer_start: bool = True
+    kl: float = 1e-3
+    scenes: int = 8192
+    steps: int = 3500
+    draft_steps: int = 3500
     batch_size: int = 32
     lr: float = 2e-3
     matrix_lr: float = 5e-3
     weight_decay: float = 0.02
     warmup: int = 100
-    repeats: int = 2
+    repeats: int = 1
     shown: float = 0.4
     variance: float = 0.1
     drop: float = 0.1
@@ -78,6 +81,10 @@ class MARTraining:
     bf16: bool = False
     seed: int = 0
     save_every: int = 500
+
+
+OF_TOKENIZER = ("tokenizer_steps", "tokenizer_batch_size", "tokenizer_lr", "tokenizer_start", "kl", "bf16", "seed")
+"""The settings that the KL tokenizer depends on."""
 
 
 def single_shapes(world: World, first: int, count: int) -> list[Sample]:
@@ -103,6 +110,8 @@ def train_kl(settings: MARTraining, config: KLConfig, report: Report | None = No
     """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR in dB on unseen scenes."""
     torch.manual_seed(settings.seed)
     model, world, batch = KLModel(config), World(settings.seed), settings.tokenizer_batch_size
+    if settings.tokenizer_start:
+        _take_over(model, load_tokenizer())
     optimiser = torch.optim.Adam(model.parameters(), settings.tokenizer_lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(30, settings.tokenizer_steps))
     for step in range(settings.tokenizer_steps):
@@ -127,6 +136,13 @@ def train_kl(settings: MARTraining, config: KLConfig, report: Report | None = No
     drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
     model.config = replace(config, scale=1 / float(drawn.std()))
     return model, {"psnr": _psnr(F.mse_loss(model.decode_codes(model.encode(images)), images)), "scale": model.config.scale}
+
+
+def _take_over(model: KLModel, trained: VQModel) -> None:
+    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers next to the latents."""
+    for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
+        own = mine.state_dict()
+        mine.load_state_dict(own | {name: value for name, value in theirs.state_dict().items() if value.shape == own[name].shape})
 
 
 def _psnr(error: Tensor) -> float:
