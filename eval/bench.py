@@ -21,20 +21,28 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise TemperaError("eval/bench.py times rounds of discrete tokens; eval/run.py times a method of continuous ones.")
     plan = config.instantiate(cfg.plan)
     target = config.build_target(cfg)
-    drafter = config.build_drafter(cfg, target)
-    method = Method(drafter, config.build_rule(cfg, drafter.depth))
+
+    def make_method() -> Method:
+        drafter = config.build_drafter(cfg, target)
+        return Method(drafter, config.build_rule(cfg, drafter.depth))
+
     console = Console()
     with console.status("timing") as status:
-        report = bench.measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
-    title = f"{cfg.model.name} · {report.device} · {report.dtype} · batch {report.batch_size}"
-    shown = Table("part", "ms (median)", "quartiles", title=title)
+        report = bench.measure(target, make_method, plan, lambda part: status.update(f"timing: {part}"))
+    made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
+    random = [what for what, path in made_of.items() if path == "random"]
+    title = f"{cfg.model.name}{' (random ' + ' and '.join(random) + ')' if random else ''} · {report.device} · {report.dtype} · "
+    shown = Table(
+        "ms: median (quartiles)",
+        *(column.title for column in report.columns),
+        title=f"{title}{report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB",
+    )
     for line in bench.table(report):
         shown.add_row(*line)
     console.print(shown)
-    console.print("speed-up at an accepted length: " + ", ".join(f"{length:g} → {gain:.2f}×" for length, gain in report.speedups.items()))
-    console.print(f"memory: {report.memory / 2**30:.2f} GiB at the peak")
-    write_json(Path(cfg.directory) / "bench.json", report.as_dict())
-    return report.as_dict()
+    result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}
+    write_json(Path(cfg.directory) / "bench.json", result)
+    return result
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts = config.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     judge, protocol = config.instantiate(cfg.metrics), config.instantiate(cfg.speed)
     target = config.build_target(cfg)
+    config.compile_steps(cfg, target)
     method = config.build_method(cfg, target)
     painter = config.instantiate(cfg.painter, target=target, method=method, image_decoder=config.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}

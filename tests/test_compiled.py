@@ -8,6 +8,7 @@ import torch
 from tiny_networks import PROMPTS, captions, llamagen, tiny_eagle
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.utils import run_and_get_code
 
 from tempera import compiled
 from tempera.acceptance import Exact
@@ -49,10 +50,13 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
 
 
 @needs_compiler
-def test_a_compiled_target_and_draft_decode_what_plain_ones_do(monkeypatch):
+def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_place(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # kept code would not be seen
     given, inner = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(function.__qualname__) or inner(function, **options))
-    target, images, laws = decoded(True, 1, [PROMPTS[:2]])
+    (target, images, laws), sources = run_and_get_code(decoded, True, 1, [PROMPTS[:2]])
+    writing = [source for source in sources if "index_copy" in source]
+    assert len(writing) >= 2 and not any("_copy_" in source.replace("_index_copy_", "") for source in writing)  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
     assert given == ["_block", "TransformerTarget._sampled", "EagleDraft._forward"]
     assert torch.equal(images[0], expected_images[0])

@@ -22,6 +22,7 @@ from tempera.config import (
     build_tree,
     check,
     check_tokens,
+    compile_steps,
     instantiate,
     literal_prompt,
     script,
@@ -436,3 +437,20 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
     cfg = OmegaConf.create({"delta": "abc", "rule": {"_target_": f"{__name__}.example", "number": "${delta}"}})
     with pytest.raises(TemperaError, match="`delta=abc` is not possible"):
         instantiate(cfg.rule)
+
+
+def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
+    class Plain:
+        compiled = False
+
+        def compile(self) -> None:
+            self.compiled = True
+
+    target = Plain()
+    for options, expected in (([], False), (["compile=true"], True)):
+        compile_steps(composed(*options), target)
+        assert target.compiled is expected
+    with pytest.raises(TemperaError, match="`compile=maybe` is not possible; it must be true or false"):
+        compile_steps(composed("compile=maybe"), target)
+    with pytest.raises(TemperaError, match="compile=true is for models of discrete tokens, and model=mar_base has none"):
+        compile_steps(composed("compile=true", "model=mar_base", "method=mar"), object())

@@ -163,3 +163,10 @@ def test_half_precision_decodes_too(name):
     output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), Streams(0, PROMPTS), PROMPTS)
     assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
     assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
+
+
+def test_a_random_draft_fits_any_target_and_says_so(capsys):
+    target = tiny_target(identity="in another precision")
+    drafter = build("random", target, Tree.chain(2))
+    assert "draft: random weights" in capsys.readouterr().out
+    assert decode(target, drafter, Exact(), Streams(0, ["a"]), ["a"]).tokens.shape == (1, LENGTH)

@@ -25,8 +25,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, cache: "RowCache", index: int, storage: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache, self.index, self.storage, self.is_initialized = cache, index, storage, True
-        self._flat = _flat(storage)
+        self.cache, self.index, self.is_initialized = cache, index, True
+        self._keys, self._values = storage[0].flatten(0, 1), storage[1].flatten(0, 1)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the storage exists."""
@@ -35,13 +35,15 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_compiling():  # views made anew: a graph whose inputs are views of each other copies them all
-            flat, seen = _flat(self.storage), _first(self.storage, self.cache.reach)
-        else:
-            flat, seen = self._flat, self.cache.seen[self.index]
-        flat[0].index_copy_(0, self.cache.where, keys)
-        flat[1].index_copy_(0, self.cache.where, values)
-        return seen
+        self._keys.index_copy_(0, self.cache.where, keys)
+        self._values.index_copy_(0, self.cache.where, values)
+        if torch.compiler.is_compiling():  # of two inputs that are views of each other, one of them written to, a graph makes copies
+            return self._first(self._keys), self._first(self._values)
+        return self.cache.seen[self.index]
+
+    def _first(self, entries: Tensor) -> Tensor:
+        """As many of every row's as may be seen, [R·S, heads, D] -> [R, heads, K, D]."""
+        return entries.view(self.cache.rows, -1, *entries.shape[1:])[:, : self.cache.reach].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.reach, 0
@@ -119,18 +121,8 @@ class RowCache(Cache):
 
     def _view(self, reach: int) -> list[tuple[Tensor, Tensor]]:
         if reach not in self._views:
-            self._views[reach] = [_first(layer, reach) for layer in self.storage]
+            self._views[reach] = [(layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2)) for layer in self.storage]
         return self._views[reach]
-
-
-def _flat(layer: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [R·S, heads, D] of a layer [2, R, S, heads, D]."""
-    return layer[0].flatten(0, 1), layer[1].flatten(0, 1)
-
-
-def _first(layer: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """The first `reach` keys and values of every row, [R, heads, reach, D], of a layer [2, R, S, heads, D]."""
-    return layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2)
 
 
 class RoundMask:

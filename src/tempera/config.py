@@ -256,6 +256,16 @@ def build_target(cfg: DictConfig) -> Target:
     return target
 
 
+def compile_steps(cfg: DictConfig, target: Any) -> None:
+    """Compile the steps of the target's rounds, and of drafts that are built on it afterwards, if `compile` says so."""
+    _check_value(cfg, "compile", cfg.compile, bool)
+    if not cfg.compile:
+        return
+    if not hasattr(target, "compile"):
+        raise TemperaError(f"compile=true is for models of discrete tokens, and model={cfg.model.name} has none: leave it out.")
+    target.compile()
+
+
 def check_tokens(cfg: DictConfig) -> None:
     """Raise TemperaError unless the method decodes the kind of tokens that the model has; each declares its own, or is discrete."""
     kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")

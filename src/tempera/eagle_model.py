@@ -8,7 +8,7 @@ Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -136,6 +136,12 @@ class EagleModel(nn.Module):
         x = self.fc(torch.cat([embeds, hidden], -1))
         out: Tensor = self.layer(x, attention_mask=mask, position_embeddings=rotation, past_key_values=cache, use_cache=cache is not None)
         return out
+
+    @classmethod
+    def untrained(cls, target: Any) -> Self:
+        """A draft of random weights for a `TransformerTarget`: it costs what a trained one does, and proposes hardly anything likely."""
+        config = EagleConfig.of(target.network, "any model: it is random", target.vocab_size)
+        return cls(replace(config, target=target.identity))
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError where that is not possible."""

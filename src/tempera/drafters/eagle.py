@@ -15,6 +15,7 @@ from tempera.eagle_model import EagleModel, FastEagle, shifted
 from tempera.probs import Sampling
 from tempera.targets.adapter import TransformerTarget
 from tempera.targets.llamagen import causal_mask
+from tempera.targets.weights import RANDOM
 from tempera.trees import Frontier, Tree, take
 from tempera.types import Draft, Scores, Verdict
 
@@ -119,15 +120,23 @@ class EagleDraft:
         self._ahead = torch.arange(max(1, nodes), device=target.device)
 
 
+def load(path: str, target: TransformerTarget) -> EagleModel:
+    """The draft in a directory or, where `path` is `random`, an untrained one of the target's sizes, which is said."""
+    if path != RANDOM:
+        return EagleModel.from_pretrained(path)
+    print("draft: random weights, to measure what drafting costs; hardly anything that it proposes is accepted")
+    return EagleModel.untrained(target)
+
+
 def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
     """The EAGLE drafter of a trained draft.
 
     Args:
-        path: directory with `config.json` and `model.safetensors`.
+        path: directory with `config.json` and `model.safetensors`, or `random`.
         target: the target it was trained for.
         tree: static tree drafted every round.
 
     Raises:
         TemperaError: the directory holds no sound draft, or one for another target.
     """
-    return StaticTreeDrafter(EagleDraft(EagleModel.from_pretrained(path), target), tree)
+    return StaticTreeDrafter(EagleDraft(load(path, target), target), tree)

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from tempera.drafters.dynamic import DynamicTreeDrafter
-from tempera.drafters.eagle import EagleDraft
-from tempera.eagle_model import EagleModel
+from tempera.drafters.eagle import EagleDraft, load
 from tempera.probs import Sampling
 from tempera.targets.adapter import TransformerTarget
 
@@ -24,5 +23,5 @@ def build(path: str, target: TransformerTarget, branches: int = 10, depth: int =
     Raises:
         TemperaError: the directory holds no sound draft, or one for another target; or the tree is not possible.
     """
-    model = EagleDraft(EagleModel.from_pretrained(path), target, confidence)
+    model = EagleDraft(load(path, target), target, confidence)
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

@@ -1,14 +1,15 @@
 """Where the time of a round goes, on whatever device is present: each part, the whole round, and what the device's bandwidth allows.
 
 Rounds are real ones of `decode`, over an excerpt from the middle of an image, so that weights may be random: what a draft costs does not
-depend on what is accepted. Speed-ups are then given for every accepted length, as accepted length × AR's round ÷ the method's round.
+depend on what is accepted. Speed-ups are then given for every accepted length, as accepted length × AR's round ÷ the method's round, both
+with plain or both with compiled steps.
 """
 
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,59 +50,89 @@ class Plan:
     """What is measured.
 
     Args:
-        batch_size: prompts decoded at once.
+        batch_sizes: prompts decoded at once; one column of results each.
+        compile: whether the steps are compiled, or both: first plain, then compiled ones.
         repeats: timings of each part and of each round; their median and quartiles are told.
+        bandwidth: of the device's memory in GB/s (10⁹ bytes); measured unless given.
         trees: static trees, by name, whose target passes are timed beside 1 token and the method's own draft.
         accepted_lengths: for which the speed-up is told.
     """
 
-    batch_size: int = 1
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 16])
+    compile: Literal[False, True, "both"] = False
     repeats: int = 20
-    trees: Sequence[str] = ("mc_sim_7b_63", "naive_extend_57")
-    accepted_lengths: Sequence[float] = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+    bandwidth: float | None = None
+    trees: list[str] = field(default_factory=lambda: ["mc_sim_7b_63", "naive_extend_57"])
+    accepted_lengths: list[float] = field(default_factory=lambda: [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0])
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.repeats < 1:
-            raise TemperaError(f"batch_size={self.batch_size} and repeats={self.repeats} must be at least 1.")
+        if not self.batch_sizes or min(self.batch_sizes) < 1 or self.repeats < 1:
+            raise TemperaError(f"batch_sizes={list(self.batch_sizes)} and repeats={self.repeats} must be at least 1.")
+        if self.bandwidth is not None and not self.bandwidth > 0:
+            raise TemperaError(f"bandwidth={self.bandwidth} GB/s is not possible: give a number above 0, or null to measure it.")
+
+    @property
+    def kinds(self) -> list[bool]:
+        """Whether the steps are compiled, in turn."""
+        return [False, True] if self.compile == "both" else [self.compile]
 
 
 @dataclass(frozen=True)
-class Report:
-    """Timings in milliseconds.
+class Column:
+    """Timings in milliseconds of one batch size, with steps compiled or plain.
 
     Attributes:
         target: one forward pass with its sampling distribution, by the number of tokens per row.
         parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
         sampling: from hidden states to the sampled distribution, inside `target`, for the method's draft.
         ar: a round of plain autoregression, not clocked inside; `method`: a round of the method.
-        bandwidth: bytes per second of a large copy (reads and writes); `weights`, `cache`: bytes that a token's pass must read.
-        limit: milliseconds that reading them takes.
-        memory: peak bytes: allocated on a GPU, resident on a CPU.
+        cache: bytes of keys and values that a token in the middle of the image reads.
+        limit: milliseconds that reading weights and cache once takes at the device's bandwidth.
+        memory: peak bytes so far: allocated on a GPU, resident on a CPU.
+        images: a second, by plain autoregression, text and image decoder left out.
+        speedups: over plain autoregression at each accepted length; as many times the images.
     """
 
-    device: str
-    dtype: str
     batch_size: int
-    drafted: int
+    compiled: bool
     target: dict[int, Spread]
     parts: dict[str, Spread]
     sampling: Spread
     ar: Spread
     method: Spread
-    bandwidth: float
-    weights: int
     cache: int
+    limit: float
     memory: int
+    images: float
     speedups: dict[float, float]
 
     @property
-    def limit(self) -> float:
-        """Milliseconds that reading weights and cache once takes at the measured bandwidth."""
-        return 1000 * (self.weights + self.cache) / self.bandwidth
+    def title(self) -> str:
+        """For the head of a table."""
+        return f"{'compiled' if self.compiled else 'eager'}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured.
+
+    Attributes:
+        drafted: nodes of the method's draft, of which the deepest is at `depth`.
+        bandwidth: bytes per second: of a large copy (reads and writes), or as given.
+        weights: bytes of those that every pass reads.
+    """
+
+    device: str
+    dtype: str
+    drafted: int
+    depth: int
+    bandwidth: float
+    weights: int
+    columns: list[Column]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"limit": self.limit}
+        return asdict(self)
 
 
 class Excerpt:
@@ -132,40 +163,75 @@ class Excerpt:
         self.target.commit(draft, verdict, emitted)
 
 
-def measure(target: TransformerTarget, method: Method, plan: Plan, progress: Callable[[str], None] = lambda part: None) -> Report:
+def measure(
+    target: TransformerTarget, make_method: Callable[[], Method], plan: Plan, progress: Callable[[str], None] = lambda part: None
+) -> Report:
     """Time a method's round and its parts beside plain autoregression's, in turn.
 
     Args:
-        target: the model, on its device.
-        method: what is timed against `method=ar`.
+        target: the model, on its device; it is left compiled if the plan asks for that.
+        make_method: what is timed against `method=ar`: made anew for a compiled target, whose draft follows it.
         plan: how often, and what beside.
         progress: told what comes next.
+
+    Raises:
+        TemperaError: the method is plain autoregression, or memory does not suffice.
     """
-    if method.is_plain:
-        raise TemperaError("method=ar is what a method is timed against: choose another one, such as method=eagle.")
+    speed = bandwidth(target.device) if plan.bandwidth is None else 1e9 * plan.bandwidth
+    columns = []
+    for compiled in plan.kinds:
+        if compiled:
+            target.compile()
+        method = make_method()
+        if method.is_plain:
+            raise TemperaError("method=ar is what a method is timed against: choose another one, such as method=eagle.")
+        for batch_size in plan.batch_sizes:
+            columns.append(_measured(target, method, plan, batch_size, speed, progress))
+    drafter = method.drafter
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Report(_name(target.device), dtype, drafter.nodes, drafter.depth, speed, _weights(target), columns)
+
+
+def _measured(
+    target: TransformerTarget, method: Method, plan: Plan, batch_size: int, speed: float, progress: Callable[[str], None]
+) -> Column:
+    """`_column`, its want of memory told in a sentence."""
+    try:
+        return _column(target, method, plan, batch_size, speed, progress)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError) and "allocate memory" not in str(problem):
+            raise
+        raise TemperaError(
+            f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, or fewer drafted tokens (depth=, "
+            "plan.trees=[])."
+        ) from problem
+
+
+def _column(
+    target: TransformerTarget, method: Method, plan: Plan, batch_size: int, speed: float, progress: Callable[[str], None]
+) -> Column:
+    kind = f"{'compiled' if target.compiled else 'eager'}, batch {batch_size}"
     _reset_memory(target.device)
-    prompts = [f"prompt {row}" for row in range(plan.batch_size)]
+    prompts = [str(row) for row in range(batch_size)]  # for classes as well as for texts
     passes = {}
     for tree in _trees(method, plan):
-        progress(f"target, {1 + tree.nodes} tokens")
+        progress(f"{kind}: target, {1 + tree.nodes} tokens")
         passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
-    progress("rounds")
+    progress(f"{kind}: rounds")
     ar, own, clock = _time_rounds(target, method, prompts, plan.repeats)
-    progress("bandwidth")
-    return Report(
-        device=_name(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        batch_size=plan.batch_size,
-        drafted=method.drafter.nodes,
+    cache = target.cache.storage[..., : target.prefix + target.length // 2, :, :].nbytes
+    return Column(
+        batch_size=batch_size,
+        compiled=target.compiled,
         target=passes,
         parts=clock,
         sampling=_time_sampling(target, method.drafter.nodes, plan.repeats),
         ar=ar,
         method=own,
-        bandwidth=bandwidth(target.device),
-        weights=_weights(target),
-        cache=target.cache.storage[..., : target.prefix + target.length // 2, :, :].nbytes,
+        cache=cache,
+        limit=1000 * (_weights(target) + cache) / speed,
         memory=_memory(target.device),
+        images=1000 * batch_size / (target.length * ar.median),
         speedups={length: length * ar.median / own.median for length in plan.accepted_lengths},
     )
 
@@ -271,20 +337,50 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def table(report: Report) -> list[tuple[str, str, str]]:
-    """What a person reads: name, median in milliseconds, and quartiles or what it means."""
+def table(report: Report) -> list[tuple[str, ...]]:
+    """What a person reads: the name of a row, and for each column the median with its quartiles in milliseconds, or what it means."""
+    columns = report.columns
+    first = {column.compiled: column for column in reversed(columns)}
 
-    def row(name: str, spread: Spread) -> tuple[str, str, str]:
-        return name, f"{spread.median:.3f}", f"{spread.low:.3f} … {spread.high:.3f}"
+    def timed(name: str, of: Callable[[Column], Spread]) -> tuple[str, ...]:
+        return name, *(_cell(of(column)) for column in columns)
 
-    parts = report.parts
-    small = parts["verify"].median + parts["commit"].median
-    total = sum(part.median for part in parts.values())
-    lines = [row(f"target, {tokens} token{'s' if tokens > 1 else ''} a row", spread) for tokens, spread in report.target.items()]
-    lines += [row(f"round: {name}", spread) for name, spread in parts.items()]
-    lines += [row("sampling, inside the target's part", report.sampling)]
-    lines += [row("round of AR", report.ar), row("round of the method", report.method)]
-    lines.append(("verify + commit", f"{small:.3f}", f"{100 * small / total:.1f}% of a round"))
-    ratio = f"{report.bandwidth / 1e9:.1f} GB/s; AR takes {report.ar.median / report.limit:.1f}×"
-    lines.append(("bandwidth limit of AR", f"{report.limit:.3f}", ratio))
+    def told(name: str, of: Callable[[Column], str]) -> tuple[str, ...]:
+        return name, *map(of, columns)
+
+    lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]  # type: ignore[misc]
+    lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
+    lines += [timed(f"round: {part}", lambda column, part=part: column.parts[part]) for part in columns[0].parts]  # type: ignore[misc]
+    lines.append(told(f"round: one of {report.depth} draft steps", lambda column: _number(column.parts["draft"].median / report.depth)))
+    lines.append(timed("round of the method", lambda column: column.method))
+    lines.append(told("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
+    lines.append(timed("round of AR", lambda column: column.ar))
+    lines.append(told("bandwidth limit of AR", lambda column: f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"))
+    lines.append(told("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
+    lines.append(told("images/s of AR", lambda column: f"{column.images:.3g}"))
+    lines.append(told("and over the first column", lambda column: f"{column.images / first[column.compiled].images:.2f}×"))
+    for n in columns[0].speedups:
+        lines.append(told(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
     return lines
+
+
+def _pass_name(tokens: int) -> str:
+    return f"target, {tokens} token{'s' if tokens > 1 else ''} a row"
+
+
+def _gain(column: Column, length: float) -> str:
+    return f"{column.speedups[length]:.2f}×, {column.speedups[length] * column.images:.3g} images/s"
+
+
+def _small(column: Column) -> float:
+    """The share of a round that is neither draft nor target."""
+    parts = column.parts
+    return (parts["verify"].median + parts["commit"].median) / sum(part.median for part in parts.values())
+
+
+def _cell(spread: Spread) -> str:
+    return f"{_number(spread.median)} ({_number(spread.low)} … {_number(spread.high)})"
+
+
+def _number(milliseconds: float) -> str:
+    return f"{milliseconds:.{3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"

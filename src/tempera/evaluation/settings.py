@@ -15,7 +15,21 @@ from tempera.evaluation.speed import machine
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choice names a method."""
-FREE = ("tokens", "directory", "limit", "offset", "prompt", "path", "batch_size", "device", "dtype", "weights", "run_name", "statistics")
+FREE = (
+    "tokens",
+    "directory",
+    "limit",
+    "offset",
+    "prompt",
+    "path",
+    "batch_size",
+    "device",
+    "dtype",
+    "weights",
+    "run_name",
+    "statistics",
+    "compile",
+)
 """Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
 
 
@@ -41,6 +55,7 @@ def settings(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Ma
         **scalars,
         **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
         "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
+        "compiled": getattr(target, "compiled", False) or None,
         "target": getattr(target, "identity", type(target).__name__),
         "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), getattr(built, "identity", None)),
         "verification": repr(rule),

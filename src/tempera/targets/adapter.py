@@ -25,6 +25,11 @@ Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> condition (what the network's `embed_prefix` takes, rows first) and keep, bool [B, T]: False on padding, on the left."""
 
 
+ROOM = 64
+"""Drafted tokens that a compiled target's cache has room for at least: plain decoding and a method share the cache, and so what was
+recorded with it."""
+
+
 class TransformerTarget:
     """A transformer being accelerated.
 
@@ -100,7 +105,8 @@ class TransformerTarget:
     def compile(self) -> None:
         """Compile the forward pass and the distribution of all later rounds; a draft that is built on this target after it follows.
 
-        Every pass is then offered the whole cache: a compiled step is made for one number of keys. Prefixes are passed as before.
+        Every pass is then offered the whole cache: a compiled step is made for one number of keys, and anew where a longer prompt takes a
+        larger cache. Prefixes are passed as before.
         """
         self.compiled = True
         self._block, self._pass, self._law = fused(_block), recorded(self._forward, self.device), self.step(self._sampled)
@@ -202,7 +208,8 @@ class TransformerTarget:
 
     def capacity(self, nodes: int) -> int:
         """Entries of a cache that holds a whole image and `nodes` drafted tokens beyond it."""
-        return -(-(self.last_slot + 2 + nodes) // self.granularity) * self.granularity
+        room = max(nodes, ROOM) if self.compiled else nodes
+        return -(-(self.last_slot + 2 + room) // self.granularity) * self.granularity
 
     def _allocate(self, batch: int, nodes: int) -> None:
         """Slots, lengths and a cache for this batch; an earlier cache of the same shape is used again."""
