@@ -6,12 +6,17 @@ from omegaconf import DictConfig
 
 from tempera import config
 from tempera.calibration import load_statistics, record, save_statistics
+from tempera.errors import TemperaError
 from tempera.theory import reachable
 
 
 @config.script("calibrate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Write the statistics; return the expected lengths of exact decoding and of the most relaxed schedule."""
+    if cfg.get("tokens", "discrete") != "discrete":
+        raise TemperaError(
+            "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; methods of continuous ones have no schedule."
+        )
     measured_with = config.instantiate(cfg.measured_with)
     prompts, path = config.instantiate(cfg.data), Path(cfg.statistics)
     target = config.build_target(cfg)

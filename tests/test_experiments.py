@@ -15,17 +15,21 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from tiny_evaluation import tiny_options
 
-from tempera.config import build_drafter, build_rule, build_target, check, instantiate
+from tempera.config import build_drafter, build_method, build_rule, build_target, check, instantiate
+from tempera.continuous.mar import MAR, MARConfig
 from tempera.eagle_model import EagleConfig, EagleModel
 from tempera.evaluation import figures, papers
 from tempera.evaluation.report import collect, find_runs, write_report
+from tempera.streams import Streams
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.types import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if path.stem != "frontier")
+CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {
+    "cspd": "table1 table2 table3 table4 figure8 figure11 figure13 figure14 figure15 figure16",
     "coolsd": "table1 table2 table3 figure3 figure4 figure5",
     "lantern": "table1 table2 table3 table4 figure5 table8",
     "sjd": "table3 table4 table6 table11 inits heatmap",
@@ -86,7 +90,36 @@ def target() -> Target:
     return build_target(composed(f"model.network._target_={__name__}.network", "model.text_encoder._target_=tiny_evaluation.text_encoder"))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+def small_mar(width: int) -> MAR:
+    """A tiny MAR: `model.network` and, narrower, `model.draft` of a target that the presets of continuous tokens fit."""
+    return MAR(MARConfig(grid=(2, 2), channels=4, patch=2, width=width, depth=1, heads=2, buffer=2, classes=48, head_width=8, head_depth=1))
+
+
+@pytest.mark.parametrize("preset", CONTINUOUS)
+def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None:
+    found = jobs(preset)
+    assert len({tuple(job) for job in found}) == len(found)
+    for job in found:
+        cfg = composed(*job)
+        assert cfg.paper.table == preset and cfg.model.name == "embedded_mar"
+        for part, width in (("network", 16), ("draft", 8)):
+            cfg.model[part] = {"_target_": f"{__name__}.small_mar", "width": width}
+        target = build_target(cfg)
+        method = build_method(cfg, target)
+        assert method.is_plain == (cfg.decoding._target_.endswith("Parallel"))
+        prompts = instantiate(cfg.data)[:1]
+        assert method.decode(target, Streams(0, ["a"]), [prompts[0].text]).tokens.shape == (1, 4, 16)
+        instantiate(cfg.speed)
+        instantiate(cfg.metrics)
+
+
+@pytest.mark.parametrize("model", ["mar_large", "mar_huge"])
+def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
+    assert {composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=classes")} == {model}
+    assert any(f"guidance={3.2 if model == 'mar_huge' else 3.0}" in job for job in jobs("cspd_table2", f"model={model}"))
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in CONTINUOUS])
 def test_every_job_composes_and_builds(preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     found = jobs(preset)
@@ -183,15 +216,25 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         ("clip_percent", 31.0),
         ("target_forward", 0.02),
         ("hpsv2", None),
+        ("alpha", 0.6),
+        ("alpha_5", 0.9),
+        ("speedup_8", 1.5),
+        ("inception_score", None),
     ],
 )
 def test_our_side_of_a_quantity(column: str, value: float | None) -> None:
     run = {
-        "metrics": {"logprob_per_token": {"value": -2.0}, "clip_score": {"value": 0.31}},
+        "metrics": {
+            "logprob_per_token": {"value": -2.0},
+            "clip_score": {"value": 0.31},
+            "acceptance_rate": {"value": 0.6},
+            "speedup_8": {"value": 1.5},
+        },
         "acceptance_by_depth": [0.75, 0.5],
+        "acceptance_by_tenth": [0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
         "tv_by_depth": [0.5, 0.4],
         "time": {"parts": {"target": {"ms_per_round": 20.0}}},
     }
     assert papers.COLUMNS[column].ours(run) == (None if value is None else pytest.approx(value, abs=1e-3))
-    empty: dict[str, Any] = {"metrics": {}, "acceptance_by_depth": [], "tv_by_depth": [], "time": {}}
+    empty: dict[str, Any] = {"metrics": {}, "acceptance_by_depth": [], "acceptance_by_tenth": [], "tv_by_depth": [], "time": {}}
     assert papers.COLUMNS[column].ours(empty) is None

@@ -108,6 +108,12 @@ class Trace:
         """How often one was accepted at each depth, int64 [B, L]."""
         return self._by_depth(self.origin == ACCEPTED)
 
+    def by_tenth(self, which: Tensor) -> Tensor:
+        """How many of some tokens, bool [B, T], are in each tenth of the image in the order of decoding, int64 [B, 10]."""
+        length = which.shape[1]
+        tenths = torch.arange(length, device=which.device) * 10 // length
+        return torch.zeros(len(which), 10, dtype=torch.int64, device=which.device).index_add(1, tenths, which.long())
+
     @property
     def acceptance_rate(self) -> Tensor:
         """Accepted ÷ tested at each depth over all rows, float32 [L]; NaN at a depth that was never reached."""

@@ -5,7 +5,8 @@ pass of the target that emits tokens; rows run ahead of each other and finish in
 """
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tempera.continuous.diffusion import Denoiser, Kernel, Path, denoise, denoise_all
 from tempera.continuous.noise import Noise
-from tempera.continuous.speculate import DensityRule, Proposal
+from tempera.continuous.speculate import DensityRule, Proposal, Verdict
 from tempera.decode import Output
 from tempera.errors import TemperaError
 from tempera.streams import Streams
@@ -74,8 +75,8 @@ class ContinuousTrace(Trace):
 
     Attributes:
         order: place in the image of each place of the order, int64 [B, T].
-        trials: proposals of the residual sampler, int64 [B].
-        failures: how often it gave up and the target drew instead, int64 [B].
+        trials: proposals of the residual sampler for each token, int64 [B, T].
+        failures: 1 where it gave up and the target drew instead, int64 [B, T].
     """
 
     order: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -85,7 +86,7 @@ class ContinuousTrace(Trace):
     @classmethod
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
         """An empty record of images that will be decoded in this order."""
-        none = torch.zeros_like(order[:, 0])
+        none = torch.zeros_like(order)
         place, origin = (torch.zeros_like(order, dtype=dtype) for dtype in (torch.int16, torch.int8))
         return cls(max_depth, place, origin, torch.zeros_like(order[:, :0]), order=order, trials=none, failures=none)
 
@@ -100,8 +101,8 @@ class ContinuousTrace(Trace):
             "rounds": self.rounds.float(),
             "accepted_length": self.accepted_length,
             "tau": self.tau,
-            "residual_trials": self.trials.float(),
-            "residual_failures": self.failures.float(),
+            "residual_trials": self.trials.sum(-1).float(),
+            "residual_failures": self.failures.sum(-1).float(),
         }
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "ContinuousTrace":
@@ -120,22 +121,24 @@ class _Canvas:
         self.context = Context(rows, tokens, order, torch.zeros_like(rows), 0)
         self.trace = ContinuousTrace.begin(order, max_depth)
 
-    def emit(self, tokens: Tensor, origin: Tensor, emitted: Tensor) -> None:
-        """Append to each row the first `emitted` [B] of tokens [B, M, D], as many as the image has room for."""
-        context, count = self.context, tokens.shape[1]
-        ahead = torch.arange(count, device=tokens.device)
+    def emit(self, verdict: Verdict) -> None:
+        """Append to each row the tokens that were emitted, as many as the image has room for."""
+        context, count = self.context, verdict.tokens.shape[1]
+        ahead = torch.arange(count, device=verdict.tokens.device)
         slots = context.known.unsqueeze(1) + ahead
-        slots = torch.where((ahead < emitted.unsqueeze(1)) & (slots < self.length), slots, self.length)
+        slots = torch.where((ahead < verdict.emitted.unsqueeze(1)) & (slots < self.length), slots, self.length)
 
         def put(column: Tensor, values: Tensor) -> Tensor:
             spare = torch.cat([column, column[:, :1]], 1)  # what falls past the image
             index = slots.view(*slots.shape, *[1] * (column.dim() - 2)).expand(values.shape)
             return spare.scatter(1, index, values.to(column.dtype))[:, :-1]
 
-        self.trace.place = put(self.trace.place, (1 + ahead).expand_as(slots))
-        self.trace.origin = put(self.trace.origin, origin)
-        known = (context.known + emitted).clamp(max=self.length)
-        self.context = replace(context, tokens=put(context.tokens, tokens), known=known)
+        trace = self.trace
+        trace.place = put(trace.place, (1 + ahead).expand_as(slots))
+        trace.origin = put(trace.origin, verdict.origin)
+        trace.trials, trace.failures = put(trace.trials, verdict.trials), put(trace.failures, verdict.failures)
+        known = (context.known + verdict.emitted).clamp(max=self.length)
+        self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
     def look(self) -> int:
         """How many tokens the row furthest behind has, and note how many the one furthest ahead has: the round's one host read."""
@@ -149,8 +152,59 @@ class _Canvas:
         return torch.zeros_like(tokens).scatter(1, self.context.order.unsqueeze(-1).expand_as(tokens), tokens)
 
 
+class Decoding(ABC):
+    """How a target's images come about."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Drafted tokens a round."""
+
+    @property
+    @abstractmethod
+    def is_plain(self) -> bool:
+        """Whether this is the baseline of speed-ups."""
+
+    @property
+    def plain(self) -> "Parallel":
+        """The baseline: one token a step of the target alone."""
+        return Parallel()
+
+    @torch.no_grad()
+    def decode(
+        self,
+        target: Model,
+        streams: Streams,
+        prompts: list[str],
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """Generate one image a prompt. Tokens float32 [B, T, D]; there are no diagnostics.
+
+        Raises:
+            TemperaError: there are more or fewer prompts than streams, or a draft does not fit the target.
+        """
+        if len(prompts) != len(streams.ids):
+            raise TemperaError(f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one prompt id per prompt")
+        self._begin(target, prompts)
+        canvas = _Canvas(target, Noise(streams), self.depth, streams.device)
+        for step, least in enumerate(self._steps(canvas, target, clock)):
+            if progress is not None:
+                progress(step + 1, least * len(prompts))
+        return Output(canvas.images(), canvas.trace)
+
+    def _begin(self, target: Model, prompts: list[str]) -> None:
+        """Start the networks."""
+        target.begin(prompts)
+
+    @abstractmethod
+    def _steps(self, canvas: _Canvas, target: Model, clock: Parts) -> Iterator[int]:
+        """Go on step by step until the images are whole; gives after each how many tokens the row furthest behind has."""
+
+
 @dataclass(frozen=True)
-class Parallel:
+class Parallel(Decoding):
     """MAR: the target alone, in any number of steps, of which each predicts several tokens at once (cosine schedule; MaskGIT's).
 
     As many steps as there are tokens is plain autoregression, one token a step. Fewer steps are another law: the tokens of a step are drawn
@@ -167,37 +221,24 @@ class Parallel:
             raise TemperaError(f"steps={self.steps} makes no image; give 1 or more.")
 
     @property
-    def is_plain(self) -> bool:
-        """Whether this is the baseline of speed-ups."""
-        return self.steps is None
+    def depth(self) -> int:
+        """See `Decoding`."""
+        return 0
 
     @property
-    def plain(self) -> "Parallel":
-        """The baseline: one token a step."""
-        return Parallel()
+    def is_plain(self) -> bool:
+        """See `Decoding`."""
+        return self.steps is None
 
-    @torch.no_grad()
-    def decode(
-        self,
-        target: Model,
-        streams: Streams,
-        prompts: list[str],
-        diagnostics: bool = False,
-        clock: Parts = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Output:
-        """Generate one image a prompt. Tokens float32 [B, T, D]; there are no diagnostics."""
-        canvas = _start(target, streams, prompts, 0)
-        for step, count in enumerate(counts(target.length, self.steps or target.length)):
+    def _steps(self, canvas: _Canvas, target: Model, clock: Parts) -> Iterator[int]:
+        for count in counts(target.length, self.steps or target.length):
             _predict(canvas, target, count, clock)
-            if progress is not None:
-                progress(step + 1, canvas.context.reach * len(prompts))
-        return Output(canvas.images(), canvas.trace)
+            yield canvas.context.reach
 
 
 @dataclass(frozen=True)
-class Speculative:
-    """Continuous speculative decoding: a smaller model drafts γ tokens, the target judges them all at once.
+class Speculative(Decoding):
+    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the target judges them all at once.
 
     Args:
         drafter: the smaller model.
@@ -211,8 +252,6 @@ class Speculative:
     gamma: int = 8
     prefill: float = 0.05
 
-    is_plain = False
-
     def __post_init__(self) -> None:
         if self.gamma < 1:
             raise TemperaError(f"gamma={self.gamma} drafts nothing; give 1 or more, or method=mar for the target alone.")
@@ -224,38 +263,29 @@ class Speculative:
             )
 
     @property
-    def plain(self) -> Parallel:
-        """The baseline: one token a step of the target alone."""
-        return Parallel()
+    def depth(self) -> int:
+        """See `Decoding`."""
+        return self.gamma
 
-    @torch.no_grad()
-    def decode(
-        self,
-        target: Model,
-        streams: Streams,
-        prompts: list[str],
-        diagnostics: bool = False,
-        clock: Parts = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Output:
-        """Generate one image a prompt (CSpD, Algorithm 1). Tokens float32 [B, T, D]; there are no diagnostics.
+    @property
+    def is_plain(self) -> bool:
+        """See `Decoding`."""
+        return False
 
-        Raises:
-            TemperaError: the two models do not fit each other.
-        """
+    def _begin(self, target: Model, prompts: list[str]) -> None:
         self._check(target)
-        canvas = _start(target, streams, prompts, self.gamma)
+        super()._begin(target, prompts)
         self.drafter.begin(prompts)
-        rounds, least = 0, 0
+
+    def _steps(self, canvas: _Canvas, target: Model, clock: Parts) -> Iterator[int]:
         for _ in range(math.ceil(self.prefill * target.length)):
             _predict(canvas, target, 1, clock)
-            rounds, least = rounds + 1, least + 1
+            yield canvas.context.reach
+        least = canvas.context.reach
         while least < target.length:
             self._round(canvas, target, clock)
-            rounds, least = rounds + 1, canvas.look()
-            if progress is not None:
-                progress(rounds, least * len(prompts))
-        return Output(canvas.images(), canvas.trace)
+            least = canvas.look()
+            yield least
 
     def _round(self, canvas: _Canvas, target: Model, clock: Parts) -> None:
         """Draft, judge, append."""
@@ -267,10 +297,7 @@ class Speculative:
         with clock("verify"):
             verdict = self.rule.verify(proposal, target.denoiser, conditions, canvas.noise)
         with clock("commit"):
-            emitted = torch.where(canvas.context.known < target.length, verdict.emitted, 0)
-            canvas.emit(verdict.tokens, verdict.origin, emitted)
-            canvas.trace.trials = canvas.trace.trials + torch.where(emitted > 0, verdict.trials, 0)
-            canvas.trace.failures = canvas.trace.failures + torch.where(emitted > 0, verdict.failures, 0)
+            canvas.emit(verdict)
 
     def _draft(self, canvas: _Canvas) -> Proposal:
         """γ tokens, one after the other."""
@@ -325,13 +352,6 @@ def counts(length: int, steps: int) -> list[int]:
     return taken
 
 
-def _start(target: Model, streams: Streams, prompts: list[str], max_depth: int) -> _Canvas:
-    if len(prompts) != len(streams.ids):
-        raise TemperaError(f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one prompt id per prompt")
-    target.begin(prompts)
-    return _Canvas(target, Noise(streams), max_depth, streams.device)
-
-
 def _predict(canvas: _Canvas, target: Model, count: int, clock: Parts) -> None:
     """One step of the target alone: the next `count` tokens of rows that are equally far."""
     context, stages = canvas.context, target.denoiser.stages
@@ -340,7 +360,8 @@ def _predict(canvas: _Canvas, target: Model, count: int, clock: Parts) -> None:
         conditions = target.conditions(context, places, (context.known + count).unsqueeze(1).expand_as(places))
         tokens = denoise_all(target.denoiser, conditions, canvas.noise.normal(count, stages + 1, target.channels)).token
     with clock("commit"):
-        canvas.emit(tokens, torch.full_like(places, BONUS), torch.full_like(context.known, count))
+        none = torch.zeros_like(places)
+        canvas.emit(Verdict(tokens, torch.full_like(places, BONUS), torch.full_like(context.known, count), none, none))
         canvas.context = replace(canvas.context, reach=context.reach + count)
 
 

@@ -31,8 +31,8 @@ class Verdict(NamedTuple):
         tokens: [B, γ + 1, D]; what follows the emitted ones is undefined.
         origin: how each came about (`tempera.trace`), int8 [B, γ + 1].
         emitted: how many there are, int64 [B].
-        trials: proposals of the residual sampler, int64 [B].
-        failures: how often it gave up, int64 [B].
+        trials: proposals of the residual sampler for each token, int64 [B, γ + 1].
+        failures: 1 where it gave up, int64 [B, γ + 1].
     """
 
     tokens: Tensor
@@ -142,7 +142,8 @@ class Published:
         tokens = torch.where(kept.unsqueeze(-1), token, torch.where(failed.unsqueeze(-1), fresh, x))
         origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
         emitted = torch.full_like(failed.sum(-1), count)
-        return Verdict(_one_more(tokens), _one_more(origin), emitted, redrawn.trials.view_as(kept).sum(-1), failed.sum(-1))
+        trials = redrawn.trials.view_as(kept)
+        return Verdict(_one_more(tokens), _one_more(origin), emitted, _one_more(trials), _one_more(failed.long()))
 
 
 @dataclass(frozen=True)
@@ -216,14 +217,14 @@ def _last(path: Path) -> Kernel:
 
 
 def _cut(drafted: Tensor, accepted: Tensor, drawn: Tensor, trials: Tensor, failed: Tensor) -> Verdict:
-    """The accepted tokens of [B, γ, D] and the one drawn after them, [B, D]."""
+    """The accepted tokens of [B, γ, D] and the one drawn after them, [B, D], in so many trials or in vain, [B] each."""
     tokens = _one_more(drafted)
     places = torch.arange(tokens.shape[1], device=tokens.device)
     ends = places == accepted.unsqueeze(1)
     tokens = torch.where(ends.unsqueeze(-1), drawn.unsqueeze(1), tokens)
     after_all = torch.where(accepted < drafted.shape[1], RESAMPLED, BONUS).unsqueeze(1)
     origin = torch.where(ends, after_all, ACCEPTED).to(torch.int8)
-    return Verdict(tokens, origin, accepted + 1, trials, failed.long())
+    return Verdict(tokens, origin, accepted + 1, ends * trials.unsqueeze(1), ends * failed.long().unsqueeze(1))
 
 
 def _one_more(values: Tensor) -> Tensor:

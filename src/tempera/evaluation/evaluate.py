@@ -21,7 +21,7 @@ from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.processes import Processes
 from tempera.evaluation.progress import Bar, print_results
 from tempera.evaluation.quality import ENOUGH, judge_pictures, quality, reference_features
-from tempera.evaluation.speed import SpeedProtocol
+from tempera.evaluation.speed import SpeedProtocol, batch_speedups, whole_batches
 from tempera.evaluation.store import Row, Store, claim, write_table
 from tempera.tracking import Tracker
 
@@ -78,10 +78,12 @@ def evaluate(
     rows = _generated(plan, painter, prompts, processes)
     if not processes.is_main:
         return {}
-    timings = _timed(plan, painter, prompts[: protocol.prompts], protocol)
+    timings = _timed(plan, painter, prompts[: protocol.prompts], protocol.warmup)
+    larger = {size: _timed(plan, painter, whole_batches(prompts, protocol.prompts, size), 0, size) for size in protocol.batches}
     verdicts, metrics = _judged(plan, painter, prompts, judge)
     metrics = acceptance(rows) | metrics
     result = _assemble(plan, rows, timings, metrics, judge)
+    result["metrics"] |= batch_speedups(larger)
     _write(plan, painter, rows, timings, verdicts, result)
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
@@ -107,13 +109,14 @@ def _generated(plan: Plan, painter: Painter, prompts: Sequence[Prompt], processe
     return rows
 
 
-def _timed(plan: Plan, painter: Painter, prompts: Sequence[Prompt], protocol: SpeedProtocol) -> list[Row]:
-    """Timings of the prompts, kept apart by machine."""
+def _timed(plan: Plan, painter: Painter, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1) -> list[Row]:
+    """Timings of the prompts in batches, kept apart by machine and batch size."""
     if not prompts:
         return []
-    store = Store(plan.directory / "timings" / speed.machine(painter.device))
-    with Bar(len(prompts), len(prompts) - len(store.missing([prompt.id for prompt in prompts])), 1, title="timing") as bar:
-        return speed.measure(painter, prompts, store, protocol.warmup, lambda _: bar.advance(1, 1, 0))
+    store = Store(plan.directory / "timings" / f"{speed.machine(painter.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}")
+    groups = prompts[::batch_size]
+    with Bar(len(groups), len(groups) - len(store.missing([prompt.id for prompt in groups])), 1, title="timing") as bar:
+        return speed.measure(painter, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size)
 
 
 def _judged(plan: Plan, painter: Painter, prompts: Sequence[Prompt], judge: Judge | None) -> tuple[dict[str, Row], dict[str, Interval]]:
@@ -145,6 +148,8 @@ def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
     for name in ("residual_trials", "residual_failures"):
         if name in column:
             metrics[name] = bootstrap.mean(column[name])
+    if "residual_trials" in column and (tested > kept).any():
+        metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
     for name in ("tv", "tv_bound", "kl_per_token"):
         if name in column and not np.isnan(column[name]).all():
             metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
@@ -177,6 +182,7 @@ def _assemble(
         "images": len(rows),
         "metrics": {name: _plain(interval) for name, interval in intervals.items()},
         "acceptance_by_depth": _shares(accepted, tested),
+        "acceptance_by_tenth": _by_tenth(rows),
         "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested) if "tv_sums" in rows[0] else [],
         "time": _plain(timing),
         "about": dict(plan.about),
@@ -187,6 +193,14 @@ def _assemble(
 def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
     """The ratio at each depth; none where nothing was tested."""
     return [float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)]
+
+
+def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
+    """Acceptance in each tenth of the image in the order of decoding; nothing for records of before it was counted."""
+    if not all("tested_by_tenth" in row for row in rows):
+        return []
+    tested, accepted = (np.array([row[f"{name}_by_tenth"] for row in rows]).sum(0) for name in ("tested", "accepted"))
+    return _shares(accepted, tested)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +227,9 @@ def _notes(images: int, judged: bool, timing: Mapping[str, Any]) -> list[str]:
 def _write(
     plan: Plan, painter: Painter, rows: Sequence[Row], timings: Sequence[Row], verdicts: Mapping[str, Row], result: Mapping[str, Any]
 ) -> None:
-    """metrics.json, results.parquet, grid.png and acceptance_map.png; metrics.json last, as the sign of a finished run."""
+    """metrics.json, results.parquet, grid.png, acceptance_map.png and, of drafts, accepted.png; metrics.json last, as the sign of a
+    finished run.
+    """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
     table = []
@@ -225,6 +241,8 @@ def _write(
     pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]
     figures.grid(plan.directory / "grid.png", _title(result), pictures, [row["text"] for row in shown])
     figures.acceptance_map(plan.directory / "acceptance_map.png", _title(result), rows, painter.target.grid)
+    if result["acceptance_by_depth"]:
+        figures.accepted(plan.directory / "accepted.png", _title(result), pictures, shown, painter.target.grid)
     write_json(plan.directory / "metrics.json", result)
 
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tempera.atomic import replacing
 
 INK, PAPER, MUTED = (26, 26, 30), (255, 255, 255), (110, 110, 118)
+KEPT, DRAWN = (27, 94, 42), (178, 223, 165)
 COLUMNS, TILE, GAP, LINE = 6, 192, 12, 17
 
 
@@ -107,7 +108,7 @@ def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], sh
     """Write where on the image grid tokens were accepted drafts (mean over prompts), beside the acceptance rate at each depth.
 
     Args:
-        rows: records; `depth` [T], `tested` [L] and `accepted` [L] are read.
+        rows: records; `depth` [T] by place in the image, `tested` [L] and `accepted` [L] are read.
         shape: rows and columns of the token grid.
     """
     share = (np.array([row["depth"] for row in rows]) > 0).mean(0).reshape(shape)
@@ -134,6 +135,22 @@ def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], sh
         right.set_xticks([])
     right.spines[["top", "right"]].set_visible(False)
     save_figure(path, figure)
+
+
+def accepted(
+    path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]
+) -> None:
+    """Write the first pictures (uint8 [3, H, W]) over maps of their tokens: dark green an accepted draft, light green not.
+
+    Args:
+        rows: the pictures' records; `depth` [T] by place in the image is read.
+        shape: rows and columns of the token grid.
+    """
+    kept = np.array([row["depth"] for row in rows[:COLUMNS]])[..., None] > 0
+    colours = np.where(kept, KEPT, DRAWN).astype(np.uint8).reshape(-1, *shape, 3).transpose(0, 3, 1, 2)
+    shares = [f"{share:.0%} accepted drafts" for share in kept.mean((1, 2))]
+    texts = [str(row["text"]) for row in rows[:COLUMNS]]
+    grid(path, title, [*pictures[: len(kept)], *colours], [*texts, *shares], len(kept))
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -15,6 +15,11 @@ IMPLIED: dict[str, dict[str, Any]] = {
 """Settings that go without saying with a method."""
 
 
+def is_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether a run is plain autoregression: method=ar, or method=mar with one token a step."""
+    return settings.get("method") == "ar" or (settings.get("method") == "mar" and settings.get("steps") is None)
+
+
 def family_label(settings: Mapping[str, Any]) -> str:
     """The method with its unusual settings but δ, such as `coolsd floor=1`: the runs on one curve."""
     method = str(settings.get("method", "run"))

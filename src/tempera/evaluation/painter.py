@@ -18,6 +18,7 @@ from tempera.drafters.none import NoDraft
 from tempera.evaluation.store import Row
 from tempera.streams import Streams
 from tempera.timing import Parts, no_clock
+from tempera.trace import ACCEPTED, BONUS
 from tempera.types import Drafter, Rule, Target
 
 
@@ -115,7 +116,8 @@ class Painter:
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
     """One row a prompt of a decoded batch: what results.parquet and the pictures are made from.
 
-    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0 where the target drew.
+    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0 where the target drew; `…_by_tenth` count
+    tokens in each tenth of the image, in the order of decoding.
     """
     trace = output.trace.cpu()
     columns: dict[str, list[Any]] = {
@@ -127,6 +129,8 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "seconds": [seconds / len(prompts)] * len(prompts),
         "tested": trace.tested.tolist(),
         "accepted": trace.accepted.tolist(),
+        "tested_by_tenth": trace.by_tenth(trace.origin != BONUS).tolist(),
+        "accepted_by_tenth": trace.by_tenth(trace.origin == ACCEPTED).tolist(),
         "depth": trace.depth.tolist(),
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
         **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),

@@ -17,6 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tempera.evaluation.speed import BATCHES
+
 Row = Mapping[str, Any]
 DATA = Path(__file__).resolve().parent.parent / "data" / "paper_results.yaml"
 
@@ -74,6 +76,14 @@ def _tv_at(distance: int) -> Callable[[Row], float | None]:
     return value
 
 
+def _alpha_in(tenth: int) -> Callable[[Row], float | None]:
+    def share(row: Row) -> float | None:
+        known: float | None = (row["acceptance_by_tenth"] or [None] * 10)[tenth - 1]
+        return known
+
+    return share
+
+
 def _perplexity(row: Row) -> float | None:
     logprob = _metric("logprob_per_token")(row)
     return None if logprob is None else math.exp(-logprob)
@@ -89,6 +99,12 @@ COLUMNS = {
     "step": Column("step compression", ".2f", _metric("accepted_length"), "Step compression is passes of AR ÷ passes."),
     "speedup": Column("speed-up", ".2f", _metric("speedup"), "Speed-ups are each machine's own."),
     "latency_s": Column("latency, s", ".3g", _metric("latency"), "Latencies are each machine's own: the paper's GPU, this machine."),
+    "alpha": Column(
+        "α", ".2f", _metric("acceptance_rate"), "α is accepted ÷ tested drafted tokens; what follows a rejected one is not tested."
+    ),
+    **{f"alpha_{tenth}": Column(f"α in tenth {tenth}", ".2f", _alpha_in(tenth)) for tenth in (1, 2, 5, 10)},
+    **{f"speedup_{size}": Column(f"speed-up, batch {size}", ".2f", _metric(f"speedup_{size}")) for size in BATCHES},
+    "trials": Column("trials of a rejected token", ".2f", _metric("trials_per_rejection")),
     "accept": Column("acceptance of the first draft", ".3f", _first_acceptance),
     "single": Column("rounds of a single token", ".2f", _single),
     "tv": Column("TV(p, q)", ".2f", _metric("tv")),
@@ -96,6 +112,7 @@ COLUMNS = {
     "fid": Column("FID ↓", ".2f", _metric("fid")),
     "clip": Column("CLIP score ↑", ".4f", _metric("clip_score")),
     "clip_percent": Column("CLIP score ×100 ↑", ".2f", _metric("clip_score", 100)),
+    "inception_score": Column("inception score ↑", ".1f", _nothing, f"Inception score {_UNTRAINED}."),
     "precision": Column("precision ↑", ".3f", _metric("precision")),
     "recall": Column("recall ↑", ".3f", _metric("recall")),
     "image_reward": Column("ImageReward ↑", ".4f", _nothing, f"ImageReward {_UNTRAINED}."),
@@ -182,8 +199,10 @@ def _about(runs: Sequence[Row]) -> list[str]:
     models, machines = (sorted({str(run[key]) for run in runs}) for key in ("model", "machine"))
     images = sorted({run["images"] for run in runs})
     notes = [f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, {', '.join(machines)}."]
-    if "embedded" in models:
-        notes.append("The embedded model and its judges are tiny and know one small world: compare differences between rows, not levels.")
+    if any(model.startswith("embedded") for model in models):
+        notes.append(
+            "The embedded models and their judges are tiny and know one small world: compare differences between rows, not levels."
+        )
     return notes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from tempera.evaluation.figures import new_figure, save_figure
+from tempera.evaluation.labels import is_plain
 from tempera.evaluation.progress import NAMES
 
 GAINS = ("accepted_length", "speedup")
@@ -38,7 +39,7 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
 
 def _draw(path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str], model: str) -> None:
     gains = [gain for gain in GAINS if any(_has(row, gain) for row in rows)]
-    families = list(dict.fromkeys(row["family"] for row in rows if row["method"] != "ar"))
+    families = list(dict.fromkeys(row["family"] for row in rows if not is_plain(row["settings"])))
     figure = new_figure(max(3.6 * len(qualities), 5.0), 3.1 * len(gains) + 0.7)
     axes = figure.subplots(len(gains), len(qualities), squeeze=False)
     for gain, line in zip(gains, axes, strict=True):
@@ -60,9 +61,9 @@ def _panel(panel: Axes, rows: Sequence[Mapping[str, Any]], gain: str, quality: s
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(alpha=0.25, linewidth=0.6)
     for row in rows:
-        if row["method"] == "ar" and _has(row, quality):
+        if is_plain(row["settings"]) and _has(row, quality):
             level = row["metrics"][quality]
-            panel.axhline(level["value"], color="black", linewidth=1, linestyle="--", label="ar")
+            panel.axhline(level["value"], color="black", linewidth=1, linestyle="--", label=row["method"])
             panel.axhspan(level["low"], level["high"], color="black", alpha=0.07, linewidth=0)
     for place, family in enumerate(families):
         turn, step = divmod(place, len(COLOURS))

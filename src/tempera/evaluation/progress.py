@@ -53,6 +53,7 @@ NAMES = {
     "tau": ("τ", "accepted drafted tokens a round", ".2f"),
     "acceptance_rate": ("α", "accepted ÷ tested drafted tokens", ".3f"),
     "residual_trials": ("residual trials", "an image", ".1f"),
+    "trials_per_rejection": ("  a rejected token", "", ".2f"),
     "residual_failures": ("residual failures", "an image; the target drew instead", ".2f"),
     "tv": ("TV(p, q)", "draft against target", ".3f"),
     "tv_bound": ("TV bound", "summed over an image", ".2f"),
@@ -63,6 +64,7 @@ NAMES = {
     "latency_ar": ("latency, AR", "seconds an image, batch 1", ".3f"),
     "latency": ("latency", "seconds an image, batch 1", ".3f"),
     "speedup": ("speed-up", "paired with AR", ".2f"),
+    **{f"speedup_{size}": (f"  at batch {size}", "of an image's share", ".2f") for size in (8, 32, 128, 256)},
     "efficiency": ("speed-up ÷ accepted length", "1 is the limit", ".2f"),
     "fid": ("FID ↓", "", ".2f"),
     "kid": ("KID ↓", "", ".4f"),
@@ -109,4 +111,5 @@ def row(name: str, interval: Mapping[str, Any], form: str) -> tuple[str, str, st
 
 def number(value: float, form: str) -> str:
     """A metric's value in its format; large numbers short, and no minus before a zero."""
-    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:z{form}}"
+    sign = "+" if form.startswith("+") else ""
+    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"

@@ -18,16 +18,20 @@ from tempera.atomic import read_json, write_text
 from tempera.errors import TemperaError
 from tempera.evaluation import bootstrap, papers, pareto
 from tempera.evaluation.figures import comparison
-from tempera.evaluation.labels import family_label
+from tempera.evaluation.labels import family_label, is_plain
 from tempera.evaluation.pictures import picture_path, read_picture
 from tempera.evaluation.progress import NAMES, number
+from tempera.evaluation.speed import BATCHES
 
 Row = dict[str, Any]
 HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
 """Settings that identify a run but do not describe it to a reader."""
 SHOWN = (
     "accepted_length",
+    "acceptance_rate",
+    "trials_per_rejection",
     "speedup",
+    *(f"speedup_{size}" for size in BATCHES),
     "efficiency",
     "fid",
     "kid",
@@ -73,8 +77,8 @@ def collect(directories: Sequence[Path]) -> list[Row]:
     for row, family in zip(rows, _families([row["settings"] for row in rows]), strict=True):
         row["family"] = family
     for row in rows:
-        plain = [other for other in rows if other["method"] == "ar" and _comparable(other, row)]
-        row["versus_ar"] = _paired(row, plain[0]) if plain and row["method"] != "ar" else {}
+        plain = [other for other in rows if is_plain(other["settings"]) and _comparable(other, row)]
+        row["versus_ar"] = _paired(row, plain[0]) if plain and not is_plain(row["settings"]) else {}
     return sorted(rows, key=_order)
 
 
@@ -93,6 +97,7 @@ def _row(directory: Path, content: Mapping[str, Any]) -> Row:
             "machine": content["about"].get("machine", ""),
             "metrics": content["metrics"],
             "acceptance_by_depth": content.get("acceptance_by_depth", []),
+            "acceptance_by_tenth": content.get("acceptance_by_tenth", []),
             "tv_by_depth": content.get("tv_by_depth", []),
             "time": content.get("time", {}),
             "paper": content["about"].get("paper"),
@@ -104,7 +109,7 @@ def _row(directory: Path, content: Mapping[str, Any]) -> Row:
 def _order(row: Row) -> tuple[Any, ...]:
     return (
         row["model"],
-        row["method"] != "ar",
+        not is_plain(row["settings"]),
         row["method"] != "eagle",
         row["family"],
         row["delta"] or 0,
@@ -151,7 +156,8 @@ def _per_prompt(directory: str) -> dict[str, dict[str, float]]:
         raise TemperaError(f"{directory}/results.parquet cannot be read ({problem}): run eval/run.py with this directory again.") from None
     numbers = {}
     for row in rows:
-        told = {"logprob_per_token": [row["logprob"] / len(row["tokens"])], "clip_score": [row.get("clip_score")]}
+        logprob = row["logprob"] / len(row["tokens"]) if "logprob" in row else None  # continuous tokens have densities
+        told = {"logprob_per_token": [logprob], "clip_score": [row.get("clip_score")]}
         told |= {name: [row.get(f"{name}1"), row.get(f"{name}2")] for name in ("shape", "colour")} | {"background": [row.get("background")]}
         means = {name: [value for value in values if value is not None] for name, values in told.items()}
         numbers[row["id"]] = {name: float(np.mean(values)) for name, values in means.items() if values}
@@ -207,6 +213,7 @@ def report_markdown(rows: Sequence[Row], output: Path, figures: Sequence[Path], 
         parts.append(
             f"- {row['family']}{', δ = ' + _delta(row) if row['delta'] is not None else ''}: [pictures]({link}/grid.png), "
             f"[acceptance map]({link}/acceptance_map.png), [all metrics]({link}/metrics.json)"
+            + (f", [accepted tokens]({link}/accepted.png)" if (Path(row["directory"]) / "accepted.png").is_file() else "")
         )
     return "\n".join(parts) + "\n"
 
@@ -218,8 +225,8 @@ def _cautions(rows: Sequence[Row], unfinished: Sequence[Path]) -> list[str]:
         cautions.append("The runs differ in their number of images, on which FID and recall depend: compare those of equal size only.")
     if len({row["machine"] for row in rows if "speedup" in row["metrics"]}) > 1:
         cautions.append("Speed was measured on different machines.")
-    if not any(row["method"] == "ar" for row in rows):
-        cautions.append("There is no run of plain autoregression here (method=ar) to compare quality with.")
+    if not any(is_plain(row["settings"]) for row in rows):
+        cautions.append("There is no run of plain autoregression here (method=ar, of continuous tokens mar) to compare quality with.")
     if unfinished:
         cautions.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
     return [line for caution in cautions for line in (f"> {caution}", "")]
@@ -265,5 +272,5 @@ def _compare_pictures(rows: Sequence[Row], output: Path) -> list[Path]:
 
 def _note(row: Row) -> str:
     metrics = row["metrics"]
-    speedup = f", {metrics['speedup']['value']:.2f}× faster" if "speedup" in metrics and row["method"] != "ar" else ""
+    speedup = f", {metrics['speedup']['value']:.2f}× faster" if "speedup" in metrics and not is_plain(row["settings"]) else ""
     return f"{metrics['accepted_length']['value']:.2f} tokens a round{speedup}"

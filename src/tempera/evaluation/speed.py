@@ -1,4 +1,5 @@
 """The latency protocol: seconds per image at batch 1, after warm-up, device synchronised, plain autoregression and the method in turn.
+Larger batches, where they are asked for, are timed in the same way, an image's share of each.
 
 Text encoder and image decoder are left out and reported apart. The speed-up is the median of the paired ratios. Where the time goes is
 measured in a decode of its own, since its clock synchronises the device around each part.
@@ -6,7 +7,7 @@ measured in a decode of its own, since its clock synchronises the device around 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tempera.evaluation.store import Row, Store
 from tempera.timing import Clock
 
 PARTS = ("draft", "target", "verify", "commit")
+BATCHES = (8, 32, 128, 256)
+"""Larger batches that can be timed."""
 
 
 @dataclass(frozen=True)
@@ -29,61 +32,79 @@ class SpeedProtocol:
     Args:
         prompts: how many prompts are timed, the first of the run; 0 leaves speed out.
         warmup: untimed images of each kind before the first timed one, once per process.
+        batches: sizes of larger batches to time as well, of `BATCHES`; in each so many prompts, rounded up to whole batches.
     """
 
     prompts: int = 8
     warmup: int = 1
+    batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        unknown = [size for size in self.batches if size not in BATCHES]
+        if unknown:
+            raise TemperaError(f"speed.batches={unknown} cannot be timed: give sizes of {', '.join(map(str, BATCHES))}.")
         if self.prompts < 0 or self.warmup < 0:
             raise TemperaError(f"speed.prompts={self.prompts} and speed.warmup={self.warmup} must not be negative: 0 leaves timing out.")
 
 
 def measure(
-    painter: Painter, prompts: Sequence[Prompt], store: Store, warmup: int = 1, progress: Callable[[Prompt], None] | None = None
+    painter: Painter,
+    prompts: Sequence[Prompt],
+    store: Store,
+    warmup: int = 1,
+    progress: Callable[[Prompt], None] | None = None,
+    batch_size: int = 1,
 ) -> list[Row]:
-    """Time each prompt that has no timing yet; returns the rows of all, in the prompts' order.
+    """Time each batch of prompts that has no timing yet; returns the rows of all, in the prompts' order, each under its first prompt's id.
 
-    A row holds `ar` and `method` (seconds; equal for plain autoregression, which is timed once), `text_encoder`, `image_decoder`, `rounds`,
-    and under `part_<name>` the seconds of each part of the method in the clocked decode.
+    A row holds `ar` and `method` (seconds an image; equal for plain autoregression, which is timed once), `text_encoder`, `image_decoder`,
+    `rounds` (mean of the images), and under `part_<name>` the seconds of each part of the method in the clocked decode.
     """
-    waiting = set(store.missing([prompt.id for prompt in prompts]))
+    groups = [list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)]
+    waiting = set(store.missing([group[0].id for group in groups]))
     kinds = [painter.method] if painter.method.is_plain else [painter.method.plain, painter.method]
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
-                painter.pictures(painter.tokens([prompts[0]], kind).tokens)
-    for place, prompt in enumerate(prompts):
-        if prompt.id in waiting:
-            store.add([_time_one(painter, prompt, kinds if place % 2 == 0 else kinds[::-1])])
+                painter.pictures(painter.tokens(groups[0], kind).tokens)
+    for place, group in enumerate(groups):
+        if group[0].id in waiting:
+            store.add([_time_one(painter, group, kinds if place % 2 == 0 else kinds[::-1])])
             if progress is not None:
-                progress(prompt)
+                progress(group[0])
     rows = store.rows()
-    return [rows[prompt.id] for prompt in prompts]
+    return [rows[group[0].id] for group in groups]
 
 
-def _time_one(painter: Painter, prompt: Prompt, kinds: Sequence[Method]) -> Row:
-    """One timed image of each kind, in that order, then the clocked one."""
+def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
+    """At least `count` prompts in whole batches. Where there are not as many, they come again with other ids: other random draws."""
+    wanted, there = -(-count // size) * size, len(prompts)
+    again = [Prompt(f"{prompts[i % there].id}-again-{i // there}", prompts[i % there].text) for i in range(there, wanted)]
+    return [*prompts[:wanted], *again]
+
+
+def _time_one(painter: Painter, prompts: list[Prompt], kinds: Sequence[Method]) -> Row:
+    """One timed batch of each kind, in that order, then the clocked one."""
     seconds, outputs = {}, {}
-    with painter.text_encoded([prompt]) as text_seconds:
+    with painter.text_encoded(prompts) as text_seconds:
         for kind in kinds:
             start = painter.now()
             name = "ar" if kind.is_plain else "method"
-            outputs[name] = painter.tokens([prompt], kind)
-            seconds[name] = painter.now() - start
+            outputs[name] = painter.tokens(prompts, kind)
+            seconds[name] = (painter.now() - start) / len(prompts)
         clock = Clock(painter.device)
-        painter.tokens([prompt], clock=clock)
+        painter.tokens(prompts, clock=clock)
     output = outputs.get("method", outputs.get("ar"))
     assert output is not None
     start = painter.now()
     painter.pictures(output.tokens)
     return {
-        "id": prompt.id,
+        "id": prompts[0].id,
         "ar": seconds["ar"],
         "method": seconds.get("method", seconds["ar"]),
         "text_encoder": text_seconds,
         "image_decoder": painter.now() - start,
-        "rounds": int(output.trace.rounds[0]),
+        "rounds": output.trace.rounds.float().mean().item(),
         **{f"part_{part}": clock.seconds.get(part, 0.0) for part in PARTS},
     }
 
@@ -112,6 +133,12 @@ def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 100
             for part, values in clocked.items()
         },
     }
+
+
+def batch_speedups(timings: Mapping[int, Sequence[Mapping[str, Any]]], resamples: int = 1000) -> dict[str, Any]:
+    """`speedup_<batch size>`: median and interval over the batches, as in `summary`."""
+    ratios = {size: np.array([row["ar"] / row["method"] for row in rows], np.float64) for size, rows in timings.items() if rows}
+    return {f"speedup_{size}": _spread(values, resamples) for size, values in ratios.items()}
 
 
 def _spread(values: bootstrap.Array, resamples: int) -> dict[str, float]:

@@ -5,8 +5,8 @@ A run directory holds
     records/            generated tokens and their trace, a part file per batch
     images/<id>.png     the pictures
     judged-…/           what the networks of the metrics say of each picture
-    timings/            one timed pair per prompt
-and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png.
+    timings/            one timed pair per prompt, or per batch
+and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of drafts accepted.png.
 """
 
 import hashlib
