@@ -13,6 +13,7 @@ from tempera.theory import reachable
 @config.script("calibrate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Write the statistics; return the expected lengths of exact decoding and of the most relaxed schedule."""
+    config.check_tokens(cfg)
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; methods of continuous ones have no schedule."

@@ -12,6 +12,7 @@ from tempera.continuous.noise import Noise
 from tempera.continuous.residual import reject_until
 from tempera.continuous.speculate import Coupling, Density, Proposal, Published, Verdict
 from tempera.streams import Streams
+from tempera.trace import RESAMPLED
 
 LINEAR = laws.Linear(stages=3, channels=2)
 
@@ -120,6 +121,9 @@ def test_a_failed_residual_is_a_draw_from_the_target_never_zeros() -> None:
     output = laws.Speculative(draft, Density(trials=1), 2, 0.0).decode(target, Streams(0, [str(i) for i in range(2_000)]), ["x"] * 2_000)
     assert isinstance(output.trace, laws.ContinuousTrace)
     assert int(output.trace.failures.sum()) > 100 and proof.rows == 2_000
+    assert output.trace.failures.shape == output.trace.trials.shape == output.trace.order.shape
+    assert not (output.trace.trials > 0)[output.trace.origin != RESAMPLED].any()  # of the rejected tokens, and of these alone
+    assert torch.equal(output.trace.trials == 1, output.trace.origin == RESAMPLED)
     assert not (output.tokens == 0).any()
 
 

@@ -9,7 +9,7 @@ from tempera.data.prompts import Prompt, world_prompts
 from tempera.errors import TemperaError
 from tempera.evaluation.labels import family_label, method_label
 from tempera.evaluation.painter import Painter
-from tempera.evaluation.speed import SpeedProtocol, measure, summary
+from tempera.evaluation.speed import SpeedProtocol, batch_speedups, measure, summary, whole_batches
 from tempera.evaluation.store import Store
 
 
@@ -40,6 +40,20 @@ def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(tmp_path:
     calls.clear()
     assert measure(tiny_painter(), prompts, Store(tmp_path)) == rows
     assert calls == []
+
+
+def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    prompts = whole_batches(world_prompts(3), 5, 4)
+    assert [prompt.text for prompt in prompts[:6]] == [prompt.text for prompt in [*world_prompts(3)] * 2]
+    assert len({prompt.id for prompt in prompts}) == 8  # other ids, so that no image comes twice
+    rows = measure(tiny_painter(), prompts, Store(tmp_path), 0, batch_size=4)
+    assert calls[:3] == [("ar", prompts[0].id), ("method", prompts[0].id), ("clocked", prompts[0].id)] and len(calls) == 6
+    assert [row["id"] for row in rows] == [prompts[0].id, prompts[4].id]
+    assert whole_batches(world_prompts(3), 0, 8) == []
+    speedups = batch_speedups({8: [{"ar": 6.0, "method": 2.0}, {"ar": 2.0, "method": 2.0}], 32: []})
+    assert list(speedups) == ["speedup_8"] and speedups["speedup_8"]["value"] == 2
+    with pytest.raises(TemperaError, match=r"speed\.batches=\[7\] cannot be timed: give sizes of 8, 32, 128, 256"):
+        SpeedProtocol(batches=[8, 7])
 
 
 def test_the_text_encoder_is_left_out_and_runs_once(tmp_path: Path) -> None:

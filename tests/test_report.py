@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tempera.data.prompts import world_prompts
@@ -47,6 +48,30 @@ def make_run(directory: Path, method: str, delta: float | None = None, quality: 
     (directory / "run.json").write_text("{}")
     (directory / "metrics.json").write_text(json.dumps(content))
     return directory
+
+
+def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(tmp_path: Path) -> None:
+    directories = [
+        make_run(tmp_path / "mar", "mar", steps=None),
+        make_run(tmp_path / "fewer", "mar", steps=16),
+        make_run(tmp_path / "cspd", "cspd", gamma=8),
+    ]
+    for directory in directories:  # vectors have densities, and no probabilities
+        rows = [
+            {name: value for name, value in row.items() if name != "logprob"}
+            for row in pq.read_table(directory / "results.parquet").to_pylist()
+        ]
+        write_table(directory / "results.parquet", rows)
+    rows = collect(directories)
+    assert [bool(row["versus_ar"]) for row in rows] == [False, True, True]
+    assert rows[0]["settings"]["steps"] is None and "logprob_per_token" not in rows[1]["versus_ar"]
+    text = report_markdown(rows, tmp_path, [])
+    assert "no run of plain autoregression" not in text and "mar steps=16" in text
+    assert "no run of plain autoregression here (method=ar, of continuous tokens mar)" in report_markdown(rows[1:], tmp_path, [])
+
+
+def test_a_difference_has_its_sign() -> None:
+    assert [progress.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == ["+0.50", "-0.50", "+0.00"]
 
 
 @pytest.fixture

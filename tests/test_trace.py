@@ -208,3 +208,12 @@ def test_distances_by_depth_are_those_of_the_tests():
     assert trace.tv_sums.shape == trace.tested.shape
     assert ((trace.tv_sums > 0) <= (trace.tested > 0)).all()
     assert run(SMALL)[0].trace.tv_sums is None
+
+
+def test_tenths_of_an_image_in_the_order_of_decoding():
+    trace = run(Tree.chain(3))[0].trace
+    assert trace.place.shape[1] == 7
+    which = trace.origin == ACCEPTED
+    tenths = trace.by_tenth(which)  # the seven tokens begin in tenths 0, 1, 2, 4, 5, 7 and 8
+    assert torch.equal(tenths[:, [0, 1, 2, 4, 5, 7, 8]], which.long())
+    assert not tenths[:, [3, 6, 9]].any()

@@ -1,5 +1,6 @@
 """The embedded MAR: its classes, two steps of every stage, what is written loads, and eval/run.py paints with it."""
 
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from tempera import config
+from tempera.atomic import read_json
 from tempera.continuous.diffusion import TRAINING_STEPS, Schedule
 from tempera.continuous.kl import load_embedded_kl
 from tempera.continuous.labels import CLASSES, ShapeLabels, class_of, shape_prompts
@@ -19,6 +21,7 @@ from tempera.data.world import World
 from tempera.errors import TemperaError
 from tempera.evaluation.evaluate import evaluate
 from tempera.evaluation.painter import Painter, records
+from tempera.targets.embedded import load_tokenizer
 from tempera.training import embedded, mar
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -156,6 +159,30 @@ def test_every_method_paints_through_the_configuration(method: str, bundle: Path
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
 
 
+@pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=mar"]])
+def test_calibration_is_refused(options: list[str]) -> None:
+    script = runpy.run_path(str(CONF.parent / "eval" / "calibrate.py"))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("calibrate", ["model=embedded_mar", "data=shapes", *options])
+    with pytest.raises(TemperaError, match=r"discrete"):
+        script["main"](cfg)
+
+
+def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
+    settings = replace(QUICK, tokenizer_steps=0)
+    started, fresh = (mar.train_kl(replace(settings, tokenizer_start=start), mar.TINY_KL)[0] for start in (True, False))
+    shipped = load_tokenizer()
+    assert torch.equal(started.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
+    assert not torch.equal(fresh.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
+    assert started.decoder.conv_in.weight.shape != shipped.decoder.conv_in.weight.shape
+
+
+def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
+    assert embedded._is_built(bundle / "kl", replace(QUICK, steps=7), mar.OF_TOKENIZER)
+    assert not embedded._is_built(bundle / "kl", replace(QUICK, kl=1.0), mar.OF_TOKENIZER)
+    assert not embedded._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
+
+
 def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
@@ -169,4 +196,5 @@ def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch
     metrics = script.main(cfg)
     assert 0 <= metrics["acceptance_rate"] <= 1 and metrics["accepted_length"] >= 1 and "speedup" in metrics
     assert "logprob_per_token" not in metrics
+    assert (tmp_path / "run" / "accepted.png").is_file() and len(read_json(tmp_path / "run" / "metrics.json")["acceptance_by_tenth"]) == 10
     assert (tmp_path / "run" / "acceptance_map.png").is_file() and len(list((tmp_path / "run").rglob("*.png"))) >= 5

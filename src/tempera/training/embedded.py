@@ -5,7 +5,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,13 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: Report) -> Non
 def build_mar(output: Path, settings: mar.MARTraining, report: Report) -> None:
     """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; continues where it was stopped."""
     if not _is_built(output / "kl", settings, mar.OF_TOKENIZER):
-        with _recorded(output / "kl", settings) as record:
+        with _recorded(output / "kl", replace(settings, steps=settings.tokenizer_steps)) as record:
             trained, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
             save_network(trained.state_dict(), kl.config_dict(trained.config), output / "kl")
     tokenizer = kl.load_embedded_kl(output / "kl")  # as it is kept, rounded
     latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
     for name, steps, config in (("mar", settings.steps, mar.TINY_MAR), ("mar_draft", settings.draft_steps, mar.TINY_DRAFT)):
-        with _recorded(output / name, settings) as record:
+        with _recorded(output / name, replace(settings, steps=steps)) as record:
             network, record.metrics = mar.train_mar(settings, steps, tokenizer, latents, output / f"{name}_run", config, report)
             save_network(network.state_dict(), release.config_dict(network.config), output / name)
 
