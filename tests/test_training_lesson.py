@@ -23,6 +23,26 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
     assert lesson.hidden.shape[1] == lesson.start + target.length
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) -> None:
+    """The last copy at each place is the draft run on the true past, but for its own predictions in the last `steps` places."""
+    target = tiny_target(1.0)
+    draft = tiny_draft(target).requires_grad_(False)
+    images = tiny_codes().holdout([0, 1])
+    lesson = teach(target, images.captions, images.codes, torch.tensor([False, True]))
+    length, states = lesson.hidden.shape[1], [lesson.previous]
+    for _ in range(steps):
+        states.append(lesson.before(draft(*lesson.unrolled(states))[:, -length:]))
+    last = draft(*lesson.unrolled(states))[:, -length:]
+    for place in range(lesson.start + steps, length, 3):
+        previous = lesson.previous.clone()
+        for back in range(steps - 1, -1, -1):
+            here = place - back
+            previous[:, here] = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, here - 1]
+        walked = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, place]
+        torch.testing.assert_close(last[:, place], walked)
+
+
 def test_a_null_conditioned_row_does_not_depend_on_its_words() -> None:
     target = tiny_target()
     codes = tiny_codes().holdout([0, 0]).codes

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from hydra import compose, initialize_config_dir
 
 from tempera.config import build_drafter, build_target
+from tempera.eagle_model import EagleModel
 from tempera.targets.embedded import EMBEDDED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +62,10 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
     assert build_drafter(cfg, target).depth == 5
     status, out, err = command("main", *QUICK, f"hydra.run.dir={tmp_path}")
     assert (status, f"{tmp_path}: already trained, 2 steps." in out) == (0, True)
+    status, out, err = command("main", *QUICK, f"start={tmp_path / 'draft'}", "lr=1e-12", f"hydra.run.dir={tmp_path / 'more'}")
+    assert status == 0, err
+    first, more = (EagleModel.from_pretrained(directory / "draft").state_dict() for directory in (tmp_path, tmp_path / "more"))
+    torch.testing.assert_close(more, first, rtol=0, atol=1e-6)
     status, out, err = command("main", *QUICK, "noise=0.2", f"hydra.run.dir={tmp_path}")
     assert status == 1
     assert err.splitlines()[-1].startswith(f"error: {tmp_path} was begun with recipe.noise=0.1, now it is 0.2: ")

@@ -85,10 +85,11 @@ def run_of(directory: Path, **changes: Any) -> Run:
     return Run(target, tiny_draft(target), tiny_codes(), recipe, directory, Accelerator(cpu=True), True)
 
 
-def test_accumulation_accumulates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unroll", [0, 2])
+def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
     gradients = []
     for accumulation in (1, 4):
-        run = run_of(tmp_path, batch_size=16, accumulation=accumulation, clip=0.0)
+        run = run_of(tmp_path, batch_size=16, accumulation=accumulation, clip=0.0, unroll=unroll)
         step = run.step(3)
         gradients.append({name: parameter.grad for name, parameter in run.draft.named_parameters()})
         assert step.losses.isfinite().all()

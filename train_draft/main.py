@@ -24,7 +24,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     directory = Path(cfg.directory)
     codes = config.instantiate(cfg.train_data, target=target, tokenizer=config.build_tokenizer(cfg), directory=directory)
     torch.manual_seed(recipe.seed)
-    draft = EagleModel(EagleConfig.of(target.network, cfg.model.name, target.vocab_size))
+    fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size)
+    draft = EagleModel(fresh) if cfg.start is None else EagleModel.from_pretrained(cfg.start)
     apart = {*asdict(recipe), "device", "directory", "tracking"}
     choices: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart]))
 

@@ -1,5 +1,6 @@
 """Teacher forcing: what the frozen target thinks at every token of an image, and what a draft is given to imitate it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ class Lesson:
         hidden: the target's hidden states there, [R, S, H]. The one at T − 1 + i predicts image token i.
         previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H]: what the draft reads beside `embeds`.
         mask: additive attention mask, [R, 1, S, S].
+        keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
     """
 
@@ -27,6 +29,7 @@ class Lesson:
     hidden: Tensor
     previous: Tensor
     mask: Tensor
+    keep: Tensor
     start: int
 
     @property
@@ -34,6 +37,33 @@ class Lesson:
         """Position of every input, int64 [R, S]."""
         rows, length = self.embeds.shape[:2]
         return torch.arange(length, device=self.embeds.device).expand(rows, length)
+
+    def before(self, hidden: Tensor) -> Tensor:
+        """Hidden states at every position -> those one position earlier, as in `previous`: [R, S, H] -> [R, S, H]."""
+        return shifted(hidden[:, :-1], self.keep)
+
+    def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The sequence as a draft meets it 0, 1, … k steps after its root, one copy behind the other (HASS, Zhang et al. 2024, arXiv
+        2408.15766; EAGLE-3's training-time test).
+
+        In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1 tokens before it in the copies 1 … k − 1,
+        whose hidden states were drafted as well, and to all earlier ones in copy 0.
+
+        Args:
+            states: hidden states one position earlier, [R, S, H] each: the true ones, the draft's predictions from these, and so on.
+
+        Returns:
+            embeddings and hidden states [R, kS, H], additive mask [R, 1, kS, kS] and positions [R, kS] of k copies.
+        """
+        copies, length = len(states), self.mask.shape[-1]
+        whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
+        seen = torch.zeros(copies, length, copies, length, dtype=torch.bool, device=self.mask.device)
+        for copy in range(copies):
+            seen[copy, :, 0] = whole.tril(-copy)
+            for drafted in range(1, copy + 1):
+                seen[copy, :, drafted] = whole.tril(drafted - copy).triu(drafted - copy)
+        mask = self.mask.repeat(1, 1, copies, copies).masked_fill(~seen.flatten(2).flatten(0, 1), torch.finfo(self.mask.dtype).min)
+        return self.embeds.repeat(1, copies, 1), torch.cat(list(states), 1), mask, self.positions.repeat(1, copies)
 
 
 @torch.no_grad()
@@ -53,7 +83,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
     hidden = target.network.model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
-    return Lesson(embeds, hidden, shifted(hidden[:, :-1], keep), mask, prefix.shape[1] - 1)
+    return Lesson(embeds, hidden, shifted(hidden[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
 
 
 def nudge(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:

@@ -18,6 +18,8 @@ class Recipe:
         lr: peak learning rate, reached linearly over `warmup` steps, then decayed to 0 as `decay` says: linear, cosine or constant.
         clip: largest norm of the gradient; 0 does not clip.
         noise: the input hidden states are moved by uniform noise in ± this.
+        unroll: drafted steps that are learned besides the first, each from the draft's own predictions of the step before (HASS; 0 is
+            EAGLE-1). A step costs as much memory and time in the draft as the first.
         drop: probability that an image becomes null-conditioned, for target and draft alike.
         cross_entropy: weight of the cross-entropy beside the regression of hidden states.
         ema: decay of the moving average of the weights, which is then what is validated and saved; 0 keeps none.
@@ -38,6 +40,7 @@ class Recipe:
     weight_decay: float = 0.0
     clip: float = 0.5
     noise: float = 0.1
+    unroll: int = 0
     drop: float = 0.1
     cross_entropy: float = 0.1
     ema: float = 0.0
@@ -55,7 +58,7 @@ class Recipe:
         for name in ("steps", "batch_size", "accumulation", "validate_every", "checkpoint_every", "log_every", "holdout", "depth", "chunk"):
             if getattr(self, name) < 1:
                 raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
-        for name in ("warmup", "weight_decay", "clip", "noise", "cross_entropy", "decodes"):
+        for name in ("warmup", "weight_decay", "clip", "noise", "unroll", "cross_entropy", "decodes"):
             if not getattr(self, name) >= 0:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
         for name in ("drop", "ema", "beta1", "beta2"):

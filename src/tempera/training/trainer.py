@@ -4,7 +4,7 @@ started again ends as if it had not been.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -171,9 +171,13 @@ class Run:
         recipe, images = self.recipe, self.codes.train(positions)
         with self.accelerator.autocast():
             lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.drop))
-            previous = nudge(lesson.previous, recipe.seed, positions, recipe.noise)
-            predicted = self.model(lesson.embeds.float(), previous.float(), lesson.mask.float(), lesson.positions)
-            mine, true = (states[:, lesson.start :] for states in (predicted, lesson.hidden))
+            states = [nudge(lesson.previous, recipe.seed, positions, recipe.noise)]
+            for _ in range(recipe.unroll):
+                with torch.no_grad():
+                    ahead = self.draft(*_floats(lesson.unrolled(states)))
+                states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
+            predicted = self.model(*_floats(lesson.unrolled(states))).unflatten(1, (len(states), -1))
+            mine, true = predicted[:, :, lesson.start :], lesson.hidden[:, None, lesson.start :].expand(-1, len(states), -1, -1)
             loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.chunk)
         return torch.stack([loss.total, loss.regression, loss.cross_entropy])
 
@@ -242,6 +246,11 @@ class Run:
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
+
+
+def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors of any floating type as float32; integers as they are."""
+    return (tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 _SHOWN = ("accepted_length", "top3", "tv")
