@@ -98,6 +98,18 @@ def test_normal_draws_by_inversion() -> None:
     assert ends.isfinite().all() and ends[1].abs() < 1e-6 and torch.allclose(ends[0], -ends[2])
 
 
+def test_denoising_may_begin_where_a_little_of_the_token_is_left() -> None:
+    whole, part = Schedule(25), Schedule(25, start=960)
+    assert whole.times[[0, -1]].tolist() == [0, 999] and part.times[[0, -1]].tolist() == [0, 960]
+    assert whole.kept[-1].sqrt() < 1e-4 and part.kept[-1].sqrt() > 0.05
+    x, t = torch.ones(1, 1), torch.tensor([24])
+    wrong = [
+        schedule.kernel(torch.tensor([[0.01, 0.0]]), x, t).mean - schedule.kernel(torch.zeros(1, 2), x, t).mean
+        for schedule in (whole, part)
+    ]
+    assert wrong[0].abs() > 5 and wrong[1].abs() < 0.05  # what an error of 0.01 in the predicted noise does to the first step
+
+
 def test_guidance_rises_with_the_tokens() -> None:
     known = torch.tensor([1, 128, 256])
     assert Sampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx([1 + 2 / 256, 2.0, 1 + 2 * 255 / 256])
@@ -110,6 +122,8 @@ def test_guidance_rises_with_the_tokens() -> None:
         ({"guidance": -1.0}, "guidance=-1.0 is not possible; give 0 or more"),
         ({"temperature": 0.0}, "temperature=0.0 is not possible for continuous tokens; give a number above 0"),
         ({"denoising_steps": 1}, "denoising_steps=1 is not possible; give 2 to 1000"),
+        ({"denoising_steps": 6, "denoising_start": 4}, "denoising_steps=6 is not possible; give 2 to 5"),
+        ({"denoising_start": 1000}, "denoising_start=1000 is no time step of the process; give 1 to 999"),
     ],
 )
 def test_what_cannot_be_sampled(options: dict[str, float], told: str) -> None:

@@ -81,6 +81,9 @@ class Sampling:
         guidance_schedule: `linear` raises it from 1 at the first token of an image to its full value at the last (Muse); or `constant`.
         temperature: multiplies the standard deviation of every stage.
         denoising_steps: S.
+        denoising_start: time step of the training process at which denoising begins, 1 to 999. MAR begins at the last one, where next to
+            nothing of a token is left (√ᾱ = 5·10⁻⁵) and an error of the predicted noise becomes one about 1,000 times as large: small
+            networks begin earlier. At 960 (√ᾱ = 0.06) a token is hardly told from noise either.
         last_noise: whether the last stage adds noise. MAR's own sampler adds none.
     """
 
@@ -88,6 +91,7 @@ class Sampling:
     guidance_schedule: Literal["linear", "constant"] = "linear"
     temperature: float = 1.0
     denoising_steps: int = 100
+    denoising_start: int = TRAINING_STEPS - 1
     last_noise: bool = False
 
     def __post_init__(self) -> None:
@@ -95,8 +99,10 @@ class Sampling:
             raise TemperaError(f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance).")
         if self.temperature <= 0:
             raise TemperaError(f"temperature={self.temperature} is not possible for continuous tokens; give a number above 0.")
-        if not 2 <= self.denoising_steps <= TRAINING_STEPS:
-            raise TemperaError(f"denoising_steps={self.denoising_steps} is not possible; give 2 to {TRAINING_STEPS}.")
+        if not 1 <= self.denoising_start < TRAINING_STEPS:
+            raise TemperaError(f"denoising_start={self.denoising_start} is no time step of the process; give 1 to {TRAINING_STEPS - 1}.")
+        if not 2 <= self.denoising_steps <= self.denoising_start + 1:
+            raise TemperaError(f"denoising_steps={self.denoising_steps} is not possible; give 2 to {self.denoising_start + 1}.")
 
     @property
     def rows(self) -> int:
@@ -128,13 +134,21 @@ def respaced(steps: int, wanted: int) -> Tensor:
 class Schedule:
     """The tables of a respaced process with S steps; t counts them from 0, near the data, to S − 1.
 
+    Args:
+        steps: S.
+        name: of the noise's schedule.
+        training_steps: of the process that is respaced.
+        start: its last step that is kept; none for the very last.
+
     Attributes:
         times: the training time step of each, int64 [S]: what the network is told.
         kept: ᾱ_t, float64 [S].
     """
 
-    def __init__(self, steps: int, name: Literal["cosine", "linear"] = "cosine", training_steps: int = TRAINING_STEPS) -> None:
-        self.times = respaced(training_steps, steps)
+    def __init__(
+        self, steps: int, name: Literal["cosine", "linear"] = "cosine", training_steps: int = TRAINING_STEPS, start: int | None = None
+    ) -> None:
+        self.times = respaced(training_steps if start is None else start + 1, steps)
         self.kept = torch.cumprod(1 - betas(name, training_steps), 0)[self.times]
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
         beta = 1 - self.kept / before

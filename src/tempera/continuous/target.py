@@ -29,7 +29,7 @@ class GuidedHead:
         self.head, self.sampling = head, sampling
         self.stages, self.last_noise = sampling.denoising_steps, sampling.last_noise
         self.channels = head.input_proj.in_features
-        self.schedule = Schedule(self.stages)
+        self.schedule = Schedule(self.stages, start=sampling.denoising_start)
         self._times = self.schedule.times
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
