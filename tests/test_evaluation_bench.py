@@ -114,7 +114,7 @@ def test_want_of_memory_names_the_options_that_help(monkeypatch, problem):
         raise problem
 
     monkeypatch.setattr(target, "score", refuse)
-    with pytest.raises(TemperaError, match=r"out of memory at batch 16: give smaller batch_sizes=.* dtype=bfloat16"):
+    with pytest.raises(TemperaError, match=r"out of memory at batch 16: give smaller batch_sizes=.* dtype=bfloat16.*trees="):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 
 
@@ -132,9 +132,15 @@ def test_quartiles_are_in_order():
 
 def test_the_options_compose():
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("bench", overrides=["method=coolsd", "batch_sizes=[4]", "compile=both", "bandwidth=300", "directory=x"])
+        cfg = compose("bench", overrides=["method=coolsd", "batch_sizes=[4]", "compile=both", "bandwidth=300", "trees=[]", "directory=x"])
     plan = instantiate(cfg.plan)
-    assert plan.batch_sizes == [4] and plan.kinds == [False, True] and plan.bandwidth == 300 and cfg.rule._target_.endswith("Relaxed")
+    assert (
+        plan.batch_sizes == [4]
+        and plan.kinds == [False, True]
+        and plan.bandwidth == 300
+        and plan.trees == []
+        and cfg.rule._target_.endswith("Relaxed")
+    )
     cfg.compile = "maybe"
     with pytest.raises(TemperaError, match="`compile=maybe` is not possible; it must be one of False, True, both"):
         instantiate(cfg.plan)

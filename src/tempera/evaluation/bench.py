@@ -203,7 +203,7 @@ def _measured(
             raise
         raise TemperaError(
             f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, or fewer drafted tokens (depth=, "
-            "plan.trees=[])."
+            "trees=[])."
         ) from problem
 
 
