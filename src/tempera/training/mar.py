@@ -66,8 +66,8 @@ class MARTraining:
     tokenizer_start: bool = True
     kl: float = 1e-3
     scenes: int = 8192
-    steps: int = 3500
-    draft_steps: int = 3500
+    steps: int = 2400
+    draft_steps: int = 1400
     batch_size: int = 32
     lr: float = 2e-3
     matrix_lr: float = 5e-3
