@@ -115,7 +115,8 @@ def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 100
     Returns:
         Under `latency_ar`, `latency` and `speedup` the median, its bootstrap interval and the quartiles `q25`, `q75`;
         under `efficiency` the speed-up ÷ accepted length of the timed images, 1 being the limit;
-        under `parts` for each part its share of all clocked time and median milliseconds a round; `text_encoder`, `image_decoder` median seconds.
+        under `parts` for each part its share of all clocked time and median milliseconds a round; `text_encoder`,
+        `image_decoder` median seconds.
     """
     columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if name != "id"}
     ratios = columns["ar"] / columns["method"]
