@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tqdm import tqdm
 
 from tempera.errors import TemperaError
+from tempera.training.estimate import amount, duration, estimate
 from tempera.training.prepare import Encoded, VQEncoder, prepare, to_pixels
 from tempera.training.shards import Manifest, read_shards
 from tempera.training.sources import (
@@ -25,6 +29,7 @@ from tempera.training.sources import (
     Entry,
     ImageFolder,
     ParquetShards,
+    PromptFile,
     Source,
     TarShards,
     WorldScenes,
@@ -67,6 +72,9 @@ class Captions:
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "captions", "count": len(self.captions)}
+
+    def count(self) -> int | None:
+        return len(self.captions)
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         for index, caption in list(enumerate(self.captions))[start:]:
@@ -161,9 +169,10 @@ def test_refusals(tmp_path: Path) -> None:
         read_shards(tmp_path / "made", "tok", 1000, GRID)
 
 
-def check(source: Source, captions: list[str], broken: list[str]) -> None:
-    """What a source reads; reading from any position gives the rest; every picture can be decoded."""
+def check(source: Source, captions: list[str], broken: list[str], counts: bool = True) -> None:
+    """What a source reads; reading from any position gives the rest; every picture can be decoded; its size is told or unknown."""
     items = list(source.read(0))
+    assert source.count() == (len(items) if counts else None)
     entries = [item for item in items if isinstance(item, Entry)]
     assert [entry.caption for entry in entries] == captions
     failures = [str(item) for item in items if isinstance(item, Broken)]
@@ -222,9 +231,19 @@ def test_webdataset_tars(tmp_path: Path) -> None:
     tar_of(tmp_path / "1.tar", {"s0.png": picture(), "s0.json": b"{", "s1.png": picture(), "s1.txt": b"three"})
     tar_of(tmp_path / "2.tar", {"s0.png": picture(), "s0.txt": b"four"})
     whole = (tmp_path / "1.tar").read_bytes()
-    check(TarShards(str(tmp_path)), ["one", "two", "three", "four"], ["0.tar sample s2: no image", "1.tar sample s0: unreadable caption"])
+    broken = ["0.tar sample s2: no image", "1.tar sample s0: unreadable caption"]
+    check(TarShards(str(tmp_path)), ["one", "two", "three", "four"], broken, counts=False)
+    for name, successes in (("0", 3), ("1", 2), ("2", 1)):
+        (tmp_path / f"{name}_stats.json").write_text(json.dumps({"count": 9, "successes": successes}))
+    check(TarShards(str(tmp_path)), ["one", "two", "three", "four"], broken)
+    (tmp_path / "2_stats.json").write_text("{}")
     (tmp_path / "1.tar").write_bytes(whole[:2000])
-    check(TarShards(str(tmp_path / "*.tar")), ["one", "two", "four"], ["0.tar sample s2", "1.tar: the archive is damaged after 2 members"])
+    check(
+        TarShards(str(tmp_path / "*.tar")),
+        ["one", "two", "four"],
+        ["0.tar sample s2", "1.tar: the archive is damaged after 2 members"],
+        False,
+    )
     with pytest.raises(TemperaError, match=r"matches no \.tar file"):
         TarShards(str(tmp_path / "nothing*"))
 
@@ -265,9 +284,164 @@ def test_coco_captions(tmp_path: Path) -> None:
 def test_anything_that_datasets_streams(tmp_path: Path) -> None:
     rows = [{"bytes": picture(i), "path": None} for i in range(3)]
     pq.write_table(pa.table({"image": rows, "text": ["a", "b", ""]}), tmp_path / "x.parquet")
-    check(Dataset("parquet", data_files=str(tmp_path / "x.parquet")), ["a", "b"], ["parquet row 2: no caption"])
+    check(Dataset("parquet", data_files=str(tmp_path / "x.parquet")), ["a", "b"], ["parquet row 2: no caption"], False)
     with pytest.raises(TemperaError, match="datasets cannot load"):
         list(Dataset(str(tmp_path / "absent")).read(0))
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    check(PromptFile(str(tmp_path / "prompts.txt")), ["one", "two"], [])
+
+
+def test_the_bar_shows_where_in_the_source_one_is(tmp_path: Path) -> None:
+    source = Captions([f"caption {i}" if i % 5 else None for i in range(23)])
+    shown = io.StringIO()
+
+    def bar() -> Any:
+        return tqdm(unit="image", file=shown, mininterval=0)
+
+    with pytest.raises(KeyboardInterrupt), bar() as begun:
+        prepare(source, Counting(fail_after=12), tmp_path, shard_size=6, batch_size=2, limit=20, report=lambda line: None, bar=begun)
+    assert (begun.initial, begun.n, begun.total) == (0, 14, 20)
+    with bar() as rest:
+        prepare(source, Counting(), tmp_path, shard_size=6, batch_size=2, limit=20, report=lambda line: None, bar=rest)
+    assert (rest.initial, rest.n, rest.total) == (12, 20, 20)
+    assert "20/20" in shown.getvalue() and "image/s" in shown.getvalue()
+
+
+class Endless(Captions):
+    """Does not know its size."""
+
+    def count(self) -> int | None:
+        return None
+
+
+def test_a_source_of_unknown_size_has_a_bar_without_an_end(tmp_path: Path) -> None:
+    with tqdm(file=io.StringIO()) as bar:
+        prepare(Endless(["a", "b"]), Counting(), tmp_path / "all", bar=bar)
+        assert (bar.n, bar.total) == (2, None)
+        prepare(Endless(["a", "b"]), Counting(), tmp_path / "one", limit=1, bar=bar)
+        assert (bar.n, bar.total) == (1, 1)
+
+
+class Together:
+    """One of two processes, which take turns in threads of one."""
+
+    def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.count, self.is_main = rank, 2, rank == 0
+        self.shared, self.barrier = shared, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self.shared[self.rank] = value
+        self.barrier.wait(60)
+        every = list(self.shared)
+        self.barrier.wait(60)
+        return every
+
+
+def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -> None:
+    source = Captions([f"caption {'x' * i}" if i % 5 else None for i in range(29)])
+    options: dict[str, Any] = {"shard_size": 8, "batch_size": 2, "report": lambda line: None}
+    prepare(source, Counting(), tmp_path / "one", **options)
+    shared, barrier, encoders = [None, None], threading.Barrier(2), [Counting(), Counting()]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(prepare, source, encoders[rank], tmp_path / "two", processes=Together(rank, shared, barrier), **options)
+            for rank in (0, 1)
+        ]
+        manifests = [call.result() for call in calls]
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
+    assert [manifest.count for manifest in manifests] == [23, 23]
+    assert min(encoder.seen for encoder in encoders) > 8 and sum(encoder.seen for encoder in encoders) == 23
+
+
+class Ticks:
+    """A clock and an encoder: reading takes 1 s a batch and encoding 3 s, but for the first batch's 100 s."""
+
+    def __init__(self) -> None:
+        self.time, self.batches = 0.0, 0
+
+    def __call__(self) -> float:
+        self.time += 1.0
+        return self.time
+
+    def encoder(self) -> Counting:
+        ticks = self
+
+        class Slow(Counting):
+            def encode(self, entries: list[Entry]) -> Encoded:
+                ticks.time += 2.0 if ticks.batches else 99.0
+                ticks.batches += 1
+                return super().encode(entries)
+
+        return Slow()
+
+
+def test_an_estimate_is_the_steady_cost_of_what_is_left(tmp_path: Path) -> None:
+    ticks, source = Ticks(), Captions([f"caption {i}" for i in range(40)])
+    found = estimate(source, ticks.encoder(), tmp_path / "new", batch_size=4, limit=30, seconds=110, now=ticks)
+    assert (found.done, found.left, found.sampled, found.images) == (0, 30, 12, 1.0)
+    assert (found.reading, found.encoding) == (0.25, 0.75)
+    assert [found.seconds(processes, 30) for processes in (1, 3)] == [30.0, 15.0]
+    assert "to do: 30 entries are left" in str(found) and "30 s with 1, " in str(found)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, Counting(fail_after=12), tmp_path / "begun", shard_size=10, batch_size=2, limit=30)
+    before = bytes_of(tmp_path / "begun")
+    rest = estimate(source, Counting(), tmp_path / "begun", shard_size=10, batch_size=4, limit=30)
+    assert (rest.done, rest.left, rest.sampled) == (10, 20, 20)
+    assert "10 are done" in str(rest)
+    assert bytes_of(tmp_path / "begun") == before
+    with pytest.raises(TemperaError, match="holds shards of another limit"):
+        estimate(source, Counting(), tmp_path / "begun", shard_size=10)
+    prepare(source, Counting(), tmp_path / "begun", shard_size=10, limit=30)
+    assert "nothing is left to do: all 30 entries" in str(estimate(source, Counting(), tmp_path / "begun", shard_size=10, limit=30))
+
+
+def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
+    found = estimate(Endless(["a", None, "b", "c"]), Counting(), tmp_path)
+    assert (found.left, found.images) == (None, 0.75)
+    assert "to do: 1,000 entries, as the source does not tell its size" in str(found)
+    assert "for 750 images" in str(found)
+    with pytest.raises(TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"):
+        estimate(Captions([None, None]), Counting(), tmp_path)
+    with pytest.raises(TemperaError, match="it has no entries"):
+        estimate(Endless([]), Counting(), tmp_path)
+    with pytest.raises(TemperaError, match="must be at least 1"):
+        estimate(Captions(["a"]), Counting(), tmp_path, batch_size=0)
+
+
+class Noisy(Counting):
+    """Codes without any order, of a vocabulary and a grid like LlamaGen's."""
+
+    grid, vocab_size = (16, 16), 16384
+
+    def encode(self, entries: list[Entry]) -> Encoded:
+        generator = np.random.default_rng([len(entries), *entries[0].key.encode()])
+        return Encoded(entries, generator.integers(0, 16384, (len(entries), 256), dtype=np.int32), [])
+
+
+def test_the_estimated_disk_is_what_it_takes(tmp_path: Path) -> None:
+    words = np.random.default_rng(0).integers(0, 26, (600, 40))
+    source = Captions(["".join(chr(97 + letter) for letter in row) for row in words])
+    found = estimate(source, Noisy(), tmp_path, shard_size=300, batch_size=32, seconds=0)
+    assert found.sampled == 32
+    prepare(source, Noisy(), tmp_path, shard_size=300, batch_size=32)
+    taken = sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+    assert found.size * 600 == pytest.approx(taken, rel=0.2)
+
+
+def test_amounts_are_said_as_people_say_them() -> None:
+    assert [duration(value) for value in (0.5, 90.0, 110.0, 600.0, 5 * 3600.0, 4e3 * 86400.0)] == [
+        "0.5 s",
+        "90 s",
+        "110 s",
+        "10 min",
+        "5 h",
+        "4,000 days",
+    ]
+    assert [amount(value) for value in (12, 1500, 2.5e6, 3e9, 1.25e12)] == ["12 B", "1.5 kB", "2.5 MB", "3 GB", "1.25 TB"]
 
 
 def tiny_vq() -> VQModel:

@@ -22,14 +22,17 @@ from tempera.vq import VQConfig, VQModel
 class Captions:
     """Captions in memory."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "captions", "count": self.count}
+        return {"kind": "captions", "count": self.lines}
+
+    def count(self) -> int:
+        return self.lines
 
     def read(self, start: int) -> Iterator[Entry]:
-        for index in range(start, self.count):
+        for index in range(start, self.lines):
             yield Entry(f"line {index}", str(index), f"a {'red' if index % 2 else 'blue'} ring")
 
 

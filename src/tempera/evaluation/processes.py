@@ -1,7 +1,10 @@
 """One process, or several started by `torchrun` that share a run directory."""
 
 import os
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -9,14 +12,15 @@ class Processes:
 
     Args:
         cpu: talk through gloo instead of NCCL.
+        patience: how long to wait for another process before it is taken for lost; torch's default unless given.
     """
 
-    def __init__(self, cpu: bool) -> None:
+    def __init__(self, cpu: bool, patience: timedelta | None = None) -> None:
         self._state: Any = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
 
-            self._state = PartialState(cpu=cpu)
+            self._state = PartialState(cpu=cpu, **({} if patience is None else {"timeout": patience}))
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
 
@@ -39,3 +43,12 @@ class Processes:
         values = [value]
         broadcast_object_list(values)
         return values[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, in every process."""
+        if self._state is None:
+            return [value]
+        from accelerate.utils import gather_object
+
+        gathered: list[T] = gather_object([value])
+        return gathered

@@ -56,11 +56,9 @@ def generated_codes(
             "several processes cannot draw one set of training images: draw them first with train_draft/prepare.py encoder=target, "
             "then train with train_data=shards train_data.path=DIR."
         )
-    with tqdm(total=limit, desc="draw training images", unit="image", disable=drawn) as bar:
+    with tqdm(desc="draw training images", unit="image", disable=drawn) as bar:
         encoder = target_encoder(target, tokenizer, seed)
-        prepare(
-            origin, encoder, shards, shard_size=4 * batch_size, batch_size=batch_size, limit=limit, report=bar.write, progress=bar.update
-        )
+        prepare(origin, encoder, shards, shard_size=4 * batch_size, batch_size=batch_size, limit=limit, report=bar.write, bar=bar)
     return ShardCodes.read(str(shards), identity_of(tokenizer), target.vocab_size, target.grid, seed)
 
 

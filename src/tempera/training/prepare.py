@@ -1,11 +1,13 @@
 """Captions and images → shards of codes, restartable at every shard.
 
 source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
+
+Several processes share the batches of every shard, and the first one writes it: the files are the same however many there are.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, takewhile
 from pathlib import Path
@@ -16,12 +18,14 @@ import torch
 from numpy.typing import NDArray
 from PIL.Image import Image, Resampling
 from torch import Tensor
+from tqdm import tqdm
 
 from tempera.acceptance import Exact
 from tempera.atomic import writable_directory
 from tempera.decode import decode
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.evaluation.processes import Processes
 from tempera.streams import Streams
 from tempera.targets.adapter import TransformerTarget
 from tempera.training.shards import MANIFEST, Images, Manifest, Shard, check_shard, write_shard
@@ -136,7 +140,8 @@ def prepare(
     limit: int | None = None,
     max_broken: int = 100,
     report: Callable[[str], None] = print,
-    progress: Callable[[int], object] = lambda images: None,
+    bar: Any = None,
+    processes: Processes | None = None,
 ) -> Manifest:
     """Encode a source into a shards directory, continuing whatever intact shards it already holds.
 
@@ -149,36 +154,43 @@ def prepare(
         limit: read at most so many entries.
         max_broken: stop when more entries than this are broken.
         report: receives one line per broken entry.
-        progress: receives the number of images newly encoded, batch by batch.
+        bar: a `tqdm`; it is moved over the source's entries, those done before included; its total is set where the source's size is known.
+        processes: those that share the work, each of which calls this function; all that torchrun started unless given.
+
+    Returns:
+        what the directory holds now. Where this is not the first process, without the hashes of the new shards.
 
     Raises:
         TemperaError: an empty source, too many broken entries, a directory of other shards, or one that cannot be written.
     """
-    if shard_size < 1 or batch_size < 1 or max_broken < 0 or (limit is not None and limit < 1):
-        raise TemperaError("shard_size, batch_size and limit must be at least 1 and max_broken at least 0: correct them.")
-    writable_directory(directory)
-    fresh = Manifest(encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size, shard_size, limit)
-    manifest = _intact(directory, fresh)
+    if max_broken < 0:
+        raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
+    manifest = begun(source, encoder, writable_directory(directory), shard_size, batch_size, limit)
     if manifest.complete:
         return manifest
-    for grown in _shards(source, encoder, directory, manifest, batch_size, report, progress):
+    bar = tqdm(disable=True) if bar is None else bar
+    job = _Job(source, encoder, directory, batch_size, report, bar, processes or Processes(cpu=True))
+    for grown in job.shards(manifest):
         manifest = grown
-        manifest.save(directory)
         if manifest.broken_count > max_broken:
             raise TemperaError(
                 f"{manifest.broken_count} entries of the source are broken, more than max_broken={max_broken} (the first: "
                 f"{manifest.broken[0]}): mend them or raise max_broken."
             )
     if not manifest.count:
-        reason = f"all its entries are broken (the first: {manifest.broken[0]})" if manifest.broken else "it has no entries"
-        raise TemperaError(f"the source {source.describe()} gives no images, as {reason}: give another source.")
-    manifest = replace(manifest, complete=True)
-    manifest.save(directory)
-    return manifest
+        raise empty(source, manifest.broken)
+    return job.keep(replace(manifest, complete=True))
 
 
-def _intact(directory: Path, fresh: Manifest) -> Manifest:
-    """What is done already: the manifest up to its first missing or damaged shard; `fresh` in a new directory."""
+def begun(source: Source, encoder: Encoder, directory: Path, shard_size: int, batch_size: int, limit: int | None) -> Manifest:
+    """What is done of a job already: the manifest up to its first missing or damaged shard; one without shards in a new directory.
+
+    Raises:
+        TemperaError: the directory holds shards of another job, or a size is not positive.
+    """
+    if shard_size < 1 or batch_size < 1 or (limit is not None and limit < 1):
+        raise TemperaError("shard_size, batch_size and limit must be at least 1: correct them.")
+    fresh = Manifest(encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size, shard_size, limit)
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
@@ -195,43 +207,73 @@ def _intact(directory: Path, fresh: Manifest) -> Manifest:
     return replace(old, shards=good, broken=old.broken[: sum(shard.broken for shard in good)], complete=False)
 
 
-def _shards(
-    source: Source,
-    encoder: Encoder,
-    directory: Path,
-    manifest: Manifest,
-    batch_size: int,
-    report: Callable[[str], None],
-    progress: Callable[[int], object],
-) -> Iterator[Manifest]:
-    """Write the shards that are missing, one by one; yields the manifest after each."""
-    first = manifest.shards[-1].next if manifest.shards else 0
-    end = manifest.limit if manifest.limit is not None else sys.maxsize
-    entries = source.read(first)
-    while items := list(islice(entries, min(manifest.shard_size, end - first))):
-        images, broken = _encode(items, encoder, batch_size, progress)
-        for line in broken:
-            report(f"broken entry, passed over: {line}")
-        name = f"shard-{len(manifest.shards):05d}.parquet"
-        digest = write_shard(directory / name, images)
-        shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
-        first = shard.next
-        listed = (*manifest.broken, *map(str, broken))[:LISTED]
-        manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
-        yield manifest
+def wanted(source: Source, limit: int | None) -> int | None:
+    """Entries that the whole job reads; `None` where neither the source nor a limit tells."""
+    known = [count for count in (source.count(), limit) if count is not None]
+    return min(known) if known else None
 
 
-def _encode(
-    items: list[Entry | Broken], encoder: Encoder, batch_size: int, progress: Callable[[int], object]
-) -> tuple[Images, list[Broken]]:
-    """Encode one shard's entries in batches."""
-    good = [item for item in items if isinstance(item, Entry)]
-    broken = [item for item in items if isinstance(item, Broken)]
-    parts: list[Encoded] = []
-    for start in range(0, len(good), batch_size):
-        parts.append(encoder.encode(good[start : start + batch_size]))
-        progress(len(parts[-1].entries))
-    kept = [entry for part in parts for entry in part.entries]
-    codes = np.concatenate([part.codes for part in parts] or [np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)])
-    broken += [item for part in parts for item in part.broken]
-    return Images([entry.key for entry in kept], [entry.caption for entry in kept], codes), broken
+def empty(source: Source, broken: Sequence[object]) -> TemperaError:
+    """Why a source gives no images."""
+    reason = f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
+    return TemperaError(f"the source {source.describe()} gives no images, as {reason}: give another source.")
+
+
+@dataclass
+class _Job:
+    """One process's part of a preparation; see `prepare`."""
+
+    source: Source
+    encoder: Encoder
+    directory: Path
+    batch_size: int
+    report: Callable[[str], None]
+    bar: "tqdm[Any]"
+    processes: Processes
+
+    def shards(self, manifest: Manifest) -> Iterator[Manifest]:
+        """Write the shards that are missing, one by one; yields the manifest, saved, after each."""
+        first, end = manifest.next, manifest.limit if manifest.limit is not None else sys.maxsize
+        self.bar.reset(wanted(self.source, manifest.limit))
+        self.bar.initial = self.bar.n = self.bar.last_print_n = first
+        entries = self.source.read(first)
+        while items := list(islice(entries, min(manifest.shard_size, end - first))):
+            images, broken = self._encode(items)
+            for line in broken:
+                self.report(f"broken entry, passed over: {line}")
+            name = f"shard-{len(manifest.shards):05d}.parquet"
+            digest = write_shard(self.directory / name, images) if self.processes.is_main else ""
+            shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
+            first = shard.next
+            listed = (*manifest.broken, *map(str, broken))[:LISTED]
+            manifest = self.keep(replace(manifest, shards=(*manifest.shards, shard), broken=listed))
+            yield manifest
+
+    def keep(self, manifest: Manifest) -> Manifest:
+        """Save the manifest."""
+        if self.processes.is_main:
+            manifest.save(self.directory)
+        return manifest
+
+    def _encode(self, items: list[Entry | Broken]) -> tuple[Images, list[Broken]]:
+        """Encode one shard's entries, this process every n-th of its batches, and put together what all have encoded."""
+        good = [item for item in items if isinstance(item, Entry)]
+        rank, count = self.processes.rank, self.processes.count
+        starts, seen, mine = range(0, len(good), self.batch_size), 0, []
+        for start in starts[rank::count]:
+            mine.append(_without_pictures(self.encoder.encode(good[start : start + self.batch_size])))
+            now = min(start + count * self.batch_size, len(good))  # the others are about as far
+            self.bar.update(now - seen)
+            seen = now
+        every = self.processes.gather(mine)
+        parts = [every[number % count][number // count] for number in range(len(starts))]
+        self.bar.update(len(items) - seen)
+        kept = [entry for part in parts for entry in part.entries]
+        codes = np.concatenate([part.codes for part in parts] or [np.zeros((0, self.encoder.grid[0] * self.encoder.grid[1]), np.int32)])
+        broken = [item for item in items if isinstance(item, Broken)] + [item for part in parts for item in part.broken]
+        return Images([entry.key for entry in kept], [entry.caption for entry in kept], codes), broken
+
+
+def _without_pictures(part: Encoded) -> Encoded:
+    """What other processes need of a batch."""
+    return replace(part, entries=[replace(entry, image=None) for entry in part.entries])

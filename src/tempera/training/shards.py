@@ -4,6 +4,7 @@ A shard holds columns key (string), caption (string) and codes (fixed-size list 
 rewritten after every shard, so a directory is consistent at any moment: shards it does not list do not exist.
 """
 
+import io
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,11 @@ class Manifest:
         return sum(shard.broken for shard in self.shards)
 
     @property
+    def next(self) -> int:
+        """Source position after the last shard."""
+        return self.shards[-1].next if self.shards else 0
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the shards' contents; two directories with equal recipes hold the same codes."""
         skipped = ("complete", "shards", "broken")
@@ -115,12 +121,22 @@ class Images:
 
 def write_shard(path: Path, images: Images) -> str:
     """Write one shard atomically and return its sha256. Equal contents give equal bytes."""
-    length = images.codes.shape[1]
-    codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.reshape(-1), pa.int32()), length)
-    table = pa.table({"key": pa.array(images.keys, pa.string()), "caption": pa.array(images.captions, pa.string()), "codes": codes})
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        _write(images, temporary)
     return sha256_file(path)
+
+
+def shard_bytes(images: Images) -> int:
+    """Size of the shard that these images would make."""
+    buffer = io.BytesIO()
+    _write(images, buffer)
+    return buffer.tell()
+
+
+def _write(images: Images, to: Path | io.BytesIO) -> None:
+    codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1])
+    table = pa.table({"key": pa.array(images.keys, pa.string()), "caption": pa.array(images.captions, pa.string()), "codes": codes})
+    pq.write_table(table, to, compression="zstd")
 
 
 def read_shard(path: Path) -> Images:

@@ -61,6 +61,9 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """Kind, place and fingerprint, for the manifest; it changes when the source does."""
 
+    def count(self) -> int | None:
+        """How many entries there are, broken ones included, where that can be told without reading them all; else `None`."""
+
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """Entries from position `start`; broken ones take a position too."""
 
@@ -85,15 +88,19 @@ class WorldScenes:
     def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
         if count < 1:
             raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
-        self.world, self.count, self.first = World(seed), count, first
+        self.world, self.scenes, self.first = World(seed), count, first
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
-        return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.count}
+        return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.scenes}
+
+    def count(self) -> int | None:
+        """See `Source`."""
+        return self.scenes
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
-        for index in range(self.first + start, self.first + self.count):
+        for index in range(self.first + start, self.first + self.scenes):
             sample = self.world.sample(index)
             yield Entry(f"world scene {index}", f"world-{self.world.seed}-{index}", sample.caption, sample.image)
 
@@ -115,13 +122,20 @@ class ImageFolder:
         files = [self.metadata] if self.metadata else self.images
         return {"kind": "imagefolder", "path": str(self.path), "caption": self.caption, "fingerprint": _fingerprint(files)}
 
+    def count(self) -> int | None:
+        """See `Source`."""
+        return len(self.images) if self.metadata is None else sum(1 for _ in self._rows(self.metadata))
+
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
         if self.metadata is None:
             yield from (self._beside(image) for image in self.images[start:])
         else:
-            rows = _jsonl_rows(self.metadata) if self.metadata.suffix == ".jsonl" else _csv_rows(self.metadata)
-            yield from (self._listed(where, row) for where, row in islice(rows, start, None))
+            yield from (self._listed(where, row) for where, row in islice(self._rows(self.metadata), start, None))
+
+    @staticmethod
+    def _rows(metadata: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
+        return _jsonl_rows(metadata) if metadata.suffix == ".jsonl" else _csv_rows(metadata)
 
     def _beside(self, image: Path) -> Entry | Broken:
         text = image.with_suffix(".txt")
@@ -151,6 +165,14 @@ class TarShards:
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
         return {"kind": "webdataset", "files": len(self.files), "caption": self.caption, "fingerprint": _fingerprint(self.files)}
+
+    def count(self) -> int | None:
+        """See `Source`."""
+        records = [file.with_name(f"{file.stem}_stats.json") for file in self.files]  # img2dataset's, one beside each archive
+        try:
+            return sum(int(json.loads(record.read_text())["successes"]) for record in records)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
@@ -202,6 +224,10 @@ class ParquetShards:
         """See `Source`."""
         columns = {"image": self.image, "caption": self.caption}
         return {"kind": "parquet", "files": len(self.files), **columns, "fingerprint": _fingerprint(self.files)}
+
+    def count(self) -> int | None:
+        """See `Source`."""
+        return sum(map(_parquet_rows, self.files))
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
@@ -266,21 +292,34 @@ class CocoCaptions:
         kind = {"kind": "coco", "path": str(self.path), "images": str(self.images) if self.images else None}
         return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
 
+    def count(self) -> int | None:
+        """See `Source`."""
+        return sum(1 for _ in self._chosen())
+
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
         return islice(self._all(), start, None)
 
     def _all(self) -> Iterator[Entry | Broken]:
+        for index, annotation in self._chosen():
+            where = f"{self.path} annotation {index}"
+            if annotation is None:
+                yield Broken(where, "no image_id")
+            else:
+                image_id = annotation["image_id"]
+                yield self._one(where, image_id, f"{image_id}#{annotation.get('id', index)}", annotation.get("caption"))
+
+    def _chosen(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Annotations of no more than `per_image` captions an image, with their numbers; `None` for one that is not like that."""
         seen: dict[Any, int] = {}
         for index, annotation in enumerate(self.annotations):
-            where = f"{self.path} annotation {index}"
             if not isinstance(annotation, dict) or "image_id" not in annotation:
-                yield Broken(where, "no image_id")
+                yield index, None
                 continue
             image_id = annotation["image_id"]
             seen[image_id] = seen.get(image_id, 0) + 1
             if not self.per_image or seen[image_id] <= self.per_image:
-                yield self._one(where, image_id, f"{image_id}#{annotation.get('id', index)}", annotation.get("caption"))
+                yield index, annotation
 
     def _one(self, where: str, image_id: Any, key: str, caption: Any) -> Entry | Broken:
         if self.images is None:
@@ -298,6 +337,10 @@ class PromptFile:
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
         return {"kind": "prompts", "path": str(self.path), "fingerprint": _fingerprint([self.path])}
+
+    def count(self) -> int | None:
+        """See `Source`."""
+        return len(self.prompts)
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
@@ -317,23 +360,30 @@ class Dataset:
         """See `Source`."""
         return {"kind": "dataset", **self.options, "image": self.image, "caption": self.caption}
 
+    def count(self) -> int | None:
+        """See `Source`."""
+        splits = self._stream().info.splits or {}  # where the data set's card or builder tells
+        split = splits.get(str(self.options["split"]))
+        return split.num_examples or None if split else None
+
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
-        import datasets
-
-        try:
-            stream = datasets.load_dataset(**self.options, streaming=True)
-            if self.image:
-                stream = stream.cast_column(self.image, datasets.Image(decode=False))
-        except Exception as problem:  # a builder may raise anything
-            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path and split.") from problem
-        for position, row in enumerate(stream.skip(start), start):
+        for position, row in enumerate(self._stream().skip(start), start):
             where, value = f"{self.options['path']} row {position}", row.get(self.image) if self.image else None
             value = (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
             if self.image and value is None:
                 yield Broken(where, "no image")
             else:
                 yield _entry(where, str(position), _caption_of(row, self.caption), value)
+
+    def _stream(self) -> Any:
+        import datasets
+
+        try:
+            stream = datasets.load_dataset(**self.options, streaming=True)
+            return stream.cast_column(self.image, datasets.Image(decode=False)) if self.image else stream
+        except Exception as problem:  # a builder may raise anything
+            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path and split.") from problem
 
 
 def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry | Broken:
@@ -368,6 +418,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
         for row in reader:
             broken = None in row or None in row.values()
             yield f"{path}:{reader.line_num}", f"not {len(reader.fieldnames or ())} columns" if broken else dict(row)
+
+
+def _parquet_rows(file: Path) -> int:
+    """Rows by the file's footer; an unreadable file is one broken entry."""
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError):
+        return 1
 
 
 def _existing(path: str, what: str) -> Path:
