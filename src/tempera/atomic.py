@@ -23,12 +23,20 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(_usual_mode())
         temporary.replace(path)
     except OSError as problem:
         raise TemperaError(f"cannot write {path}: {problem.strerror or problem}; give a directory that can be written.") from problem
     finally:
         with suppress(OSError):  # nothing was written where nothing can be removed
             temporary.unlink(missing_ok=True)
+
+
+def _usual_mode() -> int:
+    """The permissions that new files get here; safetensors gives its own to the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def write_json(path: Path, value: object) -> None:

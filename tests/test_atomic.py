@@ -1,0 +1,34 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tempera.atomic import replacing, write_text
+
+
+def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "model.safetensors") as temporary:
+            save_file({"weight": torch.zeros(2)}, temporary)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    write_text(path, "whole")
+
+    def half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ha", encoding="utf-8")
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        half()
+    assert path.read_text(encoding="utf-8") == "whole"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.md"]
