@@ -1,26 +1,33 @@
 """Every published family, tiny, in its official layout: loads through conf/, scores as a float64 computation, decodes, drafts."""
 
 import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reference_transformer as reference
 import torch
+from accelerate.state import AcceleratorState
 from test_adapter import check_rounds
 from test_llamagen import reference_logits
-from tiny_networks import TREE, random_draft, tiny_eagle
-from tiny_targets import CONF, DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state
+from tiny_networks import TREE, lively, random_draft, tiny_eagle
+from tiny_targets import CONF, DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, vq_option
 
 from tempera.acceptance import Exact
-from tempera.config import build_drafter, build_rule, build_target, build_tokenizer
+from tempera.config import build_drafter, build_rule, build_target, build_tokenizer, instantiate
 from tempera.decode import decode
-from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.eagle_model import EagleModel
 from tempera.errors import TemperaError
+from tempera.neighbours import Neighbours, codebook_hash
 from tempera.streams import Streams
+from tempera.targets.embedded import TextEncoder, target_config
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
 from tempera.targets.spec import FORBIDDEN
+from tempera.training.embedded import save_network
 from tempera.trees import Tree
 
 
@@ -132,46 +139,123 @@ def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, A
         check_rounds(target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target._forced)
 
 
-CHAIN, WINDOW = ("tree=chain", "depth=3", "drafter.path=draft"), ("window=6",)
+DRAFT, WINDOW = "drafter.path=draft", "window=6"
 METHODS = {
-    "ar": (),
-    **dict.fromkeys(("eagle", "coolsd", "uniform_rsd"), CHAIN),
-    **dict.fromkeys(("jacobi", "sjd", "scd"), WINDOW),
-    "sjd_pac": ("window=12", "branches=2"),
-    "eagle2": ("nodes=6", "branches=2", "depth=3", "drafter.path=draft"),
+    "ar": [],
+    "eagle": ["tree=chain", "depth=3", DRAFT],
+    "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
+    "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
+    "coolsd": ["tree=chain", "depth=3", DRAFT],
+    "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
+    "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
+    "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
+    "block": ["depth=3", DRAFT],
+    "independent": ["depth=3", "drafter.path=smaller"],
+    "jacobi": [WINDOW],
+    "sjd": [WINDOW],
+    "gsd": [WINDOW, "k=5"],
+    "scd": [WINDOW],
+    "sjd_pac": ["window=12", "branches=2"],
 }
+EXACT = ("eagle tree", "independent", "sjd_pac")
 
 
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Any]:
     """The methods' own options, which no model changes."""
-    return {method: composed(f"method={method}", *choices) for method, choices in METHODS.items()}
+    return {name: composed(f"method={name.split()[0]}", *choices) for name, choices in METHODS.items()}
 
 
-def decoded(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> torch.Tensor:
-    return decode(target, drafter, rule, Streams(0, prompts), prompts).tokens
+@pytest.fixture(scope="module")
+def models(options: dict[str, list[str]]) -> dict[str, Any]:
+    """The models' own options, which no method changes."""
+    return {name: composed(*choices).model for name, choices in options.items()}
+
+
+@pytest.fixture(scope="module")
+def places(targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For every family a directory with an EAGLE draft, a smaller model of the same tokens, and a table of neighbours."""
+    found = {}
+    for name, target in targets.items():
+        directory = found[name] = tmp_path_factory.mktemp("beside")
+        tiny_eagle(target).save_pretrained(directory / "draft")
+        sizes = LlamaGenConfig(target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4)
+        network, encoder = lively(LlamaGen(sizes)), TextEncoder(4, 4, 1, 1)
+        save_network(to_official(network.state_dict(), 1), target_config(network), directory / "smaller")
+        save_network(encoder.state_dict(), encoder.config, directory / "smaller" / "text_encoder")
+        codebook = instantiate(models[name].tokenizer).codebook
+        near = (torch.arange(len(codebook))[:, None] + torch.arange(5)) % len(codebook)
+        Neighbours(near, "l2", codebook_hash(codebook)).save(directory / "l2_5.safetensors")
+    return found
+
+
+@pytest.fixture
+def paint(
+    targets: dict[str, Any], methods: dict[str, Any], models: dict[str, Any], places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., torch.Tensor]:
+    """Paint a family's two prompts with a method, as the options say or at a temperature -> tokens int64 [2, length]."""
+
+    def call(name: str, method: str, temperature: float | None = None) -> torch.Tensor:
+        monkeypatch.chdir(places[name])
+        cfg = methods[method].copy()
+        cfg.model = models[name]
+        if "neighbours" in cfg:
+            cfg.neighbours.directory = str(places[name])
+        target, prompts = targets[name], list(FAMILIES[name].prompts)
+        if temperature is not None:
+            monkeypatch.setattr(target, "sampling", replace(target.sampling, temperature=temperature))
+        drafter = build_drafter(cfg, target)
+        return decode(target, drafter, build_rule(cfg, drafter.depth), Streams(0, prompts), prompts).tokens
+
+    return call
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_method_paints(name: str, method: str, targets: dict[str, Any], paint: Callable[..., torch.Tensor]) -> None:
+    target, tokens = targets[name], paint(name, method)
+    assert tokens.shape == (2, target.length) and len(tokens.unique()) > 3
+    spec = getattr(target.network, "spec", None)
+    if spec is not None and spec.line_end is not None:
+        grid = tokens.view(2, *target.grid)
+        assert (grid[..., -1] == target.vocab_size - 1).all()
+        assert (grid[..., :-1] < target.vocab_size - 1).all()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_method_paints(
-    name: str, targets: dict[str, Any], methods: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, prompts = targets[name], list(FAMILIES[name].prompts)
-    eagle = tiny_eagle(target)
-    eagle.save_pretrained(tmp_path / "draft")
-    monkeypatch.chdir(tmp_path)
-    painted = {"tree": decoded(target, StaticTreeDrafter(EagleDraft(eagle, target), TREE), Exact(), prompts)}
-    for method, cfg in methods.items():
-        drafter = build_drafter(cfg, target)
-        painted[method] = decoded(target, drafter, build_rule(cfg, drafter.depth), prompts)
-    lines = getattr(target.network, "spec", None) is not None and target.network.spec.line_end is not None
-    for tokens in painted.values():
-        assert tokens.shape == (2, target.length)
-        grid = tokens.view(2, *target.grid)
-        if lines:
-            assert (grid[..., -1] == target.vocab_size - 1).all()
-            assert (grid[..., :-1] < target.vocab_size - 1).all()
-    assert len(painted["ar"].unique()) > 3
+def test_no_exact_method_changes_a_greedy_image(name: str, paint: Callable[..., torch.Tensor]) -> None:
+    plain = paint(name, "ar", temperature=0.0)
+    assert not torch.equal(plain[0], plain[1])
+    for method in EXACT:
+        assert torch.equal(paint(name, method, temperature=0.0), plain), method
+
+
+def test_a_smaller_llamagen_drafts_for_a_larger_one(options: dict[str, list[str]], tmp_path: Path) -> None:
+    """LlamaGen-L for LlamaGen-3B, in official files of tiny sizes: `method=independent` finds it beside the target."""
+    larger, smaller = llamagen_state(24), {name: tensor * 0.9 for name, tensor in llamagen_state(24).items()}
+    torch.save({"model": larger}, tmp_path / "c2i_3B_384.pt")
+    torch.save({"model": smaller}, tmp_path / "c2i_L_384.pt")
+    sizes = next(option for option in options["llamagen_classes"] if option.startswith("+model.network.config=")).partition("=")[2]
+    tiny = [f"{sign}model.{part}network.config{value}" for part in ("", "independent.") for sign, value in (("~", ""), ("+", f"={sizes}"))]
+    rest = [vq_option(24), "model.tokenizer_weights=random", "model.text_encoder.classes=10"]
+    choose = ["model=llamagen_3b_c2i", "method=independent", "depth=3", *tiny, *rest]
+
+    def rounds(*more: str) -> Any:
+        cfg = composed(*choose, f"weights={tmp_path}", *more)
+        target: Any = build_target(cfg)
+        return decode(target, build_drafter(cfg, target), Exact(), Streams(0, ["3", "7"]), ["3", "7"]).trace.rounds
+
+    assert rounds(f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}").tolist() == [4, 4]  # 16 tokens, 3 drafted and 1 more
+    assert 4 < rounds().sum() / 2 < 16
+    (tmp_path / "c2i_L_384.pt").unlink()
+    with pytest.raises(TemperaError, match=r"holds no c2i_L_384.pt: .* give model.independent.network.weights=DIR"):
+        rounds()
+
+
+def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
+    cfg = composed("model=lumina", "method=independent")
+    with pytest.raises(TemperaError, match="^this model names no smaller one to draft for it: give drafter.path=DIR"):
+        build_drafter(cfg, targets["lumina"])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -197,14 +281,61 @@ def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> No
         draft.check(other)
 
 
-def test_train_draft_builds_for_it(options: dict[str, list[str]], tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("train_draft_main", CONF.parent / "train_draft" / "main.py")
+def script(name: str) -> Any:
+    """The entry function of a script in train_draft/."""
+    spec = importlib.util.spec_from_file_location(f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    small = ["steps=1", "batch_size=2", "validate_every=1", "holdout=2", "decodes=1", "depth=2", "tracking=none", "device=cpu"]
-    metrics = module.main(composed(*options["lumina"], *small, f"directory={tmp_path}", config="train_draft"))
-    assert metrics["finished"] and (tmp_path / "draft" / "model.safetensors").is_file()
+    AcceleratorState._reset_state(True)
+    return module.main
+
+
+@pytest.fixture(scope="module")
+def drawn(options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Shards of images that every family draws for MS-COCO captions, by train_draft/prepare.py."""
+    found = {}
+    for name, family in FAMILIES.items():
+        directory = found[name] = tmp_path_factory.mktemp("shards")
+        captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(40)]
+        (directory / "captions.json").write_text(json.dumps({"annotations": captions}))
+        source = ["source=coco", f"source.path={directory / 'captions.json'}", "encoder=target", "batch_size=40", "device=cpu"]
+        made = script("prepare")(composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare"))
+        assert made == {"count": 40, "broken": 0}
+    return found
+
+
+QUICK = ["steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "depth=2", "warmup=0", "tracking=none", "device=cpu"]
+PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_precision=bf16"]}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_draft_is_trained_and_drafts(
+    name: str, precision: str, options: dict[str, list[str]], drawn: dict[str, Path], targets: dict[str, Any], tmp_path: Path
+) -> None:
+    data = ["train_data=shards", f"train_data.path={drawn[name] / 'codes'}", *QUICK, *PRECISIONS[precision], f"directory={tmp_path}"]
+    metrics = script("main")(composed(*options[name], *data, config="train_draft"))
+    assert metrics["finished"] and metrics["steps"] == 2 and metrics["best"]["accepted_length"] >= 1
+    cfg = composed(
+        *options[name], "method=eagle", f"drafter.path={tmp_path / 'draft'}", "depth=2", *PRECISIONS[precision][:1], "device=cpu"
+    )
+    target, prompts = build_target(cfg), list(FAMILIES[name].prompts)
+    drafter: Any = build_drafter(cfg, target)
+    assert decode(target, drafter, Exact(), Streams(0, prompts), prompts).tokens.shape == (2, targets[name].length)
+    trained = EagleModel.from_pretrained(tmp_path / "draft")
+    torch.manual_seed(0)
+    untrained = EagleModel(trained.config)
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in trained.parameters())
+    assert not torch.equal(trained.fc.weight, untrained.fc.weight)
+    for other, stranger in targets.items():
+        if other != name:
+            with pytest.raises(TemperaError, match=REFUSAL) as refusal:
+                build_drafter(cfg, stranger)
+            assert "\n" not in str(refusal.value)
+
+
+REFUSAL = "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3)[ ,].*(give|train) a draft for this target"
 
 
 def test_a_saved_draft_is_read_again(targets: dict[str, Any], tmp_path: Path) -> None:

@@ -86,6 +86,14 @@ def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> 
     assert json.loads((tmp_path / "run" / "training.json").read_text())["train_data"]["path"] == str(shards)
 
 
+def test_a_dry_run_tells_disk_and_time_and_writes_nothing(tmp_path: Path, command: Command) -> None:
+    status, out, err = command("prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}")
+    assert status == 0, err
+    for words in ("nothing is written", "sample: 40 entries, 100% of", "to do: 40 entries are left", "kB for 40 images", "with 8"):
+        assert words in out
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_target_draws_training_images(tmp_path: Path, command: Command) -> None:
     torch.manual_seed(0)
     status, _, err = command("prepare", "encoder=target", "source.count=2", "guidance=1", f"hydra.run.dir={tmp_path}")
@@ -110,6 +118,8 @@ REFUSED = {
     "prepare source=foo": "there is no source=foo; choose one of coco, dataset, imagefolder, parquet, prompts, webdataset, world",
     "prepare source=imagefolder source.path=/absent": "/absent does not exist: give the path of an image folder",
     "prepare shard_size=many": "`shard_size=many` is not possible; it must be a whole number",
+    "prepare dry_run=maybe": "`dry_run=maybe` is not possible; it must be true or false",
+    "prepare dry_run=true limit=0": "shard_size, batch_size and limit must be at least 1",
     "prepare encoder=foo": "there is no encoder=foo; choose one of target, vq",
 }
 

@@ -160,6 +160,14 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(tmp
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize(("option", "name"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")])
+def test_a_launch_that_splits_the_draft_is_refused(option: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(option, "true")  # as `accelerate launch --use_fsdp` does
+    with pytest.raises(TemperaError, match=f"one layer, which {name} has no need to split: train it with DDP, by torchrun"):
+        tiny_train(tmp_path)
+    assert not (tmp_path / "training.json").exists()
+
+
 def test_bfloat16_target_and_autocast(tmp_path: Path) -> None:
     target = tiny_target(dtype=torch.bfloat16)
     metrics = tiny_train(tmp_path, target=target, mixed_precision="bf16", steps=2, validate_every=2)

@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ValidationError
+from omegaconf.errors import ConfigValueError, ValidationError
 from torch import nn
 
 from tempera.config_errors import sentence
@@ -167,7 +167,7 @@ def _check_value(node: Any, key: str, value: Any, hint: Any) -> None:
         return
     try:
         schema = OmegaConf.structured(make_dataclass("Argument", [(key, hint, field(default=MISSING))]))
-    except ValidationError:
+    except (ConfigValueError, ValidationError):
         return
     try:
         OmegaConf.merge(schema, {key: value})

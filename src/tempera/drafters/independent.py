@@ -4,6 +4,7 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocab
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,20 +82,34 @@ class IndependentDraft:
         self._decided = verdict.tokens, emitted
 
 
-def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
-    """The drafter of a smaller LlamaGen.
+class Smaller:
+    """A smaller model: a network as `TransformerTarget` takes it, and the module whose `encode` turns prompts into its condition."""
+
+    def __init__(self, network: Any, text_encoder: Any) -> None:
+        self.network, self.text_encoder = network, text_encoder
+
+
+def build(path: str | Smaller | None, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+    """The drafter of a smaller model.
 
     Args:
-        path: directory with `config.json` and `model.safetensors` in LlamaGen's official key layout, and its `text_encoder`.
+        path: directory with `config.json` and `model.safetensors` in LlamaGen's official key layout, and its `text_encoder`; or the model
+            itself, where the target's configuration names one (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
 
     Raises:
-        TemperaError: a file is missing, or draft and target do not paint the same tokens.
+        TemperaError: there is no smaller model, a file is missing, or draft and target do not paint the same tokens.
     """
-    network, encoder = load_target_network(Path(path)), load_text_encoder(Path(path) / "text_encoder")
+    if path is None:
+        raise TemperaError(
+            "this model names no smaller one to draft for it: give drafter.path=DIR of one with the same image tokens, or another method; "
+            "model=llamagen_3b_c2i and embedded have one."
+        )
+    if isinstance(path, str):
+        path = Smaller(load_target_network(Path(path)), load_text_encoder(Path(path) / "text_encoder"))
     device, dtype = target.device, target.dtype
-    draft = TransformerTarget(network.to(device, dtype), encoder.to(device, dtype).encode, target.sampling)
+    draft = TransformerTarget(path.network.to(device, dtype), path.text_encoder.to(device, dtype).encode, target.sampling)
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

@@ -51,14 +51,15 @@ def load_llamagen(
     hub: str,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
+    option: str = "model.weights",
 ) -> LlamaGen:
     """A LlamaGen with published weights.
 
     Args:
-        weights, files, hub: see `tempera.targets.weights.Release`.
+        weights, files, hub, option: see `tempera.targets.weights.Release`.
         device, dtype: where and as what random weights are made; published ones stay as they are in their files.
     """
-    release = Release(weights, files, hub)
+    release = Release(weights, files, hub, option)
     network = on_meta(lambda: LlamaGen(config))
     if release.random:
         randomise(network, device or torch.device("cpu"), dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 from tqdm import tqdm
 
@@ -62,6 +63,7 @@ def train(
     """
     draft.check(target)
     directory = writable_directory(directory)
+    _refuse_sharding()
     accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
     recipe.part(accelerator.num_processes)
     keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
@@ -246,6 +248,16 @@ class Run:
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
+
+
+def _refuse_sharding() -> None:
+    """Raise TemperaError where accelerate was told to split the draft among devices: it would be saved and validated in pieces."""
+    for option, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if parse_flag_from_env(option):
+            raise TemperaError(
+                f"a draft is one layer, which {name} has no need to split: train it with DDP, by torchrun --nproc-per-node N or accelerate "
+                "launch --multi_gpu; every device then holds the frozen target, in bfloat16 by dtype=bfloat16."
+            )
 
 
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

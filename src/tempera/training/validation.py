@@ -1,6 +1,5 @@
 """How good a draft is: on held-out images under teacher forcing, and in a short real decode."""
 
-import copy
 from dataclasses import replace
 
 import torch
@@ -52,7 +51,8 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
 
 def accepted_length(draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0) -> float:
     """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted tokens."""
-    frozen = copy.deepcopy(draft).requires_grad_(False).to(target.dtype)
+    frozen = EagleModel(draft.config).to(target.device, target.dtype)  # not a copy, whose forward accelerate may have given autocast
+    frozen.load_state_dict(draft.state_dict())
     drafter = StaticTreeDrafter(EagleDraft(frozen, target), Tree.chain(depth))
     streams = Streams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
     output = decode(target, drafter, Exact(), streams, captions)
