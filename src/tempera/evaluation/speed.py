@@ -121,7 +121,7 @@ def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 100
     columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if name != "id"}
     ratios = columns["ar"] / columns["method"]
     clocked = {part: columns[f"part_{part}"] for part in PARTS}
-    total, rounds = sum(clocked.values()), columns["rounds"]
+    total, rounds = np.sum(list(clocked.values())), columns["rounds"]
     return {
         "latency_ar": _spread(columns["ar"], resamples),
         "latency": _spread(columns["method"], resamples),
@@ -130,7 +130,7 @@ def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 100
         "text_encoder": float(np.median(columns["text_encoder"])),
         "image_decoder": float(np.median(columns["image_decoder"])),
         "parts": {
-            part: {"share": float(values.sum() / total.sum()), "ms_per_round": float(np.median(1000 * values / rounds))}
+            part: {"share": float(values.sum() / total), "ms_per_round": float(np.median(1000 * values / rounds))}
             for part, values in clocked.items()
         },
     }
