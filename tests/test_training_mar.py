@@ -97,6 +97,25 @@ def test_a_fresh_head_predicts_nothing_and_learns() -> None:
     assert errors[0] == pytest.approx(1, abs=0.2) and errors[-1] < 0.8 * errors[0]
 
 
+def test_noisy_levels_count_more_and_the_weights_have_mean_one() -> None:
+    network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
+    initialise(network)  # its head says 0, so that every squared error is about 1
+    tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
+    plain, weighted = (mar.token_losses(network, tokens, labels, 0, order, drop, 8, emphasis)[0].item() for emphasis in (1.0, 10.0))
+    assert plain == pytest.approx(1, abs=0.05) and weighted == pytest.approx(1, abs=0.15) and weighted != plain
+
+
+def test_places_of_the_grid_are_told_apart_from_the_start() -> None:
+    network = MAR(mar.TINY_MAR)
+    initialise(network)
+    mar._lay_out(network)
+    learned = (network.encoder_pos_embed_learned, network.decoder_pos_embed_learned, network.diffusion_pos_embed_learned)
+    for embedding in (parameter.detach() for parameter in learned):
+        near, far = (torch.cosine_similarity(embedding[0, -64], embedding[0, place], 0) for place in (-63, -1))
+        assert near > far + 0.2 and embedding[0, -64:].std().item() == pytest.approx(0.7, abs=0.1)
+    assert network.decoder_pos_embed_learned[0, :-64].std() < 0.05  # those of the class stay as they were
+
+
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size, tokenizer = replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1), mar.KLModel(replace(mar.TINY_KL, patch=8)).eval()
     settings, scenes = replace(QUICK, save_every=1), mar.encode_scenes(World(0), 5, tokenizer)

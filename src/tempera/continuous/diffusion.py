@@ -154,8 +154,8 @@ class Schedule:
         beta = 1 - self.kept / before
         posterior = beta * (1 - before) / (1 - self.kept)
         posterior[0] = posterior[1]  # the first is 0, whose logarithm nothing could be interpolated with
-        start, current = beta * before.sqrt() / (1 - self.kept), (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
-        self._tables = torch.stack([self.kept.rsqrt(), (1 / self.kept - 1).sqrt(), start, current, posterior.log(), beta.log()])
+        clean, current = beta * before.sqrt() / (1 - self.kept), (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
+        self._tables = torch.stack([self.kept.rsqrt(), (1 / self.kept - 1).sqrt(), clean, current, posterior.log(), beta.log()])
         self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def kernel(self, output: Tensor, x: Tensor, t: Tensor) -> Kernel:

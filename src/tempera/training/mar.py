@@ -218,7 +218,8 @@ def token_losses(
         emphasis: see `MARTraining`.
 
     Returns:
-        The squared error of the noise, weighted, and the divergence of the predicted kernel from the true posterior in nats, means a number.
+        The squared error of the noise, weighted, and the divergence of the predicted kernel from the true posterior in nats: means over
+        the numbers of all tokens.
     """
     schedule, channels = Schedule(TRAINING_STEPS), tokens.shape[-1]
     ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
