@@ -11,7 +11,7 @@ import pytest
 
 from tempera.data.prompts import world_prompts
 from tempera.errors import TemperaError
-from tempera.evaluation import progress
+from tempera.evaluation import progress, report
 from tempera.evaluation.pictures import picture_path, write_picture
 from tempera.evaluation.publish import blocks, publish
 from tempera.evaluation.report import collect, find_runs, report_markdown, write_report
@@ -191,3 +191,8 @@ def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Pa
 def test_zero_has_no_sign() -> None:
     assert progress.number(-0.0001, ".3f") == "0.000"
     assert progress.number(-0.1, ".3f") == "-0.100"
+
+
+def test_what_is_not_finite_has_no_interval() -> None:
+    assert report._span({"value": float("-inf"), "low": float("nan"), "high": float("nan")}, "+.4f") == "-inf"
+    assert report._span({"value": 0.5, "low": 0.25, "high": 0.75}, ".2f") == "0.50 (0.25 … 0.75)"

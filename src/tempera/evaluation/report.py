@@ -201,7 +201,7 @@ def report_markdown(rows: Sequence[Row], output: Path, figures: Sequence[Path], 
         names = [name for name in PAIRED if any(name in row["versus_ar"] for row in paired)]
         titles = {"clip_score": "CLIP score", "logprob_per_token": "log-probability a token"}
         parts += ["## Difference to plain autoregression", ""]
-        parts += ["On the same prompts and seeds, prompt by prompt; an interval without 0 is a real difference.", ""]
+        parts += ["On the same prompts and seeds, prompt by prompt; where nothing differs, one interval in twenty lacks 0 by chance.", ""]
         cells = [[row["family"], _delta(row), *(_span(row["versus_ar"].get(name), "+.4f") for name in names)] for row in paired]
         parts += _table(["run", "δ", *(titles.get(name, name) for name in names)], cells)
     parts += papers.markdown(papers.beside(rows))
@@ -243,10 +243,10 @@ def _delta(row: Row) -> str:
 def _span(interval: Mapping[str, Any] | None, form: str) -> str:
     if not interval or interval.get("value") is None:
         return "–"
-    low, high = interval.get("low"), interval.get("high")
-    return number(interval["value"], form) + (
-        f" ({number(low, form)} … {number(high, form)})" if low is not None and high is not None else ""
-    )
+    value, low, high = interval["value"], interval.get("low"), interval.get("high")
+    if low is None or high is None or not np.isfinite([low, high]).all():  # the mean of log-probabilities may be -inf: it has no interval
+        return number(value, form)
+    return f"{number(value, form)} ({number(low, form)} … {number(high, form)})"
 
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:

@@ -19,7 +19,8 @@ class Recipe:
         clip: largest norm of the gradient; 0 does not clip.
         noise: the input hidden states are moved by uniform noise in ± this.
         unroll: drafted steps that are learned besides the first, each from the draft's own predictions of the step before (HASS; 0 is
-            EAGLE-1). A step costs as much memory and time in the draft as the first.
+            EAGLE-1). With k of them the draft's pass that is learned from is over 1 + k copies of
+            the images, after k passes without gradient over 1 … k copies.
         drop: probability that an image becomes null-conditioned, for target and draft alike.
         cross_entropy: weight of the cross-entropy beside the regression of hidden states.
         ema: decay of the moving average of the weights, which is then what is validated and saved; 0 keeps none.
