@@ -43,17 +43,17 @@ class Lesson:
         return shifted(hidden[:, :-1], self.keep)
 
     def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The sequence as a draft meets it 0, 1, … k steps after its root, one copy behind the other (HASS, Zhang et al. 2024, arXiv
-        2408.15766; EAGLE-3's training-time test).
+        """The sequence as a draft meets it 0, 1, … K − 1 steps after its root, one copy behind the other: the context alignment of HASS
+        (Zhang et al. 2024, arXiv 2408.15766; EAGLE-3's training-time test), without HASS's loss on the most probable tokens.
 
         In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1 tokens before it in the copies 1 … k − 1,
         whose hidden states were drafted as well, and to all earlier ones in copy 0.
 
         Args:
-            states: hidden states one position earlier, [R, S, H] each: the true ones, the draft's predictions from these, and so on.
+            states: hidden states one position earlier, K of [R, S, H]: the true ones, the draft's predictions from these, and so on.
 
         Returns:
-            embeddings and hidden states [R, kS, H], additive mask [R, 1, kS, kS] and positions [R, kS] of k copies.
+            embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S, K·S] and positions int64 [R, K·S] of the K copies.
         """
         copies, length = len(states), self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
