@@ -11,13 +11,15 @@ import pytest
 import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
+from PIL import Image
 from test_adapter import check_rounds
 from test_llamagen import reference_logits
 from tiny_networks import TREE, lively, random_draft, tiny_eagle
 from tiny_targets import CONF, DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, vq_option
 
+from tempera import config
 from tempera.acceptance import Exact
-from tempera.config import build_drafter, build_rule, build_target, build_tokenizer, instantiate
+from tempera.config import build_drafter, build_encoder, build_rule, build_target, build_tokenizer, instantiate
 from tempera.decode import decode
 from tempera.eagle_model import EagleModel
 from tempera.errors import TemperaError
@@ -28,6 +30,7 @@ from tempera.targets.emu3 import NEGATIVE, POSITIVE
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
 from tempera.targets.spec import FORBIDDEN
 from tempera.training.embedded import save_network
+from tempera.training.sources import Entry
 from tempera.trees import Tree
 
 
@@ -41,6 +44,18 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     """Every tiny family, loaded as the scripts load it."""
     return {name: build_target(composed(*choices)) for name, choices in options.items()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_are_encoded_on_the_targets_grid_without_its_weights(
+    name: str, options: dict[str, list[str]], targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "build_target", None)
+    encoder = build_encoder(composed("+encoder=vq", *options[name]))
+    grid = targets[name].grid
+    assert encoder.grid == grid
+    codes = encoder.encode([Entry("a.png", "a", "a red ring", Image.new("RGB", (50, 40)))]).codes
+    assert codes.shape == (1, grid[0] * grid[1]) and codes.max() < targets[name].vocab_size
 
 
 def bytes_of(text: str) -> list[int]:

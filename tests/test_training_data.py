@@ -78,4 +78,4 @@ def test_shards_belong_to_a_tokenizer(tmp_path: Path) -> None:
     assert len(shard_codes(target, vq, tmp_path, str(tmp_path)).images) == 60
     with pytest.raises(TemperaError, match=f"built by tokenizer {identity_of(vq)}, but the target's is"):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path))
-    assert vq_encoder(target, vq).size == (12, 16)
+    assert vq_encoder(target.grid, vq).size == (12, 16)

@@ -1,5 +1,6 @@
 """The training loop: exact resumption, accumulation, several processes, refusals, and that it trains."""
 
+import json
 import os
 import signal
 import subprocess
@@ -51,8 +52,8 @@ def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    tiny_train(tmp_path / "whole")
-    main = str(Path(__file__).parent / "tiny_training.py")
+    tiny_train(tmp_path / "whole", accumulation=2)
+    main = TORCHRUN[-1]
     killed = script(main, str(tmp_path / "killed"), KILL_AT="8")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     before = load_file(tmp_path / "killed" / "last.safetensors")
@@ -66,17 +67,36 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {"draft", "last.safetensors", "training.json"}
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(Path(__file__).parent / "tiny_training.py"))
+
+
+def assert_same_training(two: Path, one: Path) -> None:
+    """Up to rounding."""
+    expected, found = (load_file(path / "last.safetensors") for path in (one, two))
+    assert expected.keys() == found.keys()
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
 def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
-    main = str(Path(__file__).parent / "tiny_training.py")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", main)
-    both = script(*torchrun, str(tmp_path / "two"))
+    both = script(*TORCHRUN, str(tmp_path / "two"))
     assert both.returncode == 0, both.stderr
-    alone = tiny_train(tmp_path / "one")
-    one, two = (load_file(tmp_path / name / "last.safetensors") for name in ("one", "two"))
-    for key in one:
-        torch.testing.assert_close(two[key], one[key], rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+    alone = tiny_train(tmp_path / "one", accumulation=2)
+    assert_same_training(tmp_path / "two", tmp_path / "one")
     assert '"processes": 2' in (tmp_path / "two" / "draft" / "metrics.json").read_text()
     assert alone["processes"] == 1
+
+
+def test_split_between_two_processes_killed_and_started_again_it_is_the_same_draft(tmp_path: Path) -> None:
+    killed = script(*TORCHRUN, str(tmp_path / "two"), KILL_AT="8", ACCELERATE_USE_FSDP="true")
+    assert killed.returncode != 0
+    assert (tmp_path / "two" / "last.safetensors").exists(), killed.stderr
+    again = script(*TORCHRUN, str(tmp_path / "two"), ACCELERATE_USE_FSDP="true")
+    assert again.returncode == 0, again.stderr
+    alone = tiny_train(tmp_path / "one", accumulation=2)
+    assert_same_training(tmp_path / "two", tmp_path / "one")
+    found = json.loads((tmp_path / "two" / "draft" / "metrics.json").read_text())
+    assert found["best"] == pytest.approx(alone["best"], abs=1e-3)
 
 
 def run_of(directory: Path, **changes: Any) -> Run:
@@ -160,10 +180,18 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(tmp
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("option", "name"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")])
-def test_a_launch_that_splits_the_draft_is_refused(option: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(option, "true")  # as `accelerate launch --use_fsdp` does
-    with pytest.raises(TemperaError, match=f"one layer, which {name} has no need to split: train it with DDP, by torchrun"):
+UNABLE = {
+    "ACCELERATE_USE_FSDP": "among several processes, and there is one: give --num_processes",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is",
+    "FSDP_OFFLOAD_PARAMS": "set fsdp_offload_params to false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "set fsdp_activation_checkpointing to false",
+}
+
+
+@pytest.mark.parametrize("option", UNABLE)
+def test_a_launch_that_cannot_be_done_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(option, "true")  # as `accelerate launch` does
+    with pytest.raises(TemperaError, match=UNABLE[option]):
         tiny_train(tmp_path)
     assert not (tmp_path / "training.json").exists()
 

@@ -3,20 +3,22 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tempera.eagle_model import EagleConfig, EagleModel
+from tempera.evaluation.processes import Processes
 from tempera.probs import Sampling
-from tempera.targets.adapter import TransformerTarget
+from tempera.targets.adapter import TransformerTarget, identity_of
 from tempera.targets.embedded import TextEncoder
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.tracking import NoTracker
 from tempera.training.codes import ShardCodes
 from tempera.training.recipe import Recipe
+from tempera.training.sharding import launched, split_target
 from tempera.training.shards import Images
 from tempera.training.trainer import train
 
@@ -27,8 +29,10 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> TransformerTarget:
-    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the embedded world's words."""
+def tiny_target(
+    guidance: float = 2.0, dtype: torch.dtype = torch.float32, place: Callable[[Any, torch.device], None] | None = None
+) -> TransformerTarget:
+    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the embedded world's words; `place` may split it."""
     torch.manual_seed(0)
     config = LlamaGenConfig(24, 16, 32, 2, 2, GRID, prefix_length=6, caption_dim=8)
     network = LlamaGen(config)
@@ -41,13 +45,17 @@ def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> Tr
             features, keep = encoder.encode(prompts)
         return features.to(dtype), keep
 
-    return TransformerTarget(network.to(dtype).requires_grad_(False), conditioner, Sampling(guidance=guidance))
+    network = network.to(dtype).requires_grad_(False)
+    identity = identity_of(network)
+    if place is not None:
+        place(network, torch.device("cpu"))
+    return TransformerTarget(network, conditioner, Sampling(guidance=guidance), identity=identity)
 
 
 def tiny_draft(target: TransformerTarget) -> EagleModel:
     """An untrained draft, always the same."""
     torch.manual_seed(0)
-    return EagleModel(EagleConfig.of(target.network, "tiny"))
+    return EagleModel(EagleConfig.of(target.network, "tiny", identity=target.identity))
 
 
 def tiny_codes(count: int = 60) -> ShardCodes:
@@ -77,6 +85,16 @@ class Killer(NoTracker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def split_in_halves(network: Any, device: torch.device) -> None:
+    """Split a target between two processes, and see that each has about half of every layer."""
+    whole = [sum(parameter.numel() for parameter in layer.parameters()) for layer in network.model.layers]
+    split_target(network, device)
+    mine = [sum(parameter.to_local().numel() for parameter in layer.parameters()) for layer in network.model.layers]
+    assert all(0.4 < part / size < 0.6 for part, size in zip(mine, whole, strict=True)), (mine, whole)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    tiny_train(Path(sys.argv[1]), Killer(int(os.environ.get("KILL_AT", "-1"))))
+    Processes(cpu=True)
+    tracker = Killer(int(os.environ.get("KILL_AT", "-1")))
+    tiny_train(Path(sys.argv[1]), tracker, tiny_target(place=split_in_halves) if launched() else None, accumulation=2)

@@ -12,6 +12,7 @@ from tempera.eagle_model import EagleConfig, EagleModel
 from tempera.evaluation.processes import Processes
 from tempera.tracking import Tracker
 from tempera.training.recipe import Recipe
+from tempera.training.sharding import launched, split_target
 from tempera.training.trainer import DRAFT, train
 
 
@@ -20,11 +21,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Train, or go on training, in the run directory; returns the metrics of the best draft."""
     processes = Processes(cpu=config.parse_device(cfg.device).type == "cpu")
     recipe: Recipe = config.from_options(cfg, "tempera.training.recipe.Recipe")
-    target: Any = config.build_target(cfg)
+    target: Any = config.build_target(cfg, split_target if launched() else None)
     directory = Path(cfg.directory)
     codes = config.instantiate(cfg.train_data, target=target, tokenizer=config.build_tokenizer(cfg), directory=directory)
     torch.manual_seed(recipe.seed)
-    fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size)
+    fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size, target.identity)
     draft = EagleModel(fresh) if cfg.start is None else EagleModel.from_pretrained(cfg.start)
     apart = {*asdict(recipe), "device", "directory", "tracking"}
     choices: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart]))

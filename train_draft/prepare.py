@@ -24,7 +24,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
     processes = Processes(cpu=config.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
     source = config.instantiate(cfg.source)
-    encoder = config.instantiate(cfg.encoder, target=config.build_target(cfg), tokenizer=config.build_tokenizer(cfg))
+    encoder = config.build_encoder(cfg)
     directory = Path(cfg.directory)
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
     if cfg.dry_run:

@@ -240,20 +240,43 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
     return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
 
 
-def build_target(cfg: DictConfig) -> Target:
+def build_target(cfg: DictConfig, place: Callable[[nn.Module, torch.device], None] | None = None) -> Target:
     """The model being accelerated: `model.target` around its network and text encoder, sampling as the top-level options say. The network
     is frozen, on `device` in `dtype`, and keeps the identity it has in the precision it was loaded in.
+
+    Args:
+        cfg: the composed configuration.
+        place: brings the network from the CPU's memory to `device`, other than as a whole.
     """
     from tempera.targets.adapter import identity_of
 
     check_tokens(cfg)
     device = parse_device(cfg.device)
-    made = _accepted(cfg.model.network, {"device": device, "dtype": parse_dtype(cfg.dtype, device)})
+    first, dtype = device if place is None else torch.device("cpu"), parse_dtype(cfg.dtype, device)
+    made = _accepted(cfg.model.network, {"device": first, "dtype": dtype})
     network: nn.Module = instantiate(cfg.model.network, **made)
     identity = _accepted(cfg.model.target, {"identity": identity_of(network)})
-    parts = {"network": _frozen(network, cfg), "conditioner": build_text_encoder(cfg).encode, "sampling": build_sampling(cfg)}
+    network = network.to(first, dtype).eval().requires_grad_(False)
+    if place is not None:
+        place(network, device)
+    parts = {"network": network, "conditioner": build_text_encoder(cfg).encode, "sampling": build_sampling(cfg)}
     target: Target = instantiate(cfg.model.target, **parts, **identity)
     return target
+
+
+def build_encoder(cfg: DictConfig) -> Any:
+    """`encoder`, which turns captions and images into codes; the target's weights are read only where the encoder takes the target."""
+    check_tokens(cfg)
+    tokenizer = build_tokenizer(cfg)
+    makers: dict[str, Callable[[DictConfig], Any]] = {"target": build_target, "grid": _grid}
+    return instantiate(cfg.encoder, tokenizer=tokenizer, **{name: make(cfg) for name, make in _accepted(cfg.encoder, makers).items()})
+
+
+def _grid(cfg: DictConfig) -> tuple[int, int]:
+    """Rows and columns of the target's image tokens: as the model's description says them, or of the model itself where it has none."""
+    described = cfg.model.get("spec") or cfg.model.network.get("config")
+    rows, columns = instantiate(described).grid if described else build_target(cfg).grid
+    return rows, columns
 
 
 def compile_steps(cfg: DictConfig, target: Any) -> None:

@@ -8,7 +8,7 @@ Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -50,18 +50,19 @@ class EagleConfig:
     network: dict[str, Any]
 
     @classmethod
-    def of(cls, network: Any, model: str, vocab_size: int | None = None) -> Self:
+    def of(cls, network: Any, model: str, vocab_size: int | None = None, identity: str | None = None) -> Self:
         """Configuration of a draft for a target network.
 
         Args:
             network: the target's network.
             model: its name.
             vocab_size: image tokens, where the network's vocabulary holds more than those.
+            identity: of the target, where it is known; else it is taken from the network's weights.
         """
         family = "llamagen" if isinstance(network.config, LlamaGenConfig) else str(network.config.model_type)
         _family(family)
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
-        return cls(network.config.hidden_size, vocab, identity_of(network), model, family, config_dict(network))
+        return cls(network.config.hidden_size, vocab, identity or identity_of(network), model, family, config_dict(network))
 
 
 def _llamagen(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
@@ -140,8 +141,7 @@ class EagleModel(nn.Module):
     @classmethod
     def untrained(cls, target: Any) -> Self:
         """A draft of random weights for a `TransformerTarget`: it costs what a trained one does, and proposes hardly anything likely."""
-        config = EagleConfig.of(target.network, "any model: it is random", target.vocab_size)
-        return cls(replace(config, target=target.identity))
+        return cls(EagleConfig.of(target.network, "any model: it is random", target.vocab_size, target.identity))
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError where that is not possible."""

@@ -320,7 +320,8 @@ class _Layout:
 def _store_by_column(network: nn.Module) -> None:
     """On a CPU, store the linear layers' weights column by column: a product of a few rows is then up to twice as fast."""
     for module in network.modules():
-        if isinstance(module, nn.Linear) and module.weight.device.type == "cpu" and module.weight.is_contiguous():
+        plain = isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter  # not one that is split among processes
+        if plain and module.weight.device.type == "cpu" and module.weight.is_contiguous():
             module.weight.data = module.weight.data.t().contiguous().t()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tempera.atomic import read_json, replacing, write_json
 from tempera.errors import TemperaError
+from tempera.training.sharding import as_split, whole
 
 LAST = "last.safetensors"
 RECORD = "training.json"
@@ -44,15 +45,18 @@ class State:
     progress: Progress
 
 
-def save_state(directory: Path, state: State) -> None:
-    """Write `directory/last.safetensors`."""
+def save_state(directory: Path, state: State, write: bool = True) -> None:
+    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather them together, and one writes."""
     tensors = {f"draft/{name}": value for name, value in state.draft.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
     for index, moments in state.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser/{index}/{name}": value for name, value in moments.items()}
+    gathered = whole(tensors)
+    if not write:
+        return
     with replacing(directory / LAST) as temporary:
-        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(whole, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
+        kept = {name: value.detach().cpu().contiguous() for name, value in gathered.items()}
+        save_file(kept, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
 
 
 def load_state(directory: Path, state: State) -> bool:
@@ -68,12 +72,14 @@ def load_state(directory: Path, state: State) -> bool:
         with safe_open(path, "pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        state.draft.load_state_dict(_under("draft/", tensors))
-        state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": _moments(tensors)})
+        now = state.draft.state_dict()
+        state.draft.load_state_dict({name: as_split(value, now[name]) for name, value in _under("draft/", tensors).items()})
+        parameters = [parameter for group in state.optimiser.param_groups for parameter in group["params"]]
+        state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": _moments(tensors, parameters)})
         if set(average := _under("average/", tensors)) != set(state.average):
             raise KeyError("moving average")
         for name, value in average.items():
-            state.average[name].copy_(value)
+            state.average[name].copy_(as_split(value, state.average[name]))
         state.progress = Progress(**progress)
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as problem:
         reason = str(problem).splitlines()[0]
@@ -106,11 +112,12 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Of every parameter, split as it is; counters, which have no dimensions, are whole."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in _under("optimiser/", tensors).items():
         index, _, moment = name.partition("/")
-        moments.setdefault(int(index), {})[moment] = value
+        moments.setdefault(int(index), {})[moment] = as_split(value, parameters[int(index)]) if value.dim() else value
     return moments
 
 

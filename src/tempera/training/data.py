@@ -1,4 +1,4 @@
-"""What `train_data=` and `encoder=` choose. All take the target, its image tokenizer and their own options."""
+"""What `train_data=` and `encoder=` choose. All take the image tokenizer, the target or no more than its grid, and their own options."""
 
 import os
 from pathlib import Path
@@ -15,9 +15,9 @@ from tempera.training.sources import Source
 from tempera.vq import VQModel
 
 
-def vq_encoder(target: TransformerTarget, tokenizer: VQModel) -> VQEncoder:
+def vq_encoder(grid: tuple[int, int], tokenizer: VQModel) -> VQEncoder:
     """`encoder=vq`: the images' own codes on the target's grid."""
-    return VQEncoder(tokenizer, identity_of(tokenizer), target.grid, target.device)
+    return VQEncoder(tokenizer, identity_of(tokenizer), grid)
 
 
 def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> TargetEncoder:
@@ -27,7 +27,7 @@ def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0)
 
 def world_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0) -> WorldCodes:
     """`train_data=world`: scenes of the embedded world, encoded as they are needed."""
-    return WorldCodes(vq_encoder(target, tokenizer), seed)
+    return WorldCodes(vq_encoder(target.grid, tokenizer), seed)
 
 
 def shard_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0) -> ShardCodes:

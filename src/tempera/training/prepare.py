@@ -63,12 +63,12 @@ class VQEncoder:
     """The images' own codes: resize the shorter side, crop the centre, encode.
 
     Args:
-        vq: the target's tokenizer; `tokenizer`: its identity.
+        vq: the target's tokenizer, where it computes; `tokenizer`: its identity.
         grid: rows and columns of codes, which with the tokenizer's factor fix the picture's size.
     """
 
-    def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int], device: str = "cpu") -> None:
-        self.vq, self.tokenizer, self.grid, self.device = vq.to(device), tokenizer, grid, device
+    def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
+        self.vq, self.tokenizer, self.grid, self.device = vq, tokenizer, grid, next(vq.parameters()).device
         self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
 
     def describe(self) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 started again ends as if it had not been.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import parse_flag_from_env
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from tempera.atomic import read_json, writable_directory, write_json, write_text
@@ -21,6 +20,7 @@ from tempera.eagle_model import EagleModel
 from tempera.errors import TemperaError
 from tempera.targets.adapter import TransformerTarget
 from tempera.tracking import NoTracker, Tracker
+from tempera.training import sharding
 from tempera.training.checkpoint import Progress, State, keep_record, load_state, save_state
 from tempera.training.codes import Codes
 from tempera.training.lesson import dropped, nudge, teach
@@ -45,7 +45,7 @@ def train(
     """Train a draft for a frozen target, from where `directory` left off.
 
     Args:
-        target: the frozen target.
+        target: the frozen target; under FSDP already split (`sharding.split_target`), or whole in every process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
         recipe: how to train.
@@ -63,11 +63,11 @@ def train(
     """
     draft.check(target)
     directory = writable_directory(directory)
-    _refuse_sharding()
+    sharded = sharding.launched()
     accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
     recipe.part(accelerator.num_processes)
     keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
-    run = Run(target, draft.to(target.device), codes, recipe, directory, accelerator, quiet)
+    run = Run(target, draft.to(target.device), codes, recipe, directory, accelerator, quiet, sharded)
     resumed = load_state(directory, run.state)
     accelerator.wait_for_everyone()
     done = run.state.progress.step
@@ -97,18 +97,18 @@ class Run:
         directory: Path,
         accelerator: Accelerator,
         quiet: bool,
+        sharded: bool = False,
     ) -> None:
         self.target, self.draft, self.codes, self.recipe = target, draft, codes, recipe
         self.directory, self.accelerator = directory, accelerator
         self.tracker: Tracker = NoTracker()
         self.quiet = quiet or not accelerator.is_main_process
-        self.saved = copy.deepcopy(draft).requires_grad_(False) if recipe.ema else draft
+        self.model = sharding.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         optimiser = torch.optim.AdamW(
             draft.parameters(), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, foreach=True
         )
-        average = dict(self.saved.state_dict()) if recipe.ema else {}
+        average = {name: value.detach().clone() for name, value in draft.state_dict().items()} if recipe.ema else {}
         self.state = State(draft, optimiser, average, Progress())
-        self.model = accelerator.prepare_model(draft)
         mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
         self.held = codes.holdout(list(mine))
         self.captions = codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
@@ -147,12 +147,13 @@ class Run:
             group["lr"] = recipe.rate(number)
         self.state.optimiser.zero_grad()
         for positions, last in self._parts(number):
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with nullcontext() if last else self._gradients_stay():
                 loss = self.losses(positions)
                 self.accelerator.backward(loss[0] / recipe.accumulation)
             losses.append(loss.detach())
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
         norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf)
+        norm = sharding.whole({"norm": norm})["norm"]
         if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
             raise TemperaError(
                 f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
@@ -161,6 +162,13 @@ class Run:
         self.state.optimiser.step()
         self._average(number)
         return Step(mean, norm.item())
+
+    def _gradients_stay(self) -> AbstractContextManager[None]:
+        """The context in which gradients are not yet averaged over the processes."""
+        if isinstance(self.model, FSDPModule):
+            return sharding.gradients_stay(self.model)
+        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return waiting
 
     def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
         """This process's parts of a step, as numbers of training images, and whether a part is the last."""
@@ -210,25 +218,33 @@ class Run:
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and keep it if it is the best so far."""
         recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
-        metrics = metrics_of(accelerator.reduce(imitation(self.saved, self.target, self.held), "sum"))
+        kept = self.kept()
+        metrics = metrics_of(accelerator.reduce(imitation(kept, self.target, self.held), "sum"))
+        if self.captions:  # in every process: a split target needs them all
+            metrics["accepted_length"] = accepted_length(kept, self.target, self.captions, recipe.depth)
+        progress.latest = {"step": progress.step, **metrics}
+        better = metrics["top3"] > progress.best.get("top3", -1.0)
+        if better:
+            progress.best = progress.latest
         if not accelerator.is_main_process:
             return
-        if self.captions:
-            metrics["accepted_length"] = accepted_length(self.saved, self.target, self.captions, recipe.depth)
-        progress.latest = {"step": progress.step, **metrics}
         self.tracker.log({f"validation/{name}": value for name, value in metrics.items()}, progress.step)
         if not self.quiet:
             bar.write(f"step {progress.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
-        if metrics["top3"] > progress.best.get("top3", -1.0):
-            progress.best = progress.latest
-            self.saved.save_pretrained(self.directory / DRAFT)
+        if better:
+            kept.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
+
+    def kept(self) -> EagleModel:
+        """The draft as it is saved: whole, on this process's device, of the averaged weights where there is an average."""
+        kept = EagleModel(self.draft.config).to(self.target.device)
+        kept.load_state_dict(sharding.whole(self.state.average or self.draft.state_dict()))
+        return kept.requires_grad_(False)
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
         self.state.progress.seconds = time.monotonic() - self.began
-        if self.accelerator.is_main_process:
-            save_state(self.directory, self.state)
+        save_state(self.directory, self.state, write=self.accelerator.is_main_process)
         self.accelerator.wait_for_everyone()
 
     def describe(self, finished: bool) -> None:
@@ -248,16 +264,6 @@ class Run:
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
-
-
-def _refuse_sharding() -> None:
-    """Raise TemperaError where accelerate was told to split the draft among devices: it would be saved and validated in pieces."""
-    for option, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
-        if parse_flag_from_env(option):
-            raise TemperaError(
-                f"a draft is one layer, which {name} has no need to split: train it with DDP, by torchrun --nproc-per-node N or accelerate "
-                "launch --multi_gpu; every device then holds the frozen target, in bfloat16 by dtype=bfloat16."
-            )
 
 
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -51,9 +51,7 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
 
 def accepted_length(draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0) -> float:
     """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted tokens."""
-    frozen = EagleModel(draft.config).to(target.device, target.dtype)  # not a copy, whose forward accelerate may have given autocast
-    frozen.load_state_dict(draft.state_dict())
-    drafter = StaticTreeDrafter(EagleDraft(frozen, target), Tree.chain(depth))
+    drafter = StaticTreeDrafter(EagleDraft(draft, target), Tree.chain(depth))
     streams = Streams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
     output = decode(target, drafter, Exact(), streams, captions)
     return output.tokens.numel() / float(output.trace.rounds.sum())
