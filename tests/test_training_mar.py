@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -17,7 +18,7 @@ from tempera.continuous.kl import load_embedded_kl
 from tempera.continuous.labels import CLASSES, ShapeLabels, class_of, shape_prompts
 from tempera.continuous.mar import MAR, initialise
 from tempera.continuous.release import load_embedded_mar
-from tempera.data.world import World
+from tempera.data.world import World, render
 from tempera.errors import TemperaError
 from tempera.evaluation.evaluate import evaluate
 from tempera.evaluation.painter import Painter, records
@@ -103,6 +104,39 @@ def test_noisy_levels_count_more_and_the_weights_have_mean_one() -> None:
     tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
     plain, weighted = (mar.token_losses(network, tokens, labels, 0, order, drop, 8, emphasis)[0].item() for emphasis in (1.0, 10.0))
     assert plain == pytest.approx(1, abs=0.05) and weighted == pytest.approx(1, abs=0.15) and weighted != plain
+
+
+def test_tokens_count_by_their_weights() -> None:
+    network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens, labels, order, drop = torch.randn(8, 4, 16), torch.zeros(8).long(), torch.rand(8, 4).argsort(), torch.zeros(8).bool()
+    weights = torch.tensor([0.0, 0, 5, 0]).expand(8, -1)
+    error, _ = mar.token_losses(network, tokens, labels, 0, order, drop, 2, 10.0, weights)
+    error.backward()
+    learned = network.diffusion_pos_embed_learned.grad  # of each place in the image, next to the head
+    assert learned is not None
+    assert learned[0, 2].abs().max() > 0 and learned[0, [0, 1, 3]].abs().max() == 0
+
+
+def test_the_shape_is_where_its_colour_shows() -> None:
+    tokenizer = mar.KLModel(mar.TINY_KL).eval()
+    latents, samples = mar.encode_scenes(World(0), 5, tokenizer), mar.single_shapes(World(0), 0, 5)
+    for sample, touched in zip(samples, latents.touched, strict=True):
+        thing = sample.scene.things[0]
+        other = replace(sample.scene, things=(replace(thing, colour="white" if thing.colour == "black" else "black"),))
+        changed = torch.from_numpy(np.abs(render(other) - sample.image).max(-1) > 0.1).unflatten(0, (8, 8)).unflatten(2, (8, 8))
+        assert not (changed.transpose(1, 2).flatten(2).any(-1).flatten() & ~touched).any()
+        assert 4 <= touched.sum() <= 36
+
+
+def test_classes_of_a_shape_and_of_a_colour_learn_together() -> None:
+    gradient = torch.zeros(48, 3)
+    gradient[class_of("a red ring")] = torch.tensor([1.0, 2.0, 3.0])
+    shared = mar._taught_together(gradient)[:, 0]
+    assert shared[class_of("a red ring")] == 3
+    assert shared[class_of("a blue ring")] == shared[class_of("a red star")] == 1 and shared[class_of("a blue star")] == 0
+    assert shared.sum() == 1 + 8 + 6
 
 
 def test_places_of_the_grid_are_told_apart_from_the_start() -> None:

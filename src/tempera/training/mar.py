@@ -20,11 +20,11 @@ from tempera.continuous.diffusion import TRAINING_STEPS, Schedule
 from tempera.continuous.kl import KLConfig, KLModel
 from tempera.continuous.labels import CLASSES, class_of
 from tempera.continuous.mar import MAR, MARConfig, initialise
-from tempera.data.world import Sample, World
+from tempera.data.world import COLOURS, SHAPES, Sample, World
 from tempera.targets.adapter import identity_of
 from tempera.targets.embedded import load_tokenizer
 from tempera.training.anneal import trapezoid, warmup_cosine
-from tempera.training.target import _resume, _save
+from tempera.training.target import _resume, _save, shape_tokens
 from tempera.vq import VQConfig, VQModel
 
 Report = Callable[[dict[str, float], int], None]
@@ -57,6 +57,8 @@ class MARTraining:
             at 0.3, which leaves one-token-a-step decoding to generalise from the first third of an image.
         emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative to its mean; 1 is MAR's own training. The
             noisy levels decide what a token shows, and have next to no share in the plain error.
+        object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees in few tokens, and there but little.
+        calm: last share of steps, without this weight.
         variance: weight of the variational bound that teaches the variances, beside the squared error of the noise.
         drop: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
@@ -79,6 +81,8 @@ class MARTraining:
     repeats: int = 1
     shown: float = 0.5
     emphasis: float = 10.0
+    object_weight: float = 5.0
+    calm: float = 0.25
     variance: float = 0.1
     drop: float = 0.1
     ema: float = 0.998
@@ -154,10 +158,13 @@ def _psnr(error: Tensor) -> float:
 
 
 class Latents(NamedTuple):
-    """Encoded scenes: moments of the latents as `KLModel.moments` gives them, float16 [N, 2, C, h, w], and classes int64 [N]."""
+    """Encoded scenes: moments of the latents as `KLModel.moments` gives them, float16 [N, 2, C, h, w], classes int64 [N], and which tokens
+    touch the shape, bool [N, T].
+    """
 
     moments: Tensor
     classes: Tensor
+    touched: Tensor
 
     def draw(self, chosen: Tensor, tokenizer: KLModel) -> Tensor:
         """Tokens float32 [B, T, D] of the scenes int64 [B], drawn from their latents' law."""
@@ -168,21 +175,24 @@ class Latents(NamedTuple):
 @torch.no_grad()
 def encode_scenes(world: World, count: int, tokenizer: KLModel) -> Latents:
     """Render and encode the first `count` scenes of one shape."""
-    moments, classes = [], []
+    moments, classes, touched = [], [], []
+    size = tokenizer.config.networks.factor * tokenizer.config.patch
     for first in range(0, count, 64):
-        images, labels = images_and_classes(single_shapes(world, first, min(64, count - first)))
+        samples = single_shapes(world, first, min(64, count - first))
+        images, labels = images_and_classes(samples)
         moments.append(torch.stack(tokenizer.moments(images), 1).half())
         classes.append(labels)
-    return Latents(torch.cat(moments), torch.cat(classes))
+        touched += [shape_tokens(sample, size)[0] for sample in samples]
+    return Latents(torch.cat(moments), torch.cat(classes), torch.stack(touched))
 
 
 def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Latents:
     """The latents in `path` if they are those of this tokenizer and these scenes; else encode them and keep them there."""
-    made = {"tokenizer": identity_of(tokenizer), "scenes": str(settings.scenes), "seed": str(settings.seed)}
+    made = {"tokenizer": identity_of(tokenizer), "scenes": str(settings.scenes), "seed": str(settings.seed), "holds": str(Latents._fields)}
     if path.is_file():
         with safe_open(path, "pt") as file:
             if file.metadata() == made:
-                return Latents(file.get_tensor("moments"), file.get_tensor("classes"))
+                return Latents(*map(file.get_tensor, Latents._fields))
     latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer)
     with replacing(path) as temporary:
         save_file(latents._asdict(), temporary, made)
@@ -204,7 +214,15 @@ class _Averaged(nn.Module):
 
 
 def token_losses(
-    network: MAR, tokens: Tensor, labels: Tensor, known: int, order: Tensor, drop: Tensor, repeats: int, emphasis: float = 1.0
+    network: MAR,
+    tokens: Tensor,
+    labels: Tensor,
+    known: int,
+    order: Tensor,
+    drop: Tensor,
+    repeats: int,
+    emphasis: float = 1.0,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and Dhariwal 2021, Eq. 16).
 
@@ -216,9 +234,10 @@ def token_losses(
         order: int64 [B, T].
         repeats: noise levels a token.
         emphasis: see `MARTraining`.
+        weights: of the tokens by place in the image, [B, T]; equal unless given.
 
     Returns:
-        The squared error of the noise, weighted, and the divergence of the predicted kernel from the true posterior in nats: means over
+        The squared error of the noise, weighted, and, not weighted, the divergence of the predicted kernel from the true posterior in nats: means over
         the numbers of all tokens.
     """
     schedule, channels = Schedule(TRAINING_STEPS), tokens.shape[-1]
@@ -235,8 +254,11 @@ def token_losses(
     true = schedule.kernel(torch.cat([noise, -torch.ones_like(noise)], -1), x, t)
     ratio = (true.std / mine.std).square()
     divergence = 0.5 * (ratio - 1 - ratio.log() + ((true.mean - mine.mean) / mine.std).square())
-    weights = (1 / schedule.kept).clamp(max=emphasis).float()
-    error = (predicted - noise).square().mean(-1) * (weights / weights.mean())[t]
+    by_level = (1 / schedule.kept).clamp(max=emphasis).float()
+    error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[t]
+    if weights is not None:
+        by_token = weights.gather(1, order)[:, known:].flatten().repeat(repeats)
+        error = error * by_token / by_token.mean()
     return error.mean(), divergence.mean()
 
 
@@ -257,12 +279,15 @@ def train_mar(
     initialise(network)
     _lay_out(network)
     model = _Averaged(network, settings.ema)
+    network.class_emb.weight.register_hook(_taught_together)
     optimisers = _optimisers(network, settings)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup, steps)) for optimiser in optimisers]
     for step in range(_resume(directory, model, optimisers, schedules), steps):
         torch.manual_seed(settings.seed * 1_000_003 + step)  # so that an interrupted training ends the same
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
-        error, divergence = _losses(network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings)
+        calm = step >= (1 - settings.calm) * steps
+        weights = None if calm else 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
+        error, divergence = _losses(network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings, weights)
         (error + settings.variance * divergence).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
@@ -288,6 +313,14 @@ def _lay_out(network: MAR) -> None:
         embedding[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
 
 
+def _taught_together(gradient: Tensor) -> Tensor:
+    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and those of its colour as well, as if it
+    were a sum of three: seldom one of 48 classes is seen, and a network that has no use for the shape yet would never find it.
+    """
+    own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
+    return (own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)).flatten(0, 1)
+
+
 def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the transformer's and the head's blocks, AdamW for everything else."""
     matrices = {name: weight for name, weight in network.named_parameters() if "blocks." in name and weight.ndim == 2}
@@ -309,7 +342,7 @@ def _measure(network: MAR, tokenizer: KLModel, settings: MARTraining, count: int
     return {"validation_noise_error": error, "validation_divergence": divergence}
 
 
-def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining) -> tuple[Tensor, Tensor]:
+def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One batch: a random order and a random share of the tokens, at least one of them hidden."""
     length, share = network.config.length, torch.empty(1)
     nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
@@ -318,4 +351,4 @@ def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining)
     drop = torch.rand(len(tokens)) < settings.drop
     # on a CPU, fused attention's backward pass takes twice as long
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-        return token_losses(network, tokens, labels, known, order, drop, settings.repeats, settings.emphasis)
+        return token_losses(network, tokens, labels, known, order, drop, settings.repeats, settings.emphasis, weights)

@@ -150,13 +150,13 @@ def encode_batch(samples: list[Sample], tokenizer: VQModel, length: int) -> Batc
     images = torch.from_numpy(np.stack([s.image for s in samples])).permute(0, 3, 1, 2) * 2 - 1
     with torch.no_grad():
         codes = tokenizer.encode(images).flatten(1)
-    masks = [_shape_tokens(sample, tokenizer.config.factor) for sample in samples]
+    masks = [shape_tokens(sample, tokenizer.config.factor) for sample in samples]
     told = [list(labels(parsed).values()) for sample in samples if (parsed := parse_caption(sample.caption))]
     touched, onset = (torch.stack(part) for part in zip(*masks, strict=True))
     return Batch(tokenize([s.caption for s in samples], length), codes, touched, onset, torch.tensor(told))
 
 
-def _shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
+def shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
     """Tokens that touch a shape, and those of each shape's first two rows, bool [h·w] each."""
     shapes = F.max_pool2d(torch.from_numpy(object_masks(sample.scene)).float(), factor) > 0
     rows = torch.arange(shapes.shape[1])[:, None]
