@@ -237,8 +237,8 @@ def token_losses(
         weights: of the tokens by place in the image, [B, T]; equal unless given.
 
     Returns:
-        The squared error of the noise, weighted, and, not weighted, the divergence of the predicted kernel from the true posterior in nats: means over
-        the numbers of all tokens.
+        The squared error of the noise, weighted, and, not weighted, the divergence of the predicted kernel from the true posterior in
+        nats: means over the numbers of all tokens.
     """
     schedule, channels = Schedule(TRAINING_STEPS), tokens.shape[-1]
     ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
@@ -314,8 +314,8 @@ def _lay_out(network: MAR) -> None:
 
 
 def _taught_together(gradient: Tensor) -> Tensor:
-    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and those of its colour as well, as if it
-    were a sum of three: seldom one of 48 classes is seen, and a network that has no use for the shape yet would never find it.
+    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and of its colour as well, as if it were
+    a sum of three: one of 48 classes is seldom seen, and a network that has no use for the shape yet would hardly find it.
     """
     own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
     return (own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)).flatten(0, 1)
