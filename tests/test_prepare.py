@@ -1,6 +1,7 @@
 """Sources → shards: every reader, broken entries, restarts and refusals."""
 
 import csv
+import gzip
 import io
 import json
 import tarfile
@@ -246,6 +247,39 @@ def test_webdataset_tars(tmp_path: Path) -> None:
     )
     with pytest.raises(TemperaError, match=r"matches no \.tar file"):
         TarShards(str(tmp_path / "nothing*"))
+
+
+def bitmap(value: int) -> bytes:
+    """A picture whose size in bytes does not depend on what it shows."""
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4), (value, 0, 0)).save(buffer, "BMP")
+    return buffer.getvalue()
+
+
+def test_pictures_in_archives_are_read_when_they_are_decoded(tmp_path: Path) -> None:
+    file, shown, later = tmp_path / "0.tar", bitmap(10), bitmap(200)
+    tar_of(file, {"s0.bmp": shown, "s0.txt": b"one"})
+    (entry,) = TarShards(str(tmp_path)).read(0)
+    assert isinstance(entry, Entry) and entry.image is not None
+    assert decode_picture(entry.image).getpixel((0, 0)) == (10, 0, 0)
+    file.write_bytes(file.read_bytes().replace(shown, later))
+    assert decode_picture(entry.image).getpixel((0, 0)) == (200, 0, 0)
+    file.write_bytes(gzip.compress(file.read_bytes()))  # has no places to read from
+    (entry,) = TarShards(str(tmp_path)).read(0)
+    assert isinstance(entry, Entry) and entry.image == later
+
+
+def test_row_groups_that_are_done_are_not_read_again(tmp_path: Path) -> None:
+    table = pa.table({"image": [bitmap(i) for i in range(30)], "caption": [f"c{i}" for i in range(30)]})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=10, compression="NONE")
+    whole = [entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)]
+    assert whole == [f"c{i}" for i in range(23, 30)]
+    data = bytearray((tmp_path / "0.parquet").read_bytes())
+    data[4:100] = bytes(96)  # in the first group
+    (tmp_path / "0.parquet").write_bytes(data)
+    assert [entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)] == whole
+    with pytest.raises(OSError, match=r"."):
+        list(ParquetShards(str(tmp_path)).read(0))
 
 
 def test_parquet(tmp_path: Path) -> None:

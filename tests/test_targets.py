@@ -1,7 +1,9 @@
 """Every published family, tiny, in its official layout: loads through conf/, scores as a float64 computation, decodes, drafts."""
 
-import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,11 @@ import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
+from safetensors.torch import load_file
 from test_adapter import check_rounds
 from test_llamagen import reference_logits
 from tiny_networks import TREE, lively, random_draft, tiny_eagle
-from tiny_targets import CONF, DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, vq_option
+from tiny_targets import DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, script, vq_option
 
 from tempera import config
 from tempera.acceptance import Exact
@@ -32,6 +35,11 @@ from tempera.targets.spec import FORBIDDEN
 from tempera.training.embedded import save_network
 from tempera.training.sources import Entry
 from tempera.trees import Tree
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    AcceleratorState._reset_state(True)
 
 
 @pytest.fixture(scope="module")
@@ -296,16 +304,6 @@ def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> No
         draft.check(other)
 
 
-def script(name: str) -> Any:
-    """The entry function of a script in train_draft/."""
-    spec = importlib.util.spec_from_file_location(f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    AcceleratorState._reset_state(True)
-    return module.main
-
-
 @pytest.fixture(scope="module")
 def drawn(options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Shards of images that every family draws for MS-COCO captions, by train_draft/prepare.py."""
@@ -315,6 +313,7 @@ def drawn(options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactor
         captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(40)]
         (directory / "captions.json").write_text(json.dumps({"annotations": captions}))
         source = ["source=coco", f"source.path={directory / 'captions.json'}", "encoder=target", "batch_size=40", "device=cpu"]
+        AcceleratorState._reset_state(True)
         made = script("prepare")(composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare"))
         assert made == {"count": 40, "broken": 0}
     return found
@@ -348,6 +347,32 @@ def test_a_draft_is_trained_and_drafts(
             with pytest.raises(TemperaError, match=REFUSAL) as refusal:
                 build_drafter(cfg, stranger)
             assert "\n" not in str(refusal.value)
+
+
+def test_two_processes_split_a_target_and_train_the_draft_that_one_trains(
+    options: dict[str, list[str]], drawn: dict[str, Path], tmp_path: Path
+) -> None:
+    """By FSDP; of 9 held-out images one process has two batches to pass through the target and the other one."""
+    here, more = Path(__file__).parent, {"llamagen_classes": ["unroll=1", *PRECISIONS["bf16"]], "lumina": [], "emu3": []}
+    rows = {
+        name: [*options[name], "train_data=shards", f"train_data.path={drawn[name] / 'codes'}", *QUICK, "holdout=9", *precision]
+        for name, precision in more.items()
+    }
+    (tmp_path / "rows.json").write_text(json.dumps([[*row, f"directory={tmp_path / 'two' / name}"] for name, row in rows.items()]))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(here / "split_families.py")]
+    paths = os.pathsep.join([str(here.parent / "src"), str(here)])
+    split = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true"}
+    both = subprocess.run([*launch, str(tmp_path / "rows.json")], env={**os.environ, **split}, capture_output=True, text=True, timeout=240)
+    assert both.returncode == 0, both.stderr
+    for name, row in rows.items():
+        AcceleratorState._reset_state(True)
+        alone = script("main")(composed(*row, "accumulation=2", f"directory={tmp_path / 'one' / name}", config="train_draft"))
+        expected, found = (load_file(tmp_path / directory / name / "last.safetensors") for directory in ("one", "two"))
+        assert expected.keys() == found.keys()
+        for key in expected:
+            assert (found[key] - expected[key]).abs().max() <= 0.02 * expected[key].abs().max(), f"{name} {key}"
+        best = json.loads((tmp_path / "two" / name / "draft" / "metrics.json").read_text())["best"]
+        assert best == pytest.approx(alone["best"], abs=1e-3), name
 
 
 REFUSAL = "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3)[ ,].*(give|train) a draft for this target"

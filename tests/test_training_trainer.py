@@ -87,12 +87,17 @@ def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
     assert alone["processes"] == 1
 
 
-def test_split_between_two_processes_killed_and_started_again_it_is_the_same_draft(tmp_path: Path) -> None:
-    killed = script(*TORCHRUN, str(tmp_path / "two"), KILL_AT="8", ACCELERATE_USE_FSDP="true")
-    assert killed.returncode != 0
-    assert (tmp_path / "two" / "last.safetensors").exists(), killed.stderr
-    again = script(*TORCHRUN, str(tmp_path / "two"), ACCELERATE_USE_FSDP="true")
-    assert again.returncode == 0, again.stderr
+def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(tmp_path: Path) -> None:
+    class Stop(NoTracker):
+        def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+            if step == 8:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_train(tmp_path / "two", Stop(), accumulation=2)
+    both = script(*TORCHRUN, str(tmp_path / "two"), ACCELERATE_USE_FSDP="true")
+    assert both.returncode == 0, both.stderr
+    assert '"processes": 2' in (tmp_path / "two" / "draft" / "metrics.json").read_text()
     alone = tiny_train(tmp_path / "one", accumulation=2)
     assert_same_training(tmp_path / "two", tmp_path / "one")
     found = json.loads((tmp_path / "two" / "draft" / "metrics.json").read_text())

@@ -1,5 +1,6 @@
 """Tiny models in the official key layouts, written to files, and the command-line options that load them through conf/model/*.yaml."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ VQ = {"codebook_dim": 4, "channels": 8, "encoder_multipliers": [1, 1, 1, 1, 2], 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(config, list(overrides))
+
+
+def script(name: str) -> Any:
+    """The entry function of a script in train_draft/."""
+    spec = importlib.util.spec_from_file_location(f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
 
 
 class Maker:

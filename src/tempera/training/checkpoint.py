@@ -46,16 +46,21 @@ class State:
 
 
 def save_state(directory: Path, state: State, write: bool = True) -> None:
-    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather them together, and one writes."""
+    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather them together, one by one, and one
+    writes.
+    """
     tensors = {f"draft/{name}": value for name, value in state.draft.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
     for index, moments in state.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser/{index}/{name}": value for name, value in moments.items()}
-    gathered = whole(tensors)
+    kept = {}
+    for name, value in tensors.items():
+        gathered = whole(value)
+        if write:
+            kept[name] = gathered.detach().cpu().contiguous()
     if not write:
         return
     with replacing(directory / LAST) as temporary:
-        kept = {name: value.detach().cpu().contiguous() for name, value in gathered.items()}
         save_file(kept, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
 
 

@@ -29,7 +29,8 @@ class Estimate:
     Attributes:
         done: entries that the directory covers already; `left`: those yet to be read, `None` where the source's size is unknown.
         sampled: entries that were encoded for this; `images`: how many of them became images, in [0, 1].
-        reading, encoding: seconds per entry. Every process reads the whole source, and encodes its share.
+        reading, encoding: seconds per entry. Every process reads the whole source, but for pictures that are files or stand in
+            archives, and encodes its share, for which it reads these.
         size: bytes per image on disk, codes and caption.
     """
 

@@ -6,7 +6,7 @@ is that of the unsplit draft. What is saved is whole.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,19 +43,62 @@ def launched() -> bool:
 
 
 def split_target(network: Any, device: torch.device) -> None:
-    """Split the layers of a frozen network, one after the other, and move the rest of it: no device ever holds more than one whole layer.
+    """Split the layers of a frozen network, one after the other, and move the rest of it: no device holds more than two whole layers, the
+    one that computes and the next.
 
-    Embeddings and head stay whole, in every process; decoding uses them directly. All processes must compute together from now on.
+    Embeddings and head stay whole, in every process; decoding uses them directly. All processes must pass through the layers equally often
+    from now on, or `in_step`.
 
     Args:
         network: see `TransformerTarget`; anywhere, best on the CPU.
         device: where each process's part will be.
     """
-    mesh = _mesh(device)
-    for layer in network.model.layers:
+    mesh, decoder = _mesh(device), network.model
+    for layer in decoder.layers:
         _lay_out(layer)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    own = {parameter for parameter in decoder.parameters() if not isinstance(parameter, DTensor)}
+    fully_shard(decoder, mesh=mesh, ignored_params=own)  # layers of one root share streams, and the memory that is kept for each
     _move_rest(network, device)
+    _pass(network)  # the first pass makes its module the root, and decoding calls the layers themselves
+
+
+@contextmanager
+def in_step(network: Any) -> Iterator[None]:
+    """Passes through a network that the processes need unequally many of: held-out images that do not divide, a decode that takes another
+    round where another device rounds otherwise. If it is split, a process that has finished goes on passing until all have.
+
+    Nothing else inside may wait for other processes.
+    """
+    if not isinstance(network.model, FSDPModule):
+        yield
+        return
+
+    def announce(*_: Any) -> None:
+        _passing(network, True)
+
+    announced = network.model.layers[0].register_forward_pre_hook(announce, prepend=True)  # before the layer is gathered
+    try:
+        yield
+    finally:
+        announced.remove()
+    while bool(_passing(network, False)):
+        _pass(network)
+
+
+def _passing(network: Any, this: bool) -> Tensor:
+    """How many processes are about to pass through the network, told whether this one is."""
+    count: Tensor = network.lm_head.weight.new_full((), float(this))
+    torch.distributed.all_reduce(count)
+    return count
+
+
+@torch.no_grad()
+def _pass(network: Any) -> None:
+    """One token through the layers."""
+    token = network.lm_head.weight.new_zeros(1, 1, network.lm_head.in_features)
+    position = torch.zeros(1, 1, dtype=torch.int64, device=token.device)
+    network.model(inputs_embeds=token, attention_mask=token[None, ..., :1], position_ids=position, use_cache=False)
 
 
 def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
@@ -75,9 +118,9 @@ def gradients_stay(model: FSDPModule) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with nothing left out; of split ones every process gathers its own copy, so that all processes must ask together."""
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()}
+def whole(value: Tensor) -> Tensor:
+    """A tensor with nothing left out; of a split one every process gathers its own copy, so that all processes must ask together."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def as_split(value: Tensor, like: Tensor) -> Tensor:

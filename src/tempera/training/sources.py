@@ -30,8 +30,24 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
 """Column or field names tried in turn when none is given."""
 
-Picture = bytes | Path | NDArray[np.float32] | PIL.Image.Image
-"""Encoded bytes, a file, an array [h, w, 3] in [0, 1], or a decoded image."""
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes inside a file, read when they are wanted: of several processes each reads the pictures that it encodes."""
+
+    file: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """The bytes."""
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+Picture = bytes | Path | Span | NDArray[np.float32] | PIL.Image.Image
+"""Encoded bytes, a file or where in one they stand, an array [h, w, 3] in [0, 1], or a decoded image."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,8 @@ def decode_picture(image: Picture) -> PIL.Image.Image:
         return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
     if isinstance(image, PIL.Image.Image):
         return image.convert("RGB")
+    if isinstance(image, Span):
+        image = image.read()
     with PIL.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
         return opened.convert("RGB")
 
@@ -180,9 +198,10 @@ class TarShards:
 
     def _samples(self, file: Path) -> Iterator[Entry | Broken]:
         key, seen = "", 0
-        members: dict[str, bytes] = {}
+        members: dict[str, Any] = {}  # bytes of captions, and pictures
         try:
             with tarfile.open(file) as archive:
+                plain = isinstance(archive.fileobj, io.BufferedReader)  # not compressed
                 for member in archive:
                     if not member.isfile():
                         continue
@@ -192,14 +211,15 @@ class TarShards:
                         yield self._sample(file, key, members)
                         members = {}
                     key, seen = f"{folder}/{stem}", seen + 1
-                    handle = archive.extractfile(member)
-                    members["." + suffix.lower()] = handle.read() if handle else b""
+                    skipped = plain and not member.issparse() and f".{suffix.lower()}" not in (".txt", ".json")
+                    handle = None if skipped else archive.extractfile(member)
+                    members[f".{suffix.lower()}"] = handle.read() if handle else Span(file, member.offset_data, member.size)
                 if members:
                     yield self._sample(file, key, members)
         except (tarfile.TarError, OSError, EOFError) as problem:
             yield Broken(str(file), f"the archive is damaged after {seen} members ({_reason(problem)})")
 
-    def _sample(self, file: Path, key: str, members: dict[str, bytes]) -> Entry | Broken:
+    def _sample(self, file: Path, key: str, members: dict[str, Any]) -> Entry | Broken:
         where = f"{file} sample {key.lstrip('/')}"
         image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
         if image is None:
@@ -252,8 +272,10 @@ class ParquetShards:
         for column, option in ((self.image, "image"), (caption, "caption")):
             if column not in names:
                 raise TemperaError(f"{file} has no column {column!r} (it has {', '.join(names)}): name the right one with {option}=.")
-        position = 0
-        for batch in opened.iter_batches(64, columns=[self.image, caption]):
+        group = position = 0
+        while position + (rows := opened.metadata.row_group(group).num_rows) <= skip:  # skip is a row of this file
+            group, position = group + 1, position + rows
+        for batch in opened.iter_batches(64, range(group, opened.num_row_groups), [self.image, caption]):
             for row in batch.to_pylist():
                 if position >= skip:
                     yield self._row(f"{file} row {position}", f"{file.name}/{position}", row[caption], row[self.image], file.parent)

@@ -152,8 +152,7 @@ class Run:
                 self.accelerator.backward(loss[0] / recipe.accumulation)
             losses.append(loss.detach())
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
-        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf)
-        norm = sharding.whole({"norm": norm})["norm"]
+        norm = sharding.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf))
         if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
             raise TemperaError(
                 f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
@@ -219,9 +218,12 @@ class Run:
         """Measure the draft on the hold-out, and keep it if it is the best so far."""
         recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
         kept = self.kept()
-        metrics = metrics_of(accelerator.reduce(imitation(kept, self.target, self.held), "sum"))
-        if self.captions:  # in every process: a split target needs them all
-            metrics["accepted_length"] = accepted_length(kept, self.target, self.captions, recipe.depth)
+        with sharding.in_step(self.target.network):
+            sums = imitation(kept, self.target, self.held)
+            length = accepted_length(kept, self.target, self.captions, recipe.depth) if self.captions else None
+        metrics = metrics_of(accelerator.reduce(sums, "sum"))
+        if length is not None:
+            metrics["accepted_length"] = length
         progress.latest = {"step": progress.step, **metrics}
         better = metrics["top3"] > progress.best.get("top3", -1.0)
         if better:
@@ -238,7 +240,8 @@ class Run:
     def kept(self) -> EagleModel:
         """The draft as it is saved: whole, on this process's device, of the averaged weights where there is an average."""
         kept = EagleModel(self.draft.config).to(self.target.device)
-        kept.load_state_dict(sharding.whole(self.state.average or self.draft.state_dict()))
+        weights = self.state.average or self.draft.state_dict()
+        kept.load_state_dict({name: sharding.whole(value) for name, value in weights.items()})
         return kept.requires_grad_(False)
 
     def save(self) -> None:
