@@ -314,7 +314,7 @@ def _lay_out(network: MAR) -> None:
 
 
 def _taught_together(gradient: Tensor) -> Tensor:
-    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and of its colour as well, as if it were
+    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and its colour as well, as if it were
     a sum of three: one of 48 classes is seldom seen, and a network that has no use for the shape yet would hardly find it.
     """
     own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
