@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Kernel, Sampling, Schedule, betas, denoise, kernels_along, respaced, resume
+from tempera.continuous.diffusion import Denoiser, Kernel, Sampling, Schedule, betas, denoise, kernels_along, respaced, resume
 from tempera.continuous.laws import Linear
 from tempera.continuous.noise import normal_of
 from tempera.errors import TemperaError
@@ -57,7 +57,7 @@ def test_ancestral_sampling_with_the_true_noise_draws_the_data() -> None:
     """Data N(3, ½²): E[noise | x_t] is linear in x_t, and the kernels carry N(0, 1) to the data."""
     schedule, stages = Schedule(100), 100
 
-    class Known:
+    class Known(Denoiser):
         channels, last_noise = 1, False
         stages = 100
 
@@ -79,6 +79,21 @@ def test_resuming_anywhere_gives_the_same_token() -> None:
     assert torch.allclose(resume(head, condition, path.states[torch.arange(3), done], done, noise[:, 1:]), path.token)
     along = kernels_along(head, condition, path.states[:, :-1])
     assert torch.allclose(along.mean, path.kernels.mean, atol=1e-6) and torch.allclose(along.std, path.kernels.std)
+
+
+def test_stages_that_all_tokens_have_behind_them_are_not_computed() -> None:
+    asked = []
+
+    class Counting(Linear):
+        def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
+            asked.append(int(stage[0]))
+            return super().kernel(condition, x, stage)
+
+    head = Counting(4, 2)
+    resume(head, torch.randn(2, 2), torch.randn(2, 2), torch.tensor([2, 3]), torch.randn(2, 4, 2))
+    assert asked == [2, 3]
+    resume(head, torch.randn(2, 2), torch.randn(2, 2), torch.tensor([4, 4]), torch.randn(2, 4, 2))
+    assert asked == [2, 3]
 
 
 def test_the_last_stage_without_noise_gives_its_mean() -> None:

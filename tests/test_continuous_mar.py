@@ -162,6 +162,20 @@ def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
     assert torch.allclose(warmer.std, 1.3 * got.std)
 
 
+@pytest.mark.parametrize("rows", [1, 20, 150])
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_is_done_ahead_is_what_each_stage_would_do(rows: int, first: int) -> None:
+    """One row has all its stages modulated at once, 20 have three of them, 150 one by one."""
+    made = target(sampling=replace(SAMPLING, denoising_steps=7))
+    condition, x = torch.cat([torch.randn(rows, 32), torch.rand(rows, 1)], -1), torch.randn(rows, 4)
+    steps = list(made.denoiser.steps(condition, first))
+    assert len(steps) == 7 - first
+    for stage, kernel_at in enumerate(steps, start=first):
+        one_by_one = made.denoiser.kernel(condition, x, torch.full((rows,), stage))
+        for ahead, wanted in zip(kernel_at(x), one_by_one, strict=True):
+            assert torch.allclose(ahead, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_a_head_begins_at_zero() -> None:
     made = MAR(TINY)
     initialise(made)

@@ -5,7 +5,9 @@ k = 0 … S − 1 in the order in which they are taken: stage k goes from x_{S�
 """
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -70,6 +72,11 @@ class Denoiser(Protocol):
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """Condition [N, C], x [N, D], stage int64 [N] -> leaves [N, D], temperature included."""
+
+    def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
+        """For each stage from `first` on, what maps x [N, D] to its kernel. A head may do ahead what does not depend on x."""
+        for stage in range(first, self.stages):
+            yield partial(self.kernel, condition, stage=torch.full((len(condition),), stage, device=condition.device))
 
 
 @dataclass(frozen=True)
@@ -155,25 +162,25 @@ class Schedule:
         posterior = beta * (1 - before) / (1 - self.kept)
         posterior[0] = posterior[1]  # the first is 0, whose logarithm nothing could be interpolated with
         clean, current = beta * before.sqrt() / (1 - self.kept), (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
-        self._tables = torch.stack([self.kept.rsqrt(), (1 / self.kept - 1).sqrt(), clean, current, posterior.log(), beta.log()])
+        middle, slope = (beta.log() + posterior.log()) / 4, (beta.log() - posterior.log()) / 4
+        self._tables = torch.stack([clean * self.kept.rsqrt() + current, clean * (1 / self.kept - 1).sqrt(), slope, middle], -1)
         self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def kernel(self, output: Tensor, x: Tensor, t: Tensor) -> Kernel:
-        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15).
+    def kernel(self, output: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
+        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15): the mean is linear in x and the predicted noise, the
+        logarithm of the standard deviation in the place.
 
         Args:
             output: predicted noise and the variance's place between its bounds, −1 … 1: [N, 2D].
             x: x_{t+1}, [N, D].
-            t: int64 [N].
+            t: int64 [N], or one for all.
         """
         noise, place = output.chunk(2, -1)
-        enlarge, less, from_start, from_current, least, most = self._on(x)[:, t].unsqueeze(-1)
-        share = (place + 1) / 2
-        log_variance = share * most + (1 - share) * least
-        return Kernel(from_start * (enlarge * x - less * noise) + from_current * x, (0.5 * log_variance).exp())
+        keep, remove, slope, middle = self._on(x)[t].split(1, -1)
+        return Kernel(torch.addcmul(keep * x, remove, noise, value=-1), torch.addcmul(middle, slope, place).exp())
 
     def _on(self, like: Tensor) -> Tensor:
-        """The tables [6, S] where `like` is, moved once."""
+        """The tables [S, 4] where `like` is, moved once."""
         place = like.device, like.dtype
         if place not in self._there:
             self._there[place] = self._tables.to(like.device, like.dtype)
@@ -183,8 +190,8 @@ class Schedule:
 def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> Path:
     """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their paths, leaves [N, …]."""
     states, kernels = [noise[:, 0]], []
-    for stage in range(denoiser.stages):
-        kernel = denoiser.kernel(condition, states[-1], _stages(condition, stage))
+    for stage, kernel_at in enumerate(denoiser.steps(condition)):
+        kernel = kernel_at(states[-1])
         kernels.append(kernel)
         states.append(_draw(denoiser, kernel, noise[:, stage + 1], stage))
     means, stds = (torch.stack(leaves, 1) for leaves in zip(*kernels, strict=True))
@@ -210,9 +217,9 @@ def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise
     Returns:
         The tokens, [N, D].
     """
-    for stage in range(denoiser.stages):
-        kernel = denoiser.kernel(condition, x, _stages(condition, stage))
-        x = torch.where((done <= stage).unsqueeze(-1), _draw(denoiser, kernel, noise[:, stage], stage), x)
+    first = int(done.min())  # one host read, which saves the head's calls for the stages that all tokens have behind them
+    for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
+        x = torch.where((done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x)
     return x
 
 
@@ -231,7 +238,3 @@ def pick(values: Tensor, index: Tensor) -> Tensor:
 
 def _draw(denoiser: Denoiser, kernel: Kernel, noise: Tensor, stage: int) -> Tensor:
     return kernel.at(noise) if stage < denoiser.stages - 1 or denoiser.last_noise else kernel.mean
-
-
-def _stages(condition: Tensor, stage: int) -> Tensor:
-    return torch.full((len(condition),), stage, device=condition.device)

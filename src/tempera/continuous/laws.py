@@ -37,7 +37,7 @@ class Head(Denoiser, Protocol):
         """A head like this one, its parameters moved by about `spread`: the draft's."""
 
 
-class Linear:
+class Linear(Denoiser):
     """Stage k draws from N(A_k x + c + b_k, σ_k²), c the condition: tokens are normal.
 
     Args:
@@ -81,7 +81,7 @@ class Linear:
         return other
 
 
-class Wavy:
+class Wavy(Denoiser):
     """One channel, and kernels that are not linear: stage k draws from N(a_k x + h_k sin 2x + c, (σ_k (1 + 0.4 cos x))²)."""
 
     channels = 1

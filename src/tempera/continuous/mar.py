@@ -68,11 +68,21 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
-        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, keep: Tensor | None, asking: Tensor | None = None) -> Tensor:
+        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to; asking [R, M, W] by whom, if not by all."""
+        if asking is None:
+            q, k, v = self._heads(self.qkv(x), 3)
+        else:
+            width = x.shape[-1]
+            (q,) = self._heads(F.linear(asking, self.qkv.weight[:width], self.qkv.bias[:width]), 1)
+            k, v = self._heads(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]), 2)
         mixed: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2))
         return mixed
+
+    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[R, L, parts · W] → [R, heads, L, W / heads] each."""
+        heads: tuple[Tensor, ...] = x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        return heads
 
 
 class MLP(nn.Module):
@@ -96,9 +106,10 @@ class Block(nn.Module):
         self.norm1, self.attn = nn.LayerNorm(config.width, EPSILON), Attention(config.width, config.heads)
         self.norm2, self.mlp = nn.LayerNorm(config.width, EPSILON), MLP(config.width, int(config.width * config.mlp_ratio))
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """See `Attention`."""
-        x = x + self.attn(self.norm1(x), keep)
+    def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
+        """See `Attention`; the outcome is that of all positions or of those `asked` for, int64 [R, M]."""
+        normed = self.norm1(x)
+        x = x + self.attn(normed, keep) if asked is None else _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -129,10 +140,10 @@ class HeadBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """X and condition [N, W] → [N, W]."""
-        shift, scale, gate = self.adaLN_modulation(condition).chunk(3, -1)
-        out: Tensor = x + gate * self.mlp(self.in_ln(x) * (1 + scale) + shift)
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """X [N, W] and what `adaLN_modulation` makes of the condition, [N, 3W] → [N, W]."""
+        shift, scale, gate = modulation.chunk(3, -1)
+        out: Tensor = torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
         return out
 
 
@@ -145,10 +156,10 @@ class HeadOutput(nn.Module):
         self.linear = nn.Linear(width, out)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """X and condition [N, W] → [N, out]."""
-        shift, scale = self.adaLN_modulation(condition).chunk(2, -1)
-        out: Tensor = self.linear(self.norm_final(x) * (1 + scale) + shift)
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """X [N, W] and what `adaLN_modulation` makes of the condition, [N, 2W] → [N, out]."""
+        shift, scale = modulation.chunk(2, -1)
+        out: Tensor = self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
         return out
 
 
@@ -164,11 +175,22 @@ class DiffusionHead(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         """X [N, D], time steps int64 [N], condition [N, W] → noise and variance [N, 2D]."""
-        modulation = self.time_embed(t) + self.cond_embed(condition)
+        return self.predict(x, self.modulations(self.time_embed(t) + self.cond_embed(condition)))
+
+    def modulations(self, told: Tensor) -> list[Tensor]:
+        """What shifts, scales and gates each layer, from the sum of the embeddings of time and condition: [..., W] → [..., 3W or 2W] each.
+
+        More than half of the head's work, and independent of x: a sampler does it for many steps at once.
+        """
+        layers = [*self.res_blocks, self.final_layer]
+        return [layer.adaLN_modulation(told) for layer in layers]
+
+    def predict(self, x: Tensor, modulations: list[Tensor]) -> Tensor:
+        """X [N, D] → noise and variance [N, 2D]."""
         x = self.input_proj(x)
-        for block in self.res_blocks:
+        for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
             x = block(x, modulation)
-        out: Tensor = self.final_layer(x, modulation)
+        out: Tensor = self.final_layer(x, modulations[-1])
         return out
 
 
@@ -229,11 +251,12 @@ class MAR(nn.Module):
             x = block(x, keep)
         x = self.decoder_embed(self.encoder_norm(x))
         x = self._whole(x, where, real) + self.decoder_pos_embed_learned
-        for block in self.decoder_blocks:
+        *blocks, last = self.decoder_blocks
+        for block in blocks:
             x = block(x)
         asked = order.gather(1, places)
-        chosen = x[:, buffer:].gather(1, asked.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        out: Tensor = self.decoder_norm(chosen) + self.diffusion_pos_embed_learned[0][asked]
+        x = last(x, asked=buffer + asked)  # nobody reads its other positions
+        out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
         return out
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
@@ -242,6 +265,11 @@ class MAR(nn.Module):
         grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
         slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # what is not known goes to a spare place
         return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
+
+
+def _take(x: Tensor, positions: Tensor) -> Tensor:
+    """[R, L, W], int64 [R, M] → [R, M, W]."""
+    return x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.continuous.diffusion import Denoiser, Kernel, Path, denoise, denoise_all, kernels_along, pick, resume
 from tempera.continuous.noise import Noise
-from tempera.continuous.residual import reflected, reject_until
+from tempera.continuous.residual import Resampled, reflected, reject_until
 from tempera.errors import TemperaError
 from tempera.trace import ACCEPTED, BONUS, RESAMPLED
 
@@ -86,7 +86,9 @@ class Density:
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
         own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
-        target = denoise_all(denoiser, conditions[:, :count], own)
+        spare = noise.normal(stages + 1, channels)  # of the token after the draft, or of one that the residual sampler could not give
+        paths = denoise_all(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
+        target = Path(paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels)))
         before = _log_ratio_before(target, proposal.path, own, proposal.noise)
         p, q = (_last(path) for path in (target, proposal.path))
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
@@ -95,8 +97,8 @@ class Density:
         rejected, at = accepted < count, accepted.clamp(max=count - 1)
         p, q, before = p.pick(at), q.pick(at), pick(before, at)
         redrawn = reject_until(p, q, before, rejected, noise, self.trials)
-        fresh = denoise(denoiser, pick(conditions, accepted), noise.normal(stages + 1, channels)).token
-        drawn = torch.where((rejected & ~redrawn.failed).unsqueeze(-1), redrawn.x, fresh)
+        afresh = _afresh(redrawn, denoiser, pick(conditions, accepted), spare)
+        drawn = torch.where(rejected.unsqueeze(-1), afresh, paths.token[:, count])
         return _cut(proposal.path.token, accepted, drawn, redrawn.trials, redrawn.failed)
 
 
@@ -137,9 +139,9 @@ class Published:
         kept = noise.uniform(count).double().log() <= before + wide[0] - wide[1]
         p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials, self.exponent_temperature)
-        fresh = denoise_all(denoiser, conditions, noise.normal(count, stages + 1, channels)).token
-        x, failed = redrawn.x.view_as(token), redrawn.failed.view_as(kept)
-        tokens = torch.where(kept.unsqueeze(-1), token, torch.where(failed.unsqueeze(-1), fresh, x))
+        drawn = _afresh(redrawn, denoiser, conditions.flatten(0, 1), noise.normal(count, stages + 1, channels).flatten(0, 1))
+        failed = redrawn.failed.view_as(kept)
+        tokens = torch.where(kept.unsqueeze(-1), token, drawn.view_as(token))
         origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
         emitted = torch.full_like(failed.sum(-1), count)
         trials = redrawn.trials.view_as(kept)
@@ -209,6 +211,14 @@ def _log_ratio_before(p: Path, q: Path, p_noise: Tensor, q_noise: Tensor) -> Ten
     scales = (q.kernels.std[..., :-1, :].double().log() - p.kernels.std[..., :-1, :].double().log()).sum((-2, -1))
     squares = [noise[..., :-1, :].double().square().sum((-2, -1)) for noise in (p_noise, q_noise)]
     return scales - 0.5 * (squares[0] - squares[1])
+
+
+def _afresh(redrawn: Resampled, denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Tensor:
+    """What the residual sampler drew; where it failed, what the target draws. Conditions [R, C], noise [R, S + 1, D] -> [R, D]."""
+    failed = redrawn.failed.nonzero().squeeze(-1)
+    if not len(failed):  # one host read, which nearly always saves a denoising
+        return redrawn.x
+    return redrawn.x.index_copy(0, failed, denoise(denoiser, conditions[failed], noise[failed]).token)
 
 
 def _last(path: Path) -> Kernel:

@@ -1,6 +1,7 @@
 """MAR as a target or a draft: class labels, guidance and its schedule, temperature and respaced denoising around the network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,9 +15,12 @@ from tempera.targets.adapter import identity_of
 Labels = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> class numbers int64 [B], and a mask that does not matter here."""
 
+_ROWS = 128
+"""Rows of the head that are modulated at once: few enough to stay in a cache, many enough for one row to have its stages in one product."""
 
-class GuidedHead:
-    """A diffusion head with guidance and temperature. Implements `Denoiser`.
+
+class GuidedHead(Denoiser):
+    """A diffusion head with guidance and temperature.
 
     A condition is the decoder's vector, under guidance followed by that of no class and the scale: [N, W] or [N, 2W + 1].
 
@@ -30,23 +34,44 @@ class GuidedHead:
         self.stages, self.last_noise = sampling.denoising_steps, sampling.last_noise
         self.channels = head.input_proj.in_features
         self.schedule = Schedule(self.stages, start=sampling.denoising_start)
-        self._times = self.schedule.times
+        self._times = self.schedule.times.flip(0)
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
-        """See `Denoiser`: under guidance the noise is u + s (c − u), the variance the conditional one's."""
-        self._times = self._times.to(x.device)
-        t = self.stages - 1 - stage
-        dtype = self.head.input_proj.weight.dtype
-        count, x_in, times = self.sampling.rows, x.to(dtype), self._times[t]
-        width = self.head.cond_embed.in_features
-        conditions = torch.cat(condition[:, : count * width].split(width, -1)).to(dtype)
-        output = self.head(x_in.repeat(count, 1), times.repeat(count), conditions).float()
-        if count == 2:
-            (conditional, null), scale = output.chunk(2), condition[:, -1:]
-            noise = torch.lerp(null[:, : self.channels], conditional[:, : self.channels], scale)
-            output = torch.cat([noise, conditional[:, self.channels :]], -1)
-        kernel = self.schedule.kernel(output, x.float(), t)
-        return kernel.widened(self.sampling.temperature)
+        """See `Denoiser`."""
+        told, scale = self._told(condition)
+        modulations = self.head.modulations(told + self._time()[stage].repeat(self.sampling.rows, 1))
+        return self._guided(modulations, scale, x, self.stages - 1 - stage)
+
+    def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
+        """See `Denoiser`: few rows are modulated for many stages in one product."""
+        told, scale = self._told(condition)
+        time = self._time().unsqueeze(1)
+        for stages in torch.arange(first, self.stages).split(max(1, _ROWS // len(told))):
+            ahead = self.head.modulations(told + time[stages[0] : stages[-1] + 1])
+            for stage, *modulations in zip(stages.tolist(), *ahead, strict=True):
+                yield partial(self._guided, modulations, scale, t=self.stages - 1 - stage)
+
+    def _told(self, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """A condition as the head embeds it, [N, W'] or, rows of no class last, [2N, W']; and the scale, [N, 1]."""
+        embed = self.head.cond_embed
+        vectors = condition[:, : self.sampling.rows * embed.in_features].split(embed.in_features, -1)
+        return embed(torch.cat(vectors).to(embed.weight.dtype)), condition[:, -1:]
+
+    def _time(self) -> Tensor:
+        """Embeddings of all stages, [S, W']."""
+        self._times = self._times.to(self.head.input_proj.weight.device)
+        time: Tensor = self.head.time_embed(self._times)
+        return time
+
+    def _guided(self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
+        """Under guidance the noise is u + s (c − u), the variance the conditional one's."""
+        rows = x.to(self.head.input_proj.weight.dtype).repeat(self.sampling.rows, 1)
+        output = self.head.predict(rows, modulations).float()
+        if self.sampling.rows == 2:
+            (conditional, null), split = output.chunk(2), self.channels
+            noise = torch.lerp(null[:, :split], conditional[:, :split], scale)
+            output = torch.cat([noise, conditional[:, split:]], -1)
+        return self.schedule.kernel(output, x.float(), t).widened(self.sampling.temperature)
 
 
 class MARTarget:
