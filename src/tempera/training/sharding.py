@@ -70,7 +70,8 @@ def in_step(network: Any) -> Iterator[None]:
 
     Nothing else inside may wait for other processes.
     """
-    if not isinstance(network.model, FSDPModule):
+    decoder = network.model
+    if not isinstance(decoder, FSDPModule):
         yield
         return
 
