@@ -119,6 +119,19 @@ def test_tokens_count_by_their_weights() -> None:
     assert learned[0, 2].abs().max() > 0 and learned[0, [0, 1, 3]].abs().max() == 0
 
 
+def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
+    """A fresh head says 0: the divergence is then known in closed form, E[noise²] being 1."""
+    network, taken = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1)), Schedule(5, start=900)
+    initialise(network)
+    tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
+    _, found = mar.token_losses(network, tokens, labels, 0, order, drop, 32, taken=taken)
+    zero, one, stages = torch.zeros(5, 1), torch.ones(5, 1), torch.arange(5)
+    mine, true = (taken.kernel(torch.cat(output, -1), zero, stages) for output in ((zero, zero), (one, -one)))
+    ratio = (true.std / mine.std).square()
+    expected = 0.5 * (ratio - 1 - ratio.log() + (true.mean / mine.std).square())
+    assert found.item() == pytest.approx(expected.mean().item(), rel=0.05)
+
+
 def test_the_shape_is_where_its_colour_shows() -> None:
     tokenizer = mar.KLModel(mar.TINY_KL).eval()
     latents, samples = mar.encode_scenes(World(0), 5, tokenizer), mar.single_shapes(World(0), 0, 5)

@@ -60,6 +60,8 @@ class MARTraining:
         object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees in few tokens, and there but little.
         calm: last share of steps, without this weight.
         variance: weight of the variational bound that teaches the variances, beside the squared error of the noise.
+        denoising_steps, denoising_start: of the sampling that the variances are learned for, as in `Sampling`. In a step from one of 1,000
+            levels to the next their bounds are next to each other, and nothing is learned of what a step over forty needs.
         drop: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
@@ -83,7 +85,9 @@ class MARTraining:
     emphasis: float = 10.0
     object_weight: float = 5.0
     calm: float = 0.25
-    variance: float = 0.1
+    variance: float = 0.3
+    denoising_steps: int = 25
+    denoising_start: int = 960
     drop: float = 0.1
     ema: float = 0.998
     bf16: bool = False
@@ -223,6 +227,7 @@ def token_losses(
     repeats: int,
     emphasis: float = 1.0,
     weights: Tensor | None = None,
+    taken: Schedule | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and Dhariwal 2021, Eq. 16).
 
@@ -235,23 +240,28 @@ def token_losses(
         repeats: noise levels a token.
         emphasis: see `MARTraining`.
         weights: of the tokens by place in the image, [B, T]; equal unless given.
+        taken: the steps that the variances are learned for, on half of the tokens; all of the process's unless given.
 
     Returns:
         The squared error of the noise, weighted, and, not weighted, the divergence of the predicted kernel from the true posterior in
         nats: means over the numbers of all tokens.
     """
     schedule, channels = Schedule(TRAINING_STEPS), tokens.shape[-1]
+    taken = schedule if taken is None else taken
     ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
     places = torch.arange(known, order.shape[1]).expand(len(tokens), -1)
     counts = torch.full((len(tokens),), known)
     vectors = network(ordered[:, :known], order, counts, network.class_embedding(labels, drop), places)
     condition, start = (part.flatten(0, 1).repeat(repeats, 1) for part in (vectors, ordered[:, known:]))
-    t, noise = torch.randint(TRAINING_STEPS, (len(start),)), torch.randn_like(start)
-    kept = schedule.kept[t].unsqueeze(-1)
+    on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(taken.times), (len(start),))
+    t = torch.where(on_way, taken.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
+    noise, kept = torch.randn_like(start), schedule.kept[t].unsqueeze(-1)
     x = (kept.sqrt() * start + (1 - kept).sqrt() * noise).float()
     predicted, place = network.head(x, t, condition).float().split(channels, -1)
-    mine = schedule.kernel(torch.cat([predicted.detach(), place], -1), x, t)
-    true = schedule.kernel(torch.cat([noise, -torch.ones_like(noise)], -1), x, t)
+    mine, true = (
+        taken.kernel(torch.cat(output, -1)[on_way], x[on_way], stage[on_way])
+        for output in ((predicted.detach(), place), (noise, -torch.ones_like(noise)))
+    )
     ratio = (true.std / mine.std).square()
     divergence = 0.5 * (ratio - 1 - ratio.log() + ((true.mean - mine.mean) / mine.std).square())
     by_level = (1 / schedule.kept).clamp(max=emphasis).float()
@@ -349,6 +359,7 @@ def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining,
     known = min(int(length * share), length - 1)
     order = torch.rand(len(tokens), length).argsort()
     drop = torch.rand(len(tokens)) < settings.drop
+    taken = Schedule(settings.denoising_steps, start=settings.denoising_start)
     # on a CPU, fused attention's backward pass takes twice as long
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-        return token_losses(network, tokens, labels, known, order, drop, settings.repeats, settings.emphasis, weights)
+        return token_losses(network, tokens, labels, known, order, drop, settings.repeats, settings.emphasis, weights, taken)
