@@ -18,11 +18,12 @@ from tempera.continuous.kl import load_embedded_kl
 from tempera.continuous.labels import CLASSES, ShapeLabels, class_of, shape_prompts
 from tempera.continuous.mar import MAR, initialise
 from tempera.continuous.release import load_embedded_mar
-from tempera.data.world import World, render
+from tempera.data.world import World, parse_caption, render
 from tempera.errors import TemperaError
+from tempera.evaluation.classifier import correct, load_classifier
 from tempera.evaluation.evaluate import evaluate
 from tempera.evaluation.painter import Painter, records
-from tempera.targets.embedded import load_tokenizer
+from tempera.targets.embedded import EMBEDDED, load_tokenizer
 from tempera.training import embedded, mar
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -223,6 +224,26 @@ def test_every_method_paints_through_the_configuration(method: str, bundle: Path
     assert painter.pictures(torch.tensor([rows[1]["tokens"]])).shape == (1, 3, 64, 64)  # from what a run keeps
     assert painter.method.is_plain == (method == "mar") and painter.method.plain.is_plain
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
+
+
+def test_the_shipped_weights_paint_what_they_are_told() -> None:
+    """One shape of every kind and colour at least, read by the shipped classifier; by chance 1/6 of the shapes and 1/8 of the colours."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("eval", ["model=embedded_mar", "method=mar", "data=shapes", "device=cpu", "limit=48", "denoising_steps=12"])
+    target = config.build_target(cfg)
+    painter: Painter = config.instantiate(
+        cfg.painter,
+        target=target,
+        method=config.build_method(cfg, target),
+        image_decoder=config.build_tokenizer(cfg),
+        device=torch.device("cpu"),
+    )
+    prompts = config.instantiate(cfg.data)[::4]
+    pictures = torch.from_numpy(painter.pictures(painter.tokens(prompts).tokens)).float() / 127.5 - 1
+    scenes = [scene for prompt in prompts if (scene := parse_caption(prompt.text))]
+    found = correct(load_classifier().attributes(pictures), scenes)
+    assert len(scenes) == 12 and found["colour1"].mean() > 0.8 and found["shape1"].mean() > 0.5
+    assert sum(path.stat().st_size for name in ("kl", "mar", "mar_draft") for path in (EMBEDDED / name).iterdir()) < 10e6
 
 
 @pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=mar"]])

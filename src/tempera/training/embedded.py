@@ -130,7 +130,7 @@ def write_readme(output: Path) -> None:
         "# The embedded default",
         "",
         "Trained by this repository's own scripts on the procedural world of `tempera.data.world`; nothing else went in. Weights are",
-        "float16 safetensors, computed with in float32. To rebuild everything (about four hours on two CPU cores):",
+        "float16 safetensors, computed with in float32. To rebuild everything (about six hours on two CPU cores):",
         "",
         "    python train_draft/build_embedded.py output=src/tempera/embedded",
         "    python train_draft/main.py model=embedded",

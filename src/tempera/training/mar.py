@@ -73,8 +73,8 @@ class MARTraining:
     tokenizer_start: bool = True
     kl: float = 1e-3
     scenes: int = 8192
-    steps: int = 1900
-    draft_steps: int = 1200
+    steps: int = 11_500
+    draft_steps: int = 6000
     batch_size: int = 32
     lr: float = 2e-3
     matrix_lr: float = 5e-3

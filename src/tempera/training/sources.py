@@ -275,11 +275,19 @@ class ParquetShards:
         group = position = 0
         while position + (rows := opened.metadata.row_group(group).num_rows) <= skip:  # skip is a row of this file
             group, position = group + 1, position + rows
-        for batch in opened.iter_batches(64, range(group, opened.num_row_groups), [self.image, caption]):
-            for row in batch.to_pylist():
-                if position >= skip:
-                    yield self._row(f"{file} row {position}", f"{file.name}/{position}", row[caption], row[self.image], file.parent)
-                position += 1
+        for number in range(group, opened.num_row_groups):
+            end = position + opened.metadata.row_group(number).num_rows
+            try:
+                for batch in opened.iter_batches(64, [number], [self.image, caption]):
+                    for row in batch.to_pylist():
+                        if position >= skip:
+                            where = f"{file} row {position}"
+                            yield self._row(where, f"{file.name}/{position}", row[caption], row[self.image], file.parent)
+                        position += 1
+            except (pa.ArrowException, OSError) as problem:  # the rest of the group cannot be told row from row
+                for lost in range(max(position, skip), end):
+                    yield Broken(f"{file} row {lost}", f"unreadable row group ({_reason(problem)})")
+            position = end
 
     def _row(self, where: str, key: str, caption: Any, value: Any, folder: Path) -> Entry | Broken:
         if isinstance(value, dict):
