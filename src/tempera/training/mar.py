@@ -328,7 +328,8 @@ def _taught_together(gradient: Tensor) -> Tensor:
     a sum of three: one of 48 classes is seldom seen, and a network that has no use for the shape yet would hardly find it.
     """
     own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
-    return (own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)).flatten(0, 1)
+    shared: Tensor = own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)
+    return shared.flatten(0, 1)
 
 
 def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
