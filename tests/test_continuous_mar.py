@@ -163,7 +163,7 @@ def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 20, 150])
-@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("first", [0, 3, 7])
 def test_what_is_done_ahead_is_what_each_stage_would_do(rows: int, first: int) -> None:
     """One row has all its stages modulated at once, 20 have three of them, 150 one by one."""
     made = target(sampling=replace(SAMPLING, denoising_steps=7))

@@ -46,9 +46,10 @@ class GuidedHead(Denoiser):
         """See `Denoiser`: few rows are modulated for many stages in one product."""
         told, scale = self._told(condition)
         time = self._time().unsqueeze(1)
-        for stages in torch.arange(first, self.stages).split(max(1, _ROWS // len(told))):
-            ahead = self.head.modulations(told + time[stages[0] : stages[-1] + 1])
-            for stage, *modulations in zip(stages.tolist(), *ahead, strict=True):
+        size = max(1, _ROWS // len(told))
+        for start in range(first, self.stages, size):
+            ahead = self.head.modulations(told + time[start : start + size])
+            for stage, *modulations in zip(range(start, min(start + size, self.stages)), *ahead, strict=True):
                 yield partial(self._guided, modulations, scale, t=self.stages - 1 - stage)
 
     def _told(self, condition: Tensor) -> tuple[Tensor, Tensor]:
