@@ -51,7 +51,8 @@ def _draw(path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=9)
     images = sorted({row["images"] for row in rows})
     counts = f"{images[0]}" if len(images) == 1 else f"{images[0]} to {images[-1]}"
-    figure.suptitle(f"{model}, {counts} images a run; bars are 95% intervals, numbers are δ", fontsize=11, x=0.01, ha="left")
+    numbers = ", numbers are δ" if any(row["delta"] is not None for row in rows) else ""
+    figure.suptitle(f"{model}, {counts} images a run; bars are 95% intervals{numbers}", fontsize=11, x=0.01, ha="left")
     save_figure(path, figure)
 
 

@@ -125,7 +125,8 @@ def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         siblings = [other for other in settings if other.get("method") == one.get("method")]
         varying = [key for key in one if key not in ("delta", "seed", "model") and any(other.get(key) != one[key] for other in siblings)]
         label = family_label(one)
-        extra = [f"{key}={one[key]}" for key in varying if f"{key}=" not in label and str(one[key]) not in label.split()]
+        told = {key: str(one[key]).lower() if isinstance(one[key], bool) else str(one[key]) for key in varying if one[key] is not None}
+        extra = [f"{key}={value}" for key, value in told.items() if f"{key}=" not in label and value not in label.split()]
         names.append(" ".join([label, *extra]))
     return names
 
