@@ -273,5 +273,5 @@ def _compare_pictures(rows: Sequence[Row], output: Path) -> list[Path]:
 
 def _note(row: Row) -> str:
     metrics = row["metrics"]
-    speedup = f", {metrics['speedup']['value']:.2f}× faster" if "speedup" in metrics and not is_plain(row["settings"]) else ""
+    speedup = f", {metrics['speedup']['value']:.2f}× AR's speed" if "speedup" in metrics and not is_plain(row["settings"]) else ""
     return f"{metrics['accepted_length']['value']:.2f} tokens a round{speedup}"
