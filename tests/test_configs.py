@@ -25,6 +25,7 @@ from tempera.config import (
     compile_steps,
     instantiate,
     literal_prompt,
+    parse_device,
     script,
 )
 from tempera.decode import decode
@@ -454,3 +455,11 @@ def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
         compile_steps(composed("compile=maybe"), target)
     with pytest.raises(TemperaError, match="compile=true is for models of discrete tokens, and model=mar_base has none"):
         compile_steps(composed("compile=true", "model=mar_base", "method=mar"), object())
+
+
+def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert parse_device("cuda:1") == torch.device("cuda", 1) and parse_device("cuda").index is None
+    for name in ("cuda:2", "cuda:x", "gpu"):
+        with pytest.raises(TemperaError, match=rf"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N"):
+            parse_device(name)

@@ -355,7 +355,10 @@ def parse_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+        elif (device.index or 0) >= torch.cuda.device_count():  # counted: a tensor would take memory of the first one for each process
+            raise RuntimeError(name)
     except (RuntimeError, AssertionError):
         raise TemperaError(f"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N") from None
     return device
