@@ -141,7 +141,9 @@ class _Canvas:
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
     def look(self) -> int:
-        """How many tokens the row furthest behind has, and note how many the one furthest ahead has: the round's one host read."""
+        """How many tokens the row furthest behind has, and note how many the one furthest ahead has: the loop's one host
+        read a round. Rules read where it saves a denoising: rejected tokens that are still missing, stages that all rows have done.
+        """
         least, most = torch.stack(self.context.known.aminmax()).tolist()
         self.context = replace(self.context, reach=int(most))
         return int(least)

@@ -106,10 +106,10 @@ class Density:
 class Published:
     """CSpD as its public code computes it, which departs from the paper.
 
-    Σ is inverted. A temperature multiplies σ in the exponent of both densities, and there only: with 1 hardly anything is accepted, with
-    the public 42 nearly everything is. The draft's last stage adds no noise (`last_noise`). The
-    target does not see the drafts that it judges, and nothing is rolled back: what follows a rejected token was drafted after it and
-    stays. Where the public code gives zeros after `trials` failures, the target draws the token afresh.
+    Σ is inverted. A temperature, 42 there, multiplies σ in the exponent of both densities, and there only: with 1 hardly anything is
+    accepted. The draft's last stage adds no noise (`last_noise`). The target does not see the drafts that it judges, and nothing is
+    rolled back: what follows a rejected token was drafted after it and stays. Where the public code gives zeros after `trials` failures,
+    the target draws the token afresh.
 
     Measured as for `Density`, against the target without noise in its last stage: 0.106 for three linear stages in one dimension and 0.260
     in two, where the draft alone is off by 0.063 and 0.178; with a temperature of 1, 0.211 and 0.187.

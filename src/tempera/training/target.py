@@ -238,5 +238,5 @@ def _resume(directory: Path, model: nn.Module, optimisers: list[Any], schedules:
     for kind, parts in (("optimisers", optimisers), ("schedules", schedules)):
         for part, saved in zip(parts, state[kind], strict=True):
             part.load_state_dict(saved)
-    log.info("continuing the target's training at step %d", state["step"])
+    log.info("continuing at step %d of %s", state["step"], directory)
     return int(state["step"])
