@@ -7,28 +7,28 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from tempera import config
-from tempera.atomic import write_json
+from tempera.config import build
 from tempera.errors import TemperaError
-from tempera.evaluation import bench
-from tempera.evaluation.painter import Method
+from tempera.evaluation import benchmark
+from tempera.evaluation.pipeline import Method
+from tempera.runtime.files import write_json
 
 
-@config.script("bench")
+@build.script("bench")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, and write bench.json."""
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError("eval/bench.py times rounds of discrete tokens; eval/run.py times a method of continuous ones.")
-    plan = config.instantiate(cfg.plan)
-    target = config.build_target(cfg)
+    plan = build.instantiate(cfg.plan)
+    target = build.build_target(cfg)
 
     def make_method() -> Method:
-        drafter = config.build_drafter(cfg, target)
-        return Method(drafter, config.build_rule(cfg, drafter.depth))
+        drafter = build.build_drafter(cfg, target)
+        return Method(drafter, build.build_rule(cfg, drafter.depth))
 
     console = Console()
     with console.status("timing") as status:
-        report = bench.measure(target, make_method, plan, lambda part: status.update(f"timing: {part}"))
+        report = benchmark.measure(target, make_method, plan, lambda part: status.update(f"timing: {part}"))
     made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
     random = [what for what, path in made_of.items() if path == "random"]
     title = f"{cfg.model.name}{' (random ' + ' and '.join(random) + ')' if random else ''} · {report.device} · {report.dtype} · "
@@ -37,7 +37,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         *(column.title for column in report.columns),
         title=f"{title}{report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB",
     )
-    for line in bench.table(report):
+    for line in benchmark.table(report):
         shown.add_row(*line)
     console.print(shown)
     result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}

@@ -4,24 +4,24 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from tempera import config
-from tempera.calibration import load_statistics, record, save_statistics
+from tempera.config import build
 from tempera.errors import TemperaError
-from tempera.theory import reachable
+from tempera.evaluation.calibration import load_statistics, record, save_statistics
+from tempera.rules.optimal_schedule import reachable
 
 
-@config.script("calibrate")
+@build.script("calibrate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Write the statistics; return the expected lengths of exact decoding and of the most relaxed schedule."""
-    config.check_tokens(cfg)
+    build.check_tokens(cfg)
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; methods of continuous ones have no schedule."
         )
-    measured_with = config.instantiate(cfg.measured_with)
-    prompts, path = config.instantiate(cfg.data), Path(cfg.statistics)
-    target = config.build_target(cfg)
-    ratios = record(target, config.build_drafter(cfg, target), prompts, cfg.seed, config.parse_device(cfg.device), cfg.batch_size)
+    measured_with = build.instantiate(cfg.measured_with)
+    prompts, path = build.instantiate(cfg.data), Path(cfg.statistics)
+    target = build.build_target(cfg)
+    ratios = record(target, build.build_drafter(cfg, target), prompts, cfg.seed, build.parse_device(cfg.device), cfg.batch_size)
     save_statistics(path, ratios, measured_with)
     low, high = reachable(load_statistics(path)[0])
     print(f"{len(ratios)} chains of {ratios.shape[1]} drafts in {path}")

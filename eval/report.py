@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tempera.errors import main_guard
-from tempera.evaluation.publish import publish
-from tempera.evaluation.report import collect, find_runs, write_report
+from tempera.reporting.report import collect, find_runs, write_report
+from tempera.reporting.wandb_report import publish
 
 
 @main_guard

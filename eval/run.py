@@ -5,35 +5,35 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tempera import config
+from tempera.config import build
 from tempera.data.prompts import one_prompt
-from tempera.evaluation.evaluate import evaluate
-from tempera.evaluation.processes import Processes
-from tempera.evaluation.settings import about, settings
-from tempera.tracking import Tracker
+from tempera.evaluation.run import evaluate
+from tempera.evaluation.run_identity import about, run_identity
+from tempera.runtime.distributed import Processes
+from tempera.runtime.tracking import Tracker
 
 
-@config.script("eval")
+@build.script("eval")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
-    device = config.parse_device(cfg.device)
+    device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
-    prompts = config.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
-    judge, protocol = config.instantiate(cfg.metrics), config.instantiate(cfg.speed)
-    target = config.build_target(cfg)
-    config.compile_steps(cfg, target)
-    method = config.build_method(cfg, target)
-    painter = config.instantiate(cfg.painter, target=target, method=method, image_decoder=config.build_tokenizer(cfg), device=device)
+    prompts = build.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    judge, protocol = build.instantiate(cfg.metrics), build.instantiate(cfg.speed)
+    target = build.build_target(cfg)
+    build.compile_steps(cfg, target)
+    method = build.build_method(cfg, target)
+    painter = build.instantiate(cfg.painter, target=target, method=method, image_decoder=build.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}
-    identity = settings({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
+    identity = run_identity({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
     notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
-    plan = config.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes)
+    plan = build.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), run_identity=identity, about=notes)
 
     def start_tracker() -> Tracker:
         tags = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice]
         group = choices.get("experiment") or cfg.model.name
-        tracker: Tracker = config.instantiate(
+        tracker: Tracker = build.instantiate(
             cfg.tracking, directory=plan.directory, job_type="eval", group=group, tags=tags, config={**identity, **notes}
         )
         return tracker

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-import tempera.huggingface  # noqa: F401  before any test imports transformers itself
+import tempera.runtime.huggingface  # noqa: F401  before any test imports transformers itself
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true")
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from tempera.neighbours import Neighbours
-from tempera.relaxations import Grouped, Lantern, LanternPP
+from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 
 
 def near(codes, k, proximity="l2"):
@@ -21,7 +21,7 @@ def near_rules(codes, k=3):
             "lantern": lambda residual: Lantern(table, 0.3, residual=residual),
             "lantern jsd": lambda residual: Lantern(table, 0.2, "jsd", residual),
             "lantern++": lambda residual: LanternPP(table, 1.5, residual),
-            "grouped": lambda residual: Grouped(table, 1, residual),
-            "grouped static": lambda residual: Grouped(table, None, residual),
+            "grouped": lambda residual: GSD(table, 1, residual),
+            "grouped static": lambda residual: GSD(table, None, residual),
         }.items()
     }

@@ -2,10 +2,10 @@
 
 import torch
 
-from tempera.laws import lookup
-from tempera.probs import one_hot, sample
-from tempera.trees import Tree, take
-from tempera.types import Draft
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.probabilities import one_hot, sample
+from tempera.decoding.trees import Tree, take
+from tempera.exactness.tables import lookup
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from near_codes import near_rules
 
-from tempera.acceptance import Exact, Relaxed
 from tempera.errors import TemperaError
-from tempera.schedules import exponential
+from tempera.rules.schedules import exponential
+from tempera.rules.standard import Exact, Relaxed
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0, 1e3]), min_size=5, max_size=5).filter(lambda w: sum(w) > 1e-3)
 omegas = st.sampled_from([0.05, 0.3, 0.999, 1.0, 1.1, 2.0, 7.0])

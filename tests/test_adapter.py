@@ -17,14 +17,14 @@ from tiny_networks import (
     tiny_target,
 )
 
-from tempera.acceptance import Exact
-from tempera.decode import decode
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.targets.adapter import identity_of
-from tempera.trees import Tree
+from tempera.rules.standard import Exact
+from tempera.runtime.network_identity import identity_of
 
 TREES = {"ar": Tree.empty(), "chain": Tree.chain(4), "tree": TREE}
 
@@ -152,7 +152,7 @@ def test_a_batch_paints_what_single_prompts_paint():
     target = tiny_target()
 
     def paint(prompts):
-        return decode(target, NoDraft(), Exact(), Streams(0, prompts), prompts).tokens
+        return decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
 
     together = paint(PROMPTS)
     assert len(together.unique()) > 5
@@ -175,7 +175,7 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
         logits = target.lm_logits(target.prefix_hidden)
         torch.testing.assert_close(logits, network.lm_head(target.prefix_hidden)[..., ids])
         check_rounds(target, prompts, lambda: Tree.chain(3), generator, forced)
-    painted = decode(target, NoDraft(), Exact(), Streams(0, prompts), prompts).tokens
+    painted = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
     assert (painted[:, [2, 5]] == 0).all() and (painted[:, [0, 1, 3, 4]] > 0).any()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tempera.atomic import replacing, write_text
+from tempera.runtime.files import replacing, write_text
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:

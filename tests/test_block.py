@@ -8,17 +8,16 @@ import torch
 from random_drafts import SMALL, random_draft
 from window_laws import INITIALISATIONS, proof
 
-from tempera.acceptance import Block, Exact, ratio
-from tempera.drafters.jacobi import jacobi, scd, sjd
-from tempera.drafters.sjd_pac import sjd_pac
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.probabilities import Sampling, normalise, one_hot, ratio, sample
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
+from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit, prove
-from tempera.probs import Sampling, normalise, one_hot, sample
-from tempera.theory import expected_emitted, sequence_law
-from tempera.trace import diagnose
-from tempera.trees import Tree
-from tempera.verify import verify
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.exactness.theory import expected_emitted, sequence_law
+from tempera.rules.standard import BlockVerification, Exact
 
 SAMPLINGS = [
     Sampling(3.0, 1.7),
@@ -56,7 +55,7 @@ def by_hand(p, q, tokens):
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_each_row_is_as_the_paper_says(length):
     draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
-    verdict = verify(draft, p, Block(), uniforms)
+    verdict = verify(draft, p, BlockVerification(), uniforms)
     for row in range(300):
         _, laws, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
         passed = [i for i in range(1, length + 1) if uniforms[row, i - 1] < passing[i]]
@@ -100,34 +99,34 @@ def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length
     torch.testing.assert_close(law, sequence_law(p, length + 1))
     exact = expected_emitted(p, q, Exact(), length)
     assert emitted == pytest.approx(exact) if length == 1 else emitted > exact + 1e-4
-    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))), Block(), rows=40_000).trace
+    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))), BlockVerification(), rows=40_000).trace
     counts = (trace.round == 0).sum(-1).double()
     assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 200)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 def test_over_many_rounds_it_emits_the_target_law(length):
-    found = prove(Block(), Tree.chain(length), length=6, rows=200_000)
+    found = check(BlockVerification(), Tree.chain(length), length=6, rows=200_000)
     assert found.agrees, found
-    plain = prove(Exact(), Tree.chain(length), length=6, rows=200_000)
+    plain = check(Exact(), Tree.chain(length), length=6, rows=200_000)
     assert found.accepted_length > plain.accepted_length * (0.998 if length == 1 else 1.003)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_it_emits_whatever_law_is_sampled(sampling):
     for seed in range(3):
-        found = prove(Block(), Tree.chain(3), vocab_size=4, sampling=sampling, rows=100_000, seed=seed)
+        found = check(BlockVerification(), Tree.chain(3), vocab_size=4, sampling=sampling, rows=100_000, seed=seed)
         assert found.agrees, found
 
 
 def test_forced_positions_stand():
-    found = prove(Block(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
+    found = check(BlockVerification(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
     assert found.agrees, found
 
 
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
-    found = proof(lambda target: sjd(target, 3, initialisation), Block())
+    found = proof(lambda target: sjd(target, 3, initialisation), BlockVerification())
     assert found.agrees, found
     assert found.accepted_length > proof(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
 
@@ -135,7 +134,7 @@ def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
 # Planted faults
 
 
-class Faulty(Block):
+class Faulty(BlockVerification):
     """The algorithm over one row's numbers, with a fault."""
 
     def walk(self, draft, p, uniforms):
@@ -194,15 +193,15 @@ class PlainResidual(Faulty):
 
 def test_without_a_fault_it_is_the_same():
     draft, p, uniforms = random_draft(500, Tree.chain(4))
-    right, same = verify(draft, p, Block(), uniforms), verify(draft, p, Faulty(), uniforms)
+    right, same = verify(draft, p, BlockVerification(), uniforms), verify(draft, p, Faulty(), uniforms)
     assert right.accepted.equal(same.accepted)
     assert right.next_token.equal(same.next_token)
 
 
 @pytest.mark.parametrize("faulty", [Uncapped, OneByOne, WeightsAsChances, PlainResidual])
 def test_a_planted_fault_is_caught(faulty):
-    assert prove(Faulty(), Tree.chain(3), length=5).agrees
-    assert not prove(faulty(), Tree.chain(3), length=5).agrees
+    assert check(Faulty(), Tree.chain(3), length=5).agrees
+    assert not check(faulty(), Tree.chain(3), length=5).agrees
 
 
 def test_guesses_that_live_on_would_bias_it(monkeypatch):
@@ -210,7 +209,7 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
 
     for refresh, make in ((SharedNoise, scd), (Continue, lambda target, window: scd(target, window, coupling="maximal"))):
         monkeypatch.setattr(refresh, "fresh", True)  # a false claim
-        assert not proof(lambda target, make=make: make(target, 3), Block()).agrees
+        assert not proof(lambda target, make=make: make(target, 3), BlockVerification()).agrees
 
 
 # What is refused, and what a trace says
@@ -224,7 +223,7 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
 def test_guesses_that_live_on_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(TemperaError, match="rule=block is not lossless with guesses that live on from round to round; take drafter=sjd"):
-        emit(target, make(target), Block(), rows=2)
+        emit(target, make(target), BlockVerification(), rows=2)
 
 
 def test_a_tree_with_branches_is_refused():
@@ -233,15 +232,15 @@ def test_a_tree_with_branches_is_refused():
         with pytest.raises(
             TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"
         ):
-            verify(draft, p, Block(), uniforms)
+            verify(draft, p, BlockVerification(), uniforms)
     rows = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))  # a tree per row that is a chain
     draft, p, uniforms = random_draft(2, rows)
-    verify(draft, p, Block(), uniforms)
+    verify(draft, p, BlockVerification(), uniforms)
 
 
 def test_it_adds_nothing_to_the_bounds():
     draft, p, uniforms = random_draft(50, Tree.chain(3))
-    tv, bound, kl = diagnose(draft, verify(draft, p, Block(), uniforms), p, Block())
+    tv, bound, kl = diagnose(draft, verify(draft, p, BlockVerification(), uniforms), p, BlockVerification())
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
@@ -250,7 +249,7 @@ def test_it_adds_nothing_to_the_bounds():
 def test_a_perfect_draft_is_kept_whole():
     draft, p, uniforms = random_draft(200, Tree.chain(4))
     same = type(draft)(sample(p[:, :-1], torch.rand(200, 4)), p[:, :-1], draft.tree)
-    assert verify(same, p, Block(), uniforms).accepted.eq(4).all()
+    assert verify(same, p, BlockVerification(), uniforms).accepted.eq(4).all()
     right = one_hot(draft.tokens, 6)
     forced = torch.cat([right, p[:, -1:]], 1)
-    assert verify(type(draft)(draft.tokens, right, draft.tree), forced, Block(), uniforms).accepted.eq(4).all()
+    assert verify(type(draft)(draft.tokens, right, draft.tree), forced, BlockVerification(), uniforms).accepted.eq(4).all()

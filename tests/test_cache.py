@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tempera.cache import RoundMask, RowCache
+from tempera.targets.kv_cache import RoundMask, RowCache
 
 
 def new_cache(layers: int = 2, rows: int = 3, heads: int = 2, size: int = 4, capacity: int = 12) -> RowCache:

@@ -7,16 +7,17 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.calibration import Recorder, calibrated, conditions, load_statistics, record, save_statistics
-from tempera.config import build_rule
-from tempera.data.prompts import world_prompts
+from tempera.config.build import build_rule
+from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit
-from tempera.theory import Chains, expected_emitted, tv_bound
-from tempera.trees import Tree
+from tempera.evaluation.calibration import Recorder, calibrated, conditions, load_statistics, record, save_statistics
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.exactness.theory import expected_emitted, tv_bound
+from tempera.rules.optimal_schedule import Chains
+from tempera.rules.standard import Exact, Relaxed
+from tempera.shapes.scenes import world_prompts
 
 LENGTH = 3
 NOW = {"model": "tables", "draft": None, "guidance": 1.0}

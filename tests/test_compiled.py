@@ -10,16 +10,16 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.utils import run_and_get_code
 
-from tempera import compiled
-from tempera.acceptance import Exact
-from tempera.decode import decode
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.targets.adapter import TransformerTarget
-from tempera.trees import Tree
+from tempera.rules.standard import Exact
+from tempera.targets import compiled
+from tempera.targets.transformer import TransformerTarget
 
 
 def compiler() -> str | None:
@@ -45,7 +45,7 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
     score = target.score
     target.score = lambda draft: laws.append((draft.q, (scores := score(draft)).p, scores.hidden)) or scores
     for prompts in batches:
-        images.append(decode(target, drafter, Exact(), Streams(0, prompts, device), prompts).tokens)
+        images.append(decode(target, drafter, Exact(), RandomStreams(0, prompts, device), prompts).tokens)
     return target, images, laws
 
 
@@ -98,20 +98,20 @@ def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(
     names = {"Stream": lambda: stream, "current_stream": lambda: stream, "stream": nullcontext, "device": nullcontext}
     for name, stand_in in {**names, "CUDAGraph": Graph, "graph": capture}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    step = compiled.recorded(scaled, torch.device("cuda"))
+    step = compiled.cuda_graphed(scaled, torch.device("cuda"))
     first, second = step(torch.tensor([1.0, 2.0]), 3.0), step(torch.tensor([5.0, 7.0]), 3.0)
     assert first.tolist() == [3, 6] and second.tolist() == [15, 21]
     assert len(calls) == compiled.WARMUP + 1
     assert step(torch.tensor([1.0]), 3.0).tolist() == [3] and step(torch.tensor([1.0, 2.0]), 4.0).tolist() == [4, 8]
     assert len(calls) == 3 * (compiled.WARMUP + 1)
-    assert compiled.recorded(scaled, torch.device("cpu")) is scaled
+    assert compiled.cuda_graphed(scaled, torch.device("cpu")) is scaled
 
 
 def test_what_cannot_be_compiled_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
     with pytest.raises(TemperaError, match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ compiler.*compile=false.*\.$") as told:
-        compiled.fused(lambda x: x.sin() * 3 + 1)(torch.ones(5))
+        compiled.compile_step(lambda x: x.sin() * 3 + 1)(torch.ones(5))
     assert "\n" not in str(told.value)
 
 
@@ -121,4 +121,4 @@ def test_want_of_memory_is_told_as_such(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     with pytest.raises(torch.OutOfMemoryError):
-        compiled.fused(abs)(torch.ones(1))
+        compiled.compile_step(abs)(torch.ones(1))

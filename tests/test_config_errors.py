@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tempera.config_errors import sentence
+from tempera.config.messages import sentence
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tiny_training import tiny_draft, tiny_target
 
-from tempera.config import (
+from tempera.config.build import (
     build_drafter,
     build_rule,
     build_sampling,
@@ -28,13 +28,13 @@ from tempera.config import (
     parse_device,
     script,
 )
-from tempera.decode import decode
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.streams import Streams
-from tempera.targets import embedded
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.shapes import networks
+from tempera.shapes.build.stages import save_network
 from tempera.targets.llamagen import to_official
-from tempera.training.embedded import save_network
-from tempera.vq import VQConfig, VQModel
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -162,8 +162,8 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory, network, encoder = tmp_path_factory.mktemp("smaller"), tiny_target().network, embedded.TextEncoder(6, 8, layers=1, heads=2)
-    save_network(to_official(network.state_dict(), network.config.num_attention_heads), embedded.target_config(network), directory)
+    directory, network, encoder = tmp_path_factory.mktemp("smaller"), tiny_target().network, networks.TextEncoder(6, 8, layers=1, heads=2)
+    save_network(to_official(network.state_dict(), network.config.num_attention_heads), networks.target_config(network), directory)
     save_network(encoder.state_dict(), encoder.config, directory / "text_encoder")
     return directory
 
@@ -177,7 +177,7 @@ def test_every_method_paints(method: str, draft: Path, smaller: Path, tmp_path: 
     target = tiny_target()
     drafter = build_drafter(cfg, target)
     rule = build_rule(cfg, drafter.depth)
-    output = decode(target, drafter, rule, Streams(0, ["a"]), ["a red ring"])
+    output = decode(target, drafter, rule, RandomStreams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
     assert drafter.nodes == cfg.get("nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0))
 
@@ -186,7 +186,7 @@ def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:
     cfg, target = composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}"), tiny_target()
     drafter = build_drafter(cfg, target)
     with pytest.raises(TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"):
-        decode(target, drafter, build_rule(cfg, drafter.depth), Streams(0, ["a"]), ["a red ring"])
+        decode(target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, ["a"]), ["a red ring"])
 
 
 def test_neighbours_are_kept_for_the_next_run(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_trees_are_the_public_ones() -> None:
     assert nodes == {"chain": 5, "mc_sim_7b_63": 25, "naive_extend_57": 57}
 
 
-@pytest.mark.skipif(not (embedded.EMBEDDED / "draft").is_dir(), reason="the embedded weights are not built yet")
+@pytest.mark.skipif(not (networks.SHIPPED / "draft").is_dir(), reason="the embedded weights are not built yet")
 def test_the_embedded_model_builds_with_every_method() -> None:
     cfg = composed("model=embedded")
     target = build_target(cfg)
@@ -229,7 +229,7 @@ def test_the_embedded_model_builds_with_every_method() -> None:
     assert next(tokenizer.parameters()).dtype == torch.float32
     for method in ("ar", "eagle", "eagle2", "coolsd", "uniform_rsd"):
         build_drafter(composed("model=embedded", f"method={method}"), target)
-    if (embedded.EMBEDDED / "independent").is_dir():
+    if (networks.SHIPPED / "independent").is_dir():
         build_drafter(composed("model=embedded", "method=independent"), target)
 
 
@@ -421,7 +421,7 @@ def test_nested_and_partial() -> None:
         ({}, "needs `number`"),
         ({"number": 1, "thing": {"_target_": f"{__name__}.example", "number": "q"}}, "`thing.number=q` is not possible"),
         (
-            {"number": 1, "thing": {"_target_": "tempera.schedules.uniform", "budget": -2, "length": 3}},
+            {"number": 1, "thing": {"_target_": "tempera.rules.schedules.uniform", "budget": -2, "length": 3}},
             "delta=-2 is not a relaxation budget",
         ),
         ({"_target_": "tempera.nowhere.Thing"}, "cannot import tempera.nowhere.Thing"),

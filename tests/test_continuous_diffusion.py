@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Denoiser, Kernel, Sampling, Schedule, betas, denoise, kernels_along, respaced, resume
-from tempera.continuous.laws import Linear
+from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule, betas, denoise, kernels_along, respaced, resume
 from tempera.continuous.noise import normal_of
 from tempera.errors import TemperaError
+from tempera.exactness.gaussians import Linear
 
 
 def test_the_cosine_schedule_keeps_what_its_formula_says() -> None:
@@ -33,7 +33,7 @@ def test_a_hundred_of_a_thousand_steps() -> None:
 @pytest.mark.parametrize("t", [0, 1, 13, 24])
 def test_the_kernel_is_the_posterior_by_bayes(name: str, t: int) -> None:
     """Prior N(√ᾱ_{t−1} x₀, 1 − ᾱ_{t−1}) times likelihood N(x_t; √α x_{t−1}, β), with x₀ from the predicted noise."""
-    schedule = Schedule(25, name)  # type: ignore[arg-type]
+    schedule = NoiseSchedule(25, name)  # type: ignore[arg-type]
     kept = torch.cumprod(1 - betas(name), 0)[respaced(1000, 25)]  # type: ignore[arg-type]
     x, noise, place = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
     kernel = schedule.kernel(torch.cat([noise, place], -1), x, torch.full((4,), t))
@@ -55,7 +55,7 @@ def _posterior_variance(kept: Tensor, t: int) -> float:
 
 def test_ancestral_sampling_with_the_true_noise_draws_the_data() -> None:
     """Data N(3, ½²): E[noise | x_t] is linear in x_t, and the kernels carry N(0, 1) to the data."""
-    schedule, stages = Schedule(100), 100
+    schedule, stages = NoiseSchedule(100), 100
 
     class Known(Denoiser):
         channels, last_noise = 1, False
@@ -114,7 +114,7 @@ def test_normal_draws_by_inversion() -> None:
 
 
 def test_denoising_may_begin_where_a_little_of_the_token_is_left() -> None:
-    whole, part = Schedule(25), Schedule(25, start=960)
+    whole, part = NoiseSchedule(25), NoiseSchedule(25, start=960)
     assert whole.times[[0, -1]].tolist() == [0, 999] and part.times[[0, -1]].tolist() == [0, 960]
     assert whole.kept[-1].sqrt() < 1e-4 and part.kept[-1].sqrt() > 0.05
     x, t = torch.ones(1, 1), torch.tensor([24])
@@ -127,8 +127,8 @@ def test_denoising_may_begin_where_a_little_of_the_token_is_left() -> None:
 
 def test_guidance_rises_with_the_tokens() -> None:
     known = torch.tensor([1, 128, 256])
-    assert Sampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx([1 + 2 / 256, 2.0, 1 + 2 * 255 / 256])
-    assert Sampling(guidance=3.0, guidance_schedule="constant").scale(known, 256).tolist() == [3.0, 3.0, 3.0]
+    assert DiffusionSampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx([1 + 2 / 256, 2.0, 1 + 2 * 255 / 256])
+    assert DiffusionSampling(guidance=3.0, guidance_schedule="constant").scale(known, 256).tolist() == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -143,5 +143,5 @@ def test_guidance_rises_with_the_tokens() -> None:
 )
 def test_what_cannot_be_sampled(options: dict[str, float], told: str) -> None:
     with pytest.raises(TemperaError) as problem:
-        Sampling(**options)  # type: ignore[arg-type]
+        DiffusionSampling(**options)  # type: ignore[arg-type]
     assert told in str(problem.value) and "\n" not in str(problem.value)

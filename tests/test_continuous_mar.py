@@ -9,24 +9,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tempera.continuous.decode import Context, ContinuousTrace, Parallel, Speculative, counts
-from tempera.continuous.diffusion import Sampling
-from tempera.continuous.kl import KLConfig, KLModel, load_kl
-from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, patchify, unpatchify
-from tempera.continuous.release import load_mar
-from tempera.continuous.speculate import Coupling, Density, DensityRule, Published
+from tempera.continuous.diffusion import DiffusionSampling
+from tempera.continuous.loop import Context, ContinuousTrace, Parallel, Speculative, counts
+from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, load_mar
+from tempera.continuous.rules import CSpD, CSpDReferenceCode, DensityRule, MaximalCoupling
 from tempera.continuous.target import GuidedHead, MARTarget, draft
+from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.streams import Streams
-from tempera.targets.text import ClassLabels
-from tempera.targets.weights import on_meta
-from tempera.vq import VQConfig
+from tempera.image_tokenizers.kl import KLConfig, KLModel, load_kl, patchify, unpatchify
+from tempera.image_tokenizers.vq import VQConfig
+from tempera.runtime.pretrained import on_meta
+from tempera.targets.conditioners import ClassLabels
 
 TINY = MARConfig(grid=(3, 4), channels=4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16, head_depth=1)
 WIDE = replace(TINY, channels=8)
 SQUARE = replace(TINY, grid=(4, 4))
 FEWER = replace(TINY, classes=4)
-SAMPLING = Sampling(guidance=2.0, denoising_steps=4, last_noise=True)
+SAMPLING = DiffusionSampling(guidance=2.0, denoising_steps=4, last_noise=True)
 TINY_KL = KLConfig(VQConfig(channels=8, encoder_multipliers=(1, 2), decoder_multipliers=(1, 2), res_blocks=1, z_channels=4, norm_groups=4))
 IDS = ["a", "b", "c"]
 
@@ -39,7 +38,7 @@ def network(config: MARConfig = TINY, seed: int = 0) -> MAR:
     return made.eval().requires_grad_(False)
 
 
-def target(seed: int = 0, sampling: Sampling = SAMPLING, config: MARConfig = TINY) -> MARTarget:
+def target(seed: int = 0, sampling: DiffusionSampling = SAMPLING, config: MARConfig = TINY) -> MARTarget:
     return MARTarget(network(config, seed), ClassLabels(config.classes).encode, sampling)
 
 
@@ -134,7 +133,7 @@ def plain_conditions(net: MAR, tokens: Tensor, known: list[int], label: int) -> 
 
 
 def test_rows_that_are_not_equally_far_see_only_what_they_know() -> None:
-    made = target(sampling=Sampling(denoising_steps=4))
+    made = target(sampling=DiffusionSampling(denoising_steps=4))
     made.begin(["3", "0"])
     order = torch.rand(2, 12).argsort()
     tokens, known = torch.randn(2, 12, 4), torch.tensor([7, 2])
@@ -156,7 +155,7 @@ def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
     noise = null[:, :4] + torch.tensor([[1.0], [2.0], [3.5]]) * (conditional[:, :4] - null[:, :4])
     wanted = head.schedule.kernel(torch.cat([noise, conditional[:, 4:]], -1), x, t)
     assert torch.allclose(got.mean, wanted.mean, atol=1e-5) and torch.allclose(got.std, wanted.std)
-    warmer = GuidedHead(made.head, Sampling(guidance=2.0, denoising_steps=4, temperature=1.3)).kernel(
+    warmer = GuidedHead(made.head, DiffusionSampling(guidance=2.0, denoising_steps=4, temperature=1.3)).kernel(
         torch.cat([c, u, torch.ones(3, 1)], -1), x, stage
     )
     assert torch.allclose(warmer.std, 1.3 * got.std)
@@ -195,47 +194,49 @@ def test_the_cosine_schedule(length: int, steps: int, first: list[int]) -> None:
 
 @pytest.mark.parametrize("steps", [None, 1, 3, 12])
 def test_parallel_prediction(steps: int | None) -> None:
-    output = Parallel(steps).decode(target(), Streams(0, IDS), ["0", "1", "2"])
+    output = Parallel(steps).decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
     assert output.tokens.shape == (3, 12, 4) and output.tokens.isfinite().all() and (output.tokens != 0).all()
     assert output.trace.rounds.tolist() == [steps or 12] * 3
 
 
-RULES: list[tuple[DensityRule, Sampling]] = [
-    (Density(), SAMPLING),
-    (Density(alignment=False), Sampling(denoising_steps=4, last_noise=True)),
-    (Published(), Sampling(guidance=2.0, denoising_steps=4)),
-    (Coupling(), SAMPLING),
+RULES: list[tuple[DensityRule, DiffusionSampling]] = [
+    (CSpD(), SAMPLING),
+    (CSpD(alignment=False), DiffusionSampling(denoising_steps=4, last_noise=True)),
+    (CSpDReferenceCode(), DiffusionSampling(guidance=2.0, denoising_steps=4)),
+    (MaximalCoupling(), SAMPLING),
 ]
 
 
 @pytest.mark.parametrize(("rule", "sampling"), RULES)
 @pytest.mark.parametrize("prefill", [0.0, 0.15])
-def test_every_rule_paints_whole_images_that_do_not_depend_on_the_batch(rule: DensityRule, sampling: Sampling, prefill: float) -> None:
+def test_every_rule_paints_whole_images_that_do_not_depend_on_the_batch(
+    rule: DensityRule, sampling: DiffusionSampling, prefill: float
+) -> None:
     made = target(sampling=sampling)
     method = Speculative(draft(made, network(seed=1)), rule, gamma=3, prefill=prefill)
-    output = method.decode(made, Streams(0, IDS), ["0", "1", "2"])
+    output = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
     trace = output.trace
     assert isinstance(trace, ContinuousTrace)
     assert output.tokens.isfinite().all() and (output.tokens != 0).all() and (trace.place > 0).all()
     assert (trace.rounds <= 12).all() and trace.tested.shape == (3, 3) and (trace.tested >= trace.accepted).all()
-    alone = method.decode(made, Streams(0, ["b"]), ["1"])
+    alone = method.decode(made, RandomStreams(0, ["b"]), ["1"])
     assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
 
 
-@pytest.mark.parametrize("rule", [Density(), Coupling()])
+@pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling()])
 def test_a_draft_that_is_the_target_is_always_accepted(rule: DensityRule) -> None:
     """Its conditions must be the target's own with the drafts in place: every context is right. (In float64: an untrained head paints
     numbers so large that rounding differs between batches by more than the last stage's noise.)
     """
     made = MARTarget(network().double(), ClassLabels(5).encode, SAMPLING)
-    output = Speculative(draft(made, network()), rule, gamma=3, prefill=0.0).decode(made, Streams(0, IDS), ["0", "1", "2"])
+    output = Speculative(draft(made, network()), rule, gamma=3, prefill=0.0).decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
     assert output.trace.rounds.tolist() == [3, 3, 3]
 
 
 def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_another_name() -> None:
-    made = target(sampling=Sampling(denoising_steps=4))
-    output = Speculative(draft(made, network(seed=1)), Coupling(), gamma=2, prefill=0.0).decode(made, Streams(0, ["a"]), ["0"])
+    made = target(sampling=DiffusionSampling(denoising_steps=4))
+    output = Speculative(draft(made, network(seed=1)), MaximalCoupling(), gamma=2, prefill=0.0).decode(made, RandomStreams(0, ["a"]), ["0"])
     assert output.trace.rounds.tolist() == [12]
 
 
@@ -244,9 +245,9 @@ def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_anoth
 
 def decode_with(**changes: Any) -> None:
     made = target()
-    settings = {"draft": draft(made, network(seed=1)), "gamma": 2, "prefill": 0.0, "rule": Coupling(), "prompt": "0", **changes}
+    settings = {"draft": draft(made, network(seed=1)), "gamma": 2, "prefill": 0.0, "rule": MaximalCoupling(), "prompt": "0", **changes}
     method = Speculative(settings["draft"], settings["rule"], settings["gamma"], settings["prefill"])
-    method.decode(made, Streams(0, ["a"]), [settings["prompt"]])
+    method.decode(made, RandomStreams(0, ["a"]), [settings["prompt"]])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -260,7 +261,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "the draft paints 4×4 tokens and the target 3×4; take a draft of the target's family"),
     ({"draft": target(config=WIDE)},
      "the draft's tokens have 8 channels and the target's 4"),
-    ({"draft": target(sampling=Sampling(denoising_steps=5, last_noise=True))}, "draft and target must denoise alike"),
+    ({"draft": target(sampling=DiffusionSampling(denoising_steps=5, last_noise=True))}, "draft and target must denoise alike"),
 ]  # fmt: skip
 
 
@@ -273,13 +274,13 @@ def test_bad_input_is_one_sentence(changes: dict[str, Any], told: str) -> None:
 
 def test_other_bad_input() -> None:
     with pytest.raises(TemperaError, match="steps=13 is more than the 12 tokens of an image"):
-        Parallel(13).decode(target(), Streams(0, ["a"]), ["0"])
+        Parallel(13).decode(target(), RandomStreams(0, ["a"]), ["0"])
     with pytest.raises(TemperaError, match="steps=0 makes no image"):
         Parallel(0)
     with pytest.raises(TemperaError, match="trials=0 is not possible"):
-        Coupling(trials=0)
+        MaximalCoupling(trials=0)
     with pytest.raises(TemperaError, match="exponent_temperature=0 is not possible"):
-        Published(exponent_temperature=0)
+        CSpDReferenceCode(exponent_temperature=0)
     with pytest.raises(TemperaError, match="the draft knows 4 classes and the target 5"):
         draft(target(), network(FEWER))
     with pytest.raises(TemperaError, match="class 4 is not one of the network's 4"):

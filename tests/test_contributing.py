@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from tempera.config import build_rule, instantiate
+from tempera.config.build import build_rule, instantiate
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_preset_is_an_option(walk: dict[str, Any], tmp_path: Path, monkeypat
     conf = tmp_path / "conf"
     shutil.copytree(ROOT / "conf", conf)
     (conf / "rule" / "powered.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
-    monkeypatch.setattr("tempera.acceptance.Powered", walk["Powered"], raising=False)
+    monkeypatch.setattr("tempera.rules.standard.Powered", walk["Powered"], raising=False)
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("eval", ["method=eagle", "rule=powered", "alpha=0.5"])
         wrong = compose("eval", ["method=eagle", "rule=powered", "alpha=abc"])

@@ -7,17 +7,17 @@ from near_codes import near_rules
 from random_drafts import SMALL, RowTrees, Spy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tempera import decode as module
-from tempera.acceptance import Block, Exact, Relaxed
-from tempera.decode import decode
+from tempera.decoding import loop as module
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.timing import Clock
+from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import TableDraft, TableTarget, emit
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.timing import Clock
-from tempera.trees import Tree
+from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.standard import BlockVerification, Exact, Relaxed
 
 READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2", "repeat_interleave"}
 
@@ -60,7 +60,7 @@ def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
     emit(target, drafter, Relaxed((1.5, 0.5)), rows=3)  # makes what is made once: tables of the tree, the schedule on the device
     seen.clear()
     names = [str(row) for row in range(3)]
-    streams = Streams(0, names)
+    streams = RandomStreams(0, names)
     with HostReads() as reads:
         decode(target, drafter, Relaxed((1.5, 0.5)), streams, names, diagnostics=diagnostics, progress=lambda r, _: rounds.append(r))
     assert len(rounds) >= 2
@@ -69,12 +69,14 @@ def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize(("rule", "tree"), [(Block(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "tree"), [(BlockVerification(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]], ids=str
+)
 def test_no_rule_reads_more(rule, tree, temperature):
     target, draft = tables(sampling=Sampling(1.0, temperature))
     drafter, rounds, names = StaticTreeDrafter(draft, tree), [], ["a", "b", "c"]
     emit(target, drafter, rule, rows=3)  # makes what is made once: tables of the tree and of neighbours
-    streams = Streams(0, names)
+    streams = RandomStreams(0, names)
     with HostReads() as reads:
         decode(target, drafter, rule, streams, names, diagnostics=True, progress=lambda r, _: rounds.append(r))
     assert reads.count == {"_local_scalar_dense": len(rounds)}
@@ -97,11 +99,11 @@ def test_an_image_does_not_depend_on_its_batch(tree):
     drafter = StaticTreeDrafter(draft, tree) if tree.nodes else NoDraft()
     rule = Relaxed((1.5, 0.5))
     names = [f"prompt {i}" for i in range(6)]
-    together = decode(target, drafter, rule, Streams(5, names), names, diagnostics=True)
-    backwards = decode(target, drafter, rule, Streams(5, names[::-1]), names[::-1])
+    together = decode(target, drafter, rule, RandomStreams(5, names), names, diagnostics=True)
+    backwards = decode(target, drafter, rule, RandomStreams(5, names[::-1]), names[::-1])
     assert backwards.tokens.flip(0).equal(together.tokens)
     for row, name in enumerate(names):
-        alone = decode(target, drafter, rule, Streams(5, [name]), [name], diagnostics=True)
+        alone = decode(target, drafter, rule, RandomStreams(5, [name]), [name], diagnostics=True)
         assert alone.tokens[0].equal(together.tokens[row])
         for field in ("place", "origin", "logprob", "bound", "kl"):
             torch.testing.assert_close(getattr(alone.trace, field)[0], getattr(together.trace, field)[row])
@@ -137,7 +139,7 @@ def test_a_perfect_draft_is_always_accepted():
 
 
 def test_draws_of_a_round_are_distinct():
-    class Recorder(Streams):
+    class Recorder(RandomStreams):
         def next(self, count):
             self.counts = [*getattr(self, "counts", []), count]
             return super().next(count)
@@ -156,7 +158,7 @@ def test_progress_and_clock_follow_the_rounds():
         target,
         StaticTreeDrafter(draft, Tree.chain(2)),
         Exact(),
-        Streams(0, names),
+        RandomStreams(0, names),
         names,
         clock=clock,
         progress=lambda *now: told.append(now),
@@ -174,13 +176,13 @@ def test_nan_is_told_with_the_prompt_it_came_from(sick):
     table = target.table if sick == "target" else draft.table
     table[1:5] = torch.nan  # after the first token, whatever it is
     with pytest.raises(TemperaError, match=f"the {sick} gave NaN probabilities for prompt 'prompt 0'"):
-        decode(target, StaticTreeDrafter(draft, Tree.chain(2)), Exact(), Streams(0, names), names)
+        decode(target, StaticTreeDrafter(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names)
 
 
 def test_as_many_streams_as_prompts():
     target, _ = tables()
     with pytest.raises(TemperaError, match="2 prompts but 1 random streams"):
-        decode(target, NoDraft(), Exact(), Streams(0, ["a"]), ["a", "b"])
+        decode(target, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a", "b"])
 
 
 def test_the_tokens_are_pinned():

@@ -9,14 +9,14 @@ from random_drafts import Spy
 from test_decode import HostReads
 from tiny_networks import node_paths
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.decode import decode
-from tempera.drafters.dynamic import DynamicTreeDrafter
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import TableDraft, TableTarget, emit, prove
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.types import Draft
+from tempera.exactness.tables import TableDraft, TableTarget, check, emit
+from tempera.rules.standard import Exact, Relaxed
 
 SIZES = [(2, 3, 6), (3, 2, 7), (3, 4, 4), (1, 3, 3)]
 """Branches, depth and nodes; the third expands more nodes than it keeps, the last is a chain."""
@@ -89,24 +89,24 @@ SAMPLINGS = {
 @pytest.mark.parametrize("size", SIZES[:3])
 @pytest.mark.parametrize("sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()])
 def test_the_law_is_the_target_s(sampling, size):
-    proof = prove(Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000)
+    proof = check(Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000)
     assert proof.agrees, proof
     assert proof.accepted_length > 1.5
 
 
 def test_the_law_over_many_rounds():
-    proof = prove(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
+    proof = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
     assert proof.agrees, proof
     assert proof.accepted_length < 3
 
 
 def test_forced_positions_stand():
-    proof = prove(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
+    proof = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
     assert proof.agrees, proof
 
 
 def test_no_more_than_one_with_the_optimal_residual_is_exact():
-    proof = prove(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
+    proof = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
     assert proof.agrees, proof
 
 
@@ -119,7 +119,7 @@ class Drawn(DynamicTreeDrafter):
 
 
 def test_a_wrong_label_is_caught():
-    assert not prove(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=200_000).agrees
+    assert not check(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=200_000).agrees
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, 0)], ids=["plain", "greedy"])
@@ -129,7 +129,7 @@ def test_a_round_reads_back_one_number(sampling):
     rounds, names = [], ["a", "b", "c"]
     emit(target, drafter, Exact(), rows=3)
     with HostReads() as reads:
-        decode(target, drafter, Exact(), Streams(0, names), names, progress=lambda count, _: rounds.append(count))
+        decode(target, drafter, Exact(), RandomStreams(0, names), names, progress=lambda count, _: rounds.append(count))
     assert len(rounds) >= 2 and reads.count == {"_local_scalar_dense": len(rounds)}
 
 
@@ -138,7 +138,7 @@ def test_a_sick_draft_is_told():
     draft, names = TableDraft(target), ["a", "b"]
     draft.table[1:5] = torch.nan
     with pytest.raises(TemperaError, match="the draft gave NaN probabilities for prompt 'a'"):
-        decode(target, drafter_of(2, 3, 6)(draft), Exact(), Streams(0, names), names)
+        decode(target, drafter_of(2, 3, 6)(draft), Exact(), RandomStreams(0, names), names)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ import pytest
 import torch
 from random_drafts import SMALL
 
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.decoding.trees import Tree
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.trees import Tree
 
 
 class Written:

@@ -21,16 +21,16 @@ from tiny_networks import (
     tiny_target,
 )
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.decode import decode
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft, build
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
-from tempera.eagle_model import EagleConfig, EagleModel
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.trees import Tree
+from tempera.rules.standard import Exact, Relaxed
 
 TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
 
@@ -73,8 +73,8 @@ def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_greedy_eagle_paints_what_greedy_autoregression_paints(name):
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
-    eagle = decode(target, eagle_drafter(target, TREES[name]), Exact(), Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    eagle = decode(target, eagle_drafter(target, TREES[name]), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert torch.equal(plain.tokens, eagle.tokens)
     assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
 
@@ -86,7 +86,7 @@ def test_a_batch_paints_what_single_prompts_paint(name, guidance):
     drafter = eagle_drafter(target, TREES[name])
 
     def paint(prompts):
-        output = decode(target, drafter, Relaxed((1.5,)), Streams(0, prompts), prompts)
+        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
         return output.tokens, output.trace.rounds
 
     tokens, rounds = paint(PROMPTS)
@@ -118,7 +118,7 @@ def test_drafts_at_forced_places_are_always_kept():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
-    output = decode(target, eagle_drafter(target, Tree.chain(3)), Exact(), Streams(1, PROMPTS), PROMPTS)
+    output = decode(target, eagle_drafter(target, Tree.chain(3)), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
     assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
     drafted = output.trace.place.view(4, *GRID)[..., -1] <= 3  # wherever a draft reached a forced place, it was kept
     assert drafted.any() and (output.trace.origin.view(4, *GRID)[..., -1][drafted] != 1).all()
@@ -129,7 +129,7 @@ def test_built_from_a_directory(tmp_path):
     tiny_eagle(target).save_pretrained(tmp_path / "draft")
     drafter = build(str(tmp_path / "draft"), target, Tree.chain(2))
     reference = eagle_drafter(target, Tree.chain(2))
-    paint = [decode(target, d, Exact(), Streams(0, PROMPTS), PROMPTS).tokens for d in (drafter, reference)]
+    paint = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, reference)]
     assert torch.equal(*paint)
     with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
         build(str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2))
@@ -139,10 +139,10 @@ def test_built_from_a_directory(tmp_path):
 def test_a_round_reads_back_one_number(name):
     target = tiny_target()
     drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
-    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)  # makes what is made once
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), Streams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
@@ -151,7 +151,7 @@ def test_the_next_images_use_the_same_memory():
     drafter = eagle_drafter(target, Tree.chain(3))
     storages = []
     for _ in range(2):
-        decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+        decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
         storages.append((target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()))
     assert storages[0] == storages[1]
 
@@ -160,7 +160,7 @@ def test_the_next_images_use_the_same_memory():
 def test_half_precision_decodes_too(name):
     target = tiny_target(network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts))
     eagle = tiny_eagle(tiny_target())
-    output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), Streams(0, PROMPTS), PROMPTS)
+    output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
     assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
 
@@ -169,4 +169,4 @@ def test_a_random_draft_fits_any_target_and_says_so(capsys):
     target = tiny_target(identity="in another precision")
     drafter = build("random", target, Tree.chain(2))
     assert "draft: random weights" in capsys.readouterr().out
-    assert decode(target, drafter, Exact(), Streams(0, ["a"]), ["a"]).tokens.shape == (1, LENGTH)
+    assert decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"]).tokens.shape == (1, LENGTH)

@@ -8,15 +8,14 @@ from test_decode import HostReads
 from test_drafters_dynamic import grown, token_paths
 from tiny_networks import GRID, LENGTH, PROMPTS, full_draft, llamagen, random_rounds, tiny_eagle, tiny_target
 
-from tempera.acceptance import Exact
-from tempera.decode import decode
-from tempera.drafters.dynamic import DynamicTreeDrafter
-from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.eagle2 import build, confidence
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import EagleDraft, build, confidence
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
-from tempera.streams import Streams
+from tempera.rules.standard import Exact
 
 
 def eagle2(target, branches=3, depth=3, nodes=8):
@@ -50,8 +49,8 @@ def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling,
 
 def test_greedy_trees_paint_what_greedy_autoregression_paints():
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
-    trees = decode(target, eagle2(target), Exact(), Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    trees = decode(target, eagle2(target), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert torch.equal(plain.tokens, trees.tokens)
     assert len(plain.tokens.unique()) > 3 and (trees.trace.rounds < plain.trace.rounds).all()
 
@@ -62,7 +61,7 @@ def test_a_batch_paints_what_single_prompts_paint(guidance):
     drafter = eagle2(target)
 
     def paint(prompts):
-        output = decode(target, drafter, Exact(), Streams(0, prompts), prompts)
+        output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
         return output.tokens, output.trace.rounds
 
     tokens, rounds = paint(PROMPTS)
@@ -76,17 +75,17 @@ def test_drafts_at_forced_places_are_always_kept():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
-    output = decode(target, eagle2(target, 2, 3, 6), Exact(), Streams(1, PROMPTS), PROMPTS)
+    output = decode(target, eagle2(target, 2, 3, 6), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
     assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
 
 
 def test_a_round_reads_back_one_number():
     target = tiny_target()
     drafter = eagle2(target)
-    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)  # makes what is made once
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), Streams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
@@ -94,7 +93,7 @@ def test_built_from_a_directory(tmp_path):
     target = tiny_target()
     tiny_eagle(target).save_pretrained(tmp_path / "draft")
     drafter = build(str(tmp_path / "draft"), target, branches=3, depth=3, nodes=8)
-    paint = [decode(target, d, Exact(), Streams(0, PROMPTS), PROMPTS).tokens for d in (drafter, eagle2(target))]
+    paint = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, eagle2(target))]
     assert torch.equal(*paint)
     with pytest.raises(TemperaError, match=r"branches=12 is not possible with a vocabulary of 11 tokens; give 1 to 11$"):
         build(str(tmp_path / "draft"), target, branches=12)

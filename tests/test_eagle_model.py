@@ -7,10 +7,11 @@ from safetensors.torch import save_file
 from tiny_networks import GRID, PREFIX, VOCAB, TextLlama, lively, llamagen, tiny_eagle, tiny_target
 from torch import nn
 
-from tempera.cache import RoundMask, RowCache
-from tempera.eagle_model import EagleConfig, EagleModel, FastEagle, shifted
+from tempera.drafters.eagle_fused import FastEagle
+from tempera.drafters.eagle_network import EagleConfig, EagleModel, shifted
 from tempera.errors import TemperaError
-from tempera.targets.llamagen import causal_mask
+from tempera.targets.kv_cache import RoundMask, RowCache
+from tempera.targets.masks import causal_mask
 
 
 def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):

@@ -10,17 +10,17 @@ from hydra import compose, initialize_config_dir
 from tiny_networks import LENGTH, tiny_eagle, tiny_target
 from tiny_targets import write_llamagen_classes
 
-from tempera.acceptance import Exact
-from tempera.config import instantiate
-from tempera.decode import decode
+from tempera.config.build import instantiate
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.evaluation import bench
-from tempera.evaluation.painter import Method
-from tempera.streams import Streams
-from tempera.trees import Tree
+from tempera.evaluation import benchmark
+from tempera.evaluation.pipeline import Method
+from tempera.rules.standard import Exact
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -30,7 +30,7 @@ def method(target, depth=3):
 
 
 def measured(target, **plan):
-    return bench.measure(target, lambda: method(target), bench.Plan(repeats=2, trees=["mc_sim_7b_63"], **plan))
+    return benchmark.measure(target, lambda: method(target), benchmark.BenchmarkPlan(repeats=2, trees=["mc_sim_7b_63"], **plan))
 
 
 def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
@@ -54,7 +54,7 @@ def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
 def test_the_table_has_a_row_for_all_that_a_round_consists_of():
     report = measured(tiny_target(), batch_sizes=[1], bandwidth=0.5)
     assert report.bandwidth == 5e8
-    rows = dict(bench.table(report))
+    rows = dict(benchmark.table(report))
     assert set(rows) >= {
         "target, 1 token a row", "target, 4 tokens a row", "target, 26 tokens a row", "sampling, inside the target's", "round: draft",
         "round: one of 3 draft steps", "round: verify", "round: commit", "verify + commit, of it", "round of the method", "round of AR",
@@ -73,17 +73,19 @@ def test_plain_and_compiled_steps_stand_side_by_side(monkeypatch):
         made.append(target.compiled)
         return method(target)
 
-    report = bench.measure(target, make_method, bench.Plan(batch_sizes=[1], compile="both", repeats=1, trees=[], bandwidth=9.0))
+    report = benchmark.measure(
+        target, make_method, benchmark.BenchmarkPlan(batch_sizes=[1], compile="both", repeats=1, trees=[], bandwidth=9.0)
+    )
     assert [column.title for column in report.columns] == ["eager, batch 1", "compiled, batch 1"]
     assert made == [False, True]
-    assert all(len(row) == 3 for row in bench.table(report))
-    assert bench.Plan(compile=True).kinds == [True]
+    assert all(len(row) == 3 for row in benchmark.table(report))
+    assert benchmark.BenchmarkPlan(compile=True).kinds == [True]
 
 
 def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
     target = tiny_target()
-    excerpt = bench.Excerpt(target, 4)
-    output = decode(excerpt, NoDraft(), Exact(), Streams(0, ["a"]), ["a"])
+    excerpt = benchmark.Excerpt(target, 4)
+    output = decode(excerpt, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a"])
     assert output.tokens.shape == (1, 4)
     assert target.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
 
@@ -91,7 +93,7 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
 def test_what_cannot_be_timed_is_one_sentence():
     target = tiny_target()
     with pytest.raises(TemperaError, match="method=ar is what a method is timed against"):
-        bench.measure(target, lambda: Method(NoDraft(), Exact()), bench.Plan(bandwidth=1.0))
+        benchmark.measure(target, lambda: Method(NoDraft(), Exact()), benchmark.BenchmarkPlan(bandwidth=1.0))
     for options, what in (
         ({"batch_sizes": [1, 0]}, r"batch_sizes=\[1, 0\]"),
         ({"batch_sizes": []}, r"batch_sizes=\[\]"),
@@ -99,9 +101,9 @@ def test_what_cannot_be_timed_is_one_sentence():
         ({"bandwidth": 0.0}, "bandwidth=0.0 GB/s"),
     ):
         with pytest.raises(TemperaError, match=what):
-            bench.Plan(**options)
+            benchmark.BenchmarkPlan(**options)
     with pytest.raises(TemperaError, match="has no 99 to time"):
-        bench.Excerpt(target, 99)
+        benchmark.Excerpt(target, 99)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_other_errors_are_not_taken_for_want_of_memory(monkeypatch):
 
 
 def test_quartiles_are_in_order():
-    spread = bench.Spread.of([0.003, 0.001, 0.002])
+    spread = benchmark.Spread.of([0.003, 0.001, 0.002])
     assert (spread.low, spread.median, spread.high) == pytest.approx((1.5, 2.0, 2.5))
 
 

@@ -4,9 +4,9 @@ import torch
 from scipy.linalg import sqrtm
 
 from tempera.errors import TemperaError
-from tempera.evaluation import bootstrap
-from tempera.evaluation.distances import frechet, kernel, precision_recall
-from tempera.evaluation.torchvision_ops import import_torchvision
+from tempera.metrics import bootstrap
+from tempera.metrics.distances import frechet, kernel, precision_recall
+from tempera.runtime.torchvision import import_torchvision
 
 
 def features(n: int, dimensions: int = 8, shift: float = 0.0, seed: int = 0) -> np.ndarray:

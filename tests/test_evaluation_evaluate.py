@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 from tiny_evaluation import Fuse, ToyJudge, tiny_evaluate, tiny_painter
 
-from tempera.data.prompts import Prompt, world_prompts
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation import figures
-from tempera.tracking import NoTracker
+from tempera.reporting import figures
+from tempera.runtime.tracking import NoTracker
+from tempera.shapes.scenes import world_prompts
 
 TIMED = ("latency", "latency_ar", "speedup", "efficiency", "throughput")
 

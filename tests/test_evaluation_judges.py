@@ -8,14 +8,15 @@ import torch
 from PIL import Image
 
 from tempera.data.prompts import Prompt
-from tempera.data.world import World
 from tempera.errors import TemperaError
-from tempera.evaluation import classifier as classifiers
-from tempera.evaluation import clip as clips
-from tempera.evaluation.judges import EmbeddedJudge, Networks, RealJudge, clip_scorer
-from tempera.evaluation.quality import judge_pictures, quality, reference_features
-from tempera.evaluation.store import Store
-from tempera.evaluation.torchvision_ops import import_open_clip
+from tempera.metrics.evaluators import Networks, RealJudge, clip_scorer
+from tempera.metrics.quality import judge_pictures, quality, reference_features
+from tempera.runtime.row_store import Store
+from tempera.runtime.torchvision import import_open_clip
+from tempera.shapes import classifier as classifiers
+from tempera.shapes import clip as clips
+from tempera.shapes.evaluator import ShapesEvaluator
+from tempera.shapes.world import World
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ def scenes(count: int) -> tuple[list[Prompt], np.ndarray]:
 
 
 @pytest.fixture
-def embedded(monkeypatch: pytest.MonkeyPatch) -> EmbeddedJudge:
+def embedded(monkeypatch: pytest.MonkeyPatch) -> ShapesEvaluator:
     """The embedded judge with untrained networks."""
     torch.manual_seed(0)
     network = classifiers.Classifier(width=16).eval()
@@ -35,8 +36,8 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> EmbeddedJudge:
     monkeypatch.setattr(
         clips, "load_clip", lambda: (TinyClip(), lambda texts: torch.tensor([[float(len(text))] for text in texts]), to_tensor)
     )
-    monkeypatch.setattr(EmbeddedJudge, "identity", "untrained")
-    return EmbeddedJudge(reference_count=130, resamples=20)
+    monkeypatch.setattr(ShapesEvaluator, "identity", "untrained")
+    return ShapesEvaluator(reference_count=130, resamples=20)
 
 
 class TinyClip(torch.nn.Module):
@@ -51,7 +52,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float()
 
 
-def test_the_embedded_judge(embedded: EmbeddedJudge, tmp_path: Path) -> None:
+def test_the_embedded_judge(embedded: ShapesEvaluator, tmp_path: Path) -> None:
     prompts, pictures = scenes(20)
     prompts[3] = Prompt("3", "a photo of a cat")
     networks = embedded.load(CPU)
@@ -73,7 +74,7 @@ def test_the_embedded_judge(embedded: EmbeddedJudge, tmp_path: Path) -> None:
     assert metrics["shape_accuracy"].n == 19
 
 
-def test_the_reference_is_kept_and_made_again_where_it_is_damaged(embedded: EmbeddedJudge, tmp_path: Path) -> None:
+def test_the_reference_is_kept_and_made_again_where_it_is_damaged(embedded: ShapesEvaluator, tmp_path: Path) -> None:
     networks = embedded.load(CPU)
     first = reference_features(embedded, networks, tmp_path / "cache")
     never = Networks(features=lambda pictures: pytest.fail("made again"))
@@ -134,9 +135,9 @@ def test_what_a_judge_lacks_is_said_before_anything_is_painted(tmp_path: Path, m
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"junk")
     with pytest.raises(TemperaError, match="metrics=default judges pictures of the embedded world, not model=large"):
-        EmbeddedJudge().check("large")
+        ShapesEvaluator().check("large")
     with pytest.raises(TemperaError, match=r"metrics\.reference_count=3 is too small"):
-        EmbeddedJudge(reference_count=3).check("embedded")
+        ShapesEvaluator(reference_count=3).check("embedded")
     with pytest.raises(TemperaError, match="metrics=real has no network"):
         RealJudge().check("large")
     with pytest.raises(TemperaError, match=r"reference_dir=None holds 0 images"):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_evaluation import tiny_options
 
-from tempera.evaluation import figures
+from tempera.reporting import figures
 
 SCRIPT = Path(__file__).resolve().parent.parent / "eval" / "run.py"
 

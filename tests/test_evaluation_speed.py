@@ -5,26 +5,27 @@ import pytest
 import torch
 from tiny_evaluation import tiny_painter
 
-from tempera.data.prompts import Prompt, world_prompts
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.labels import family_label, method_label
-from tempera.evaluation.painter import Painter
-from tempera.evaluation.speed import SpeedProtocol, batch_speedups, measure, summary, whole_batches
-from tempera.evaluation.store import Store
+from tempera.evaluation.latency import SpeedProtocol, batch_speedups, measure, summary, whole_batches
+from tempera.evaluation.pipeline import Pipeline
+from tempera.reporting.run_names import family_label, method_label
+from tempera.runtime.row_store import Store
+from tempera.shapes.scenes import world_prompts
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(method, prompt id) of every decode, in order."""
     seen: list[tuple[str, str]] = []
-    real = Painter.tokens
+    real = Pipeline.tokens
 
-    def spy(self: Painter, prompts: Any, method: Any = None, **options: Any) -> Any:
+    def spy(self: Pipeline, prompts: Any, method: Any = None, **options: Any) -> Any:
         kind = "clocked" if "clock" in options else "ar" if (method or self.method).is_plain else "method"
         seen.append((kind, prompts[0].id))
         return real(self, prompts, method, **options)
 
-    monkeypatch.setattr(Painter, "tokens", spy)
+    monkeypatch.setattr(Pipeline, "tokens", spy)
     return seen
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.evaluation.store import Store, claim
+from tempera.evaluation.run_directory import claim
+from tempera.runtime.row_store import Store
 
 
 def rows(*ids: str) -> list[dict[str, object]]:

@@ -30,14 +30,14 @@ def broken(tmp_path: Path) -> Path:
 def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
     plain = python("import torchvision", broken)
     assert "operator torchvision::nms does not exist" in plain.stderr
-    mend = "from tempera.evaluation.torchvision_ops import import_torchvision\nprint(import_torchvision().__file__)\nimport torchvision"
+    mend = "from tempera.runtime.torchvision import import_torchvision\nprint(import_torchvision().__file__)\nimport torchvision"
     mended = python(mend, broken)
     assert mended.returncode == 0, mended.stderr
     assert str(broken) in mended.stdout
 
 
 def test_the_installed_torchvision_serves_open_clip() -> None:
-    done = python("from tempera.evaluation.torchvision_ops import import_open_clip\nprint(import_open_clip().__name__)")
+    done = python("from tempera.runtime.torchvision import import_open_clip\nprint(import_open_clip().__name__)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "open_clip"
 
@@ -45,5 +45,5 @@ def test_the_installed_torchvision_serves_open_clip() -> None:
 def test_other_failures_are_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('no disk')")
-    done = python("from tempera.evaluation.torchvision_ops import import_torchvision\nimport_torchvision()", tmp_path)
+    done = python("from tempera.runtime.torchvision import import_torchvision\nimport_torchvision()", tmp_path)
     assert "no disk" in done.stderr

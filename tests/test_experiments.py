@@ -15,14 +15,14 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from tiny_evaluation import tiny_options
 
-from tempera.config import build_drafter, build_method, build_rule, build_target, check, instantiate
+from tempera.config.build import build_drafter, build_method, build_rule, build_target, check, instantiate
 from tempera.continuous.mar import MAR, MARConfig
-from tempera.eagle_model import EagleConfig, EagleModel
-from tempera.evaluation import figures, papers
-from tempera.evaluation.report import collect, find_runs, write_report
-from tempera.streams import Streams
+from tempera.decoding.interfaces import Target
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.reporting import figures, paper_tables
+from tempera.reporting.report import collect, find_runs, write_report
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
-from tempera.types import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -110,7 +110,7 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
         method = build_method(cfg, target)
         assert method.is_plain == (cfg.decoding._target_.endswith("Parallel") and not fewer)
         prompts = instantiate(cfg.data)[:1]
-        assert method.decode(target, Streams(0, ["a"]), [prompts[0].text]).tokens.shape == (1, 4, 16)
+        assert method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text]).tokens.shape == (1, 4, 16)
         instantiate(cfg.speed)
         instantiate(cfg.metrics)
 
@@ -138,13 +138,13 @@ def test_every_job_composes_and_builds(preset: str, target: Target, workplace: P
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
-    data = papers.results()[preset]
-    assert data["paper"] in papers.results()["papers"]
+    data = paper_tables.results()[preset]
+    assert data["paper"] in paper_tables.results()["papers"]
     made = [as_row(job) for job in jobs(preset)]
     for line in (line for lines in data.get("models", {}).values() for line in lines):
-        assert set(line) - {"run"} <= set(papers.COLUMNS)
+        assert set(line) - {"run"} <= set(paper_tables.COLUMNS)
         refused = line["run"].get("branches", 1) ** line["run"].get("levels", 1) > 64  # more paths than the window holds
-        assert [papers.fits(row, line["run"]) for row in made].count(True) == (0 if refused else 1), line["run"]
+        assert [paper_tables.fits(row, line["run"]) for row in made].count(True) == (0 if refused else 1), line["run"]
 
 
 def test_on_another_model_k_is_the_papers() -> None:
@@ -201,10 +201,10 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         "metrics": {"accepted_length": {"value": 2.5}}, "acceptance_by_depth": [0.5], "tv_by_depth": [], "time": {},
         "paper": {"table": "coolsd_figure5"},
     }  # fmt: skip
-    (table,) = papers.beside([run, {**run, "paper": None}])
+    (table,) = paper_tables.beside([run, {**run, "paper": None}])
     assert table.lines == [("coolsd linear delta=2", [("–", "2.50"), ("–", "–")])]
     assert any("exponential is better than linear" in note for note in table.notes)
-    assert papers.beside([{**run, "paper": None}]) == []
+    assert paper_tables.beside([{**run, "paper": None}]) == []
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,6 @@ def test_our_side_of_a_quantity(column: str, value: float | None) -> None:
         "tv_by_depth": [0.5, 0.4],
         "time": {"parts": {"target": {"ms_per_round": 20.0}}},
     }
-    assert papers.COLUMNS[column].ours(run) == (None if value is None else pytest.approx(value, abs=1e-3))
+    assert paper_tables.COLUMNS[column].ours(run) == (None if value is None else pytest.approx(value, abs=1e-3))
     empty: dict[str, Any] = {"metrics": {}, "acceptance_by_depth": [], "acceptance_by_tenth": [], "tv_by_depth": [], "time": {}}
-    assert papers.COLUMNS[column].ours(empty) is None
+    assert paper_tables.COLUMNS[column].ours(empty) is None

@@ -1,4 +1,4 @@
-"""transformers is imported in one place, after torchvision was mended; see `tempera.huggingface`."""
+"""transformers is imported in one place, after torchvision was mended; see `tempera.runtime.huggingface`."""
 
 import re
 import subprocess

@@ -22,21 +22,21 @@ from tiny_networks import (
     tiny_target,
 )  # fmt: skip
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.decode import decode
-from tempera.drafters.dynamic import DynamicTreeDrafter
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.independent import IndependentDraft, build
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import compare, emit, emitted_law, prove
-from tempera.probs import Sampling
-from tempera.streams import Streams
-from tempera.targets.embedded import TextEncoder, target_config
+from tempera.exactness.tables import check, compare, emit, emitted_law
+from tempera.exactness.theory import sequence_law
+from tempera.rules.standard import Exact, Relaxed
+from tempera.shapes.build.stages import save_network
+from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
-from tempera.theory import sequence_law
-from tempera.training.embedded import save_network
-from tempera.trees import Tree
 
 TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
 
@@ -98,7 +98,7 @@ def test_it_grows_trees_of_every_row_s_own_too():
 def test_a_draft_that_is_the_target_is_never_refused(sampling, name, depth):
     target = tiny_target(sampling)
     drafter = independent(target, TREES[name], tiny_target())
-    output = decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS, diagnostics=True)
+    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS, diagnostics=True)
     assert output.trace.rounds.tolist() == [-(-LENGTH // (depth + 1))] * len(PROMPTS)
     assert output.trace.tv.nan_to_num().max() < 1e-5
 
@@ -108,14 +108,14 @@ def test_the_sampling_may_change_between_images():
     drafter = independent(target, Tree.chain(4), draft)
     for sampling in (Sampling(1.0), Sampling(3.0, 0.5), Sampling(1.0, 2.0)):
         target.sampling = sampling
-        output = decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
+        output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
         assert output.trace.rounds.tolist() == [4] * len(PROMPTS)
 
 
 def test_greedy_decoding_paints_what_greedy_autoregression_paints():
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
-    drafted = decode(target, independent(target, TREE), Exact(), Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    drafted = decode(target, independent(target, TREE), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert torch.equal(plain.tokens, drafted.tokens) and len(plain.tokens.unique()) > 3
 
 
@@ -126,7 +126,7 @@ def test_a_batch_paints_what_single_prompts_paint(name, guidance):
     drafter = independent(target, TREES[name])
 
     def paint(prompts):
-        output = decode(target, drafter, Relaxed((1.5,)), Streams(0, prompts), prompts)
+        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
         return output.tokens, output.trace.rounds
 
     tokens, rounds = paint(PROMPTS)
@@ -139,7 +139,7 @@ def test_a_batch_paints_what_single_prompts_paint(name, guidance):
 @pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.7, top_k=3)], ids=["plain", "guided top-k"])
 def test_an_independent_table_emits_the_target_s_law(sampling, tree):
-    proof = prove(Exact(), tree, sampling=sampling, vocab_size=4, length=4, rows=200_000)
+    proof = check(Exact(), tree, sampling=sampling, vocab_size=4, length=4, rows=200_000)
     assert proof.agrees, proof
 
 
@@ -168,17 +168,17 @@ def test_the_law_is_the_target_s(make):
 def test_a_round_reads_back_one_number():
     target = tiny_target()
     drafter = independent(target, TREE)
-    decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)  # makes what is made once
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), Streams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
 def test_half_precision_decodes_too():
     target = tiny_target(network=llamagen().bfloat16())
     draft = tiny_target(network=llamagen(seed=2).bfloat16())
-    output = decode(target, independent(target, TREE, draft), Exact(), Streams(0, PROMPTS), PROMPTS)
+    output = decode(target, independent(target, TREE, draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert draft.cache.storage.dtype == torch.bfloat16 and torch.isfinite(output.trace.logprob).all()
 
 
@@ -187,7 +187,7 @@ def test_a_draft_of_another_family():
     network = lively(TextLlama())
     draft = tiny_target(network=network, conditioner=network.conditioner, grid=GRID, token_ids=ids)
     target = tiny_target(Sampling(2.0))
-    output = decode(target, independent(target, Tree.chain(2), draft), Exact(), Streams(0, PROMPTS), PROMPTS)
+    output = decode(target, independent(target, Tree.chain(2), draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert output.tokens.shape == (4, LENGTH) and output.trace.tau.max() > 0
 
 
@@ -199,7 +199,7 @@ def test_built_from_a_directory(tmp_path):
     target = tiny_target()
     drafter = build(str(tmp_path), target, Tree.chain(3))
     assert (drafter.nodes, drafter.depth) == (3, 3)
-    assert decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS).tokens.shape == (4, LENGTH)
+    assert decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens.shape == (4, LENGTH)
 
 
 def test_bad_input_is_told_in_one_sentence(tmp_path):

@@ -10,19 +10,18 @@ from test_decode import HostReads
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import INITIALISATIONS, local_target, proof
 
-from tempera.acceptance import Exact, Match, Relaxed, at
-from tempera.decode import decode
-from tempera.drafters.jacobi import Continue, FixedDraw, Guesses, Jacobi, Redraw, SharedNoise, jacobi, scd, sjd
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling, at, one_hot, sample
+from tempera.decoding.random_streams import RandomStreams, uniforms
+from tempera.decoding.trees import Tree, take
+from tempera.decoding.verification import verify
+from tempera.drafters.jacobi import Continue, FixedDraw, Guesses, Jacobi, Redraw, SharedNoise, jacobi, scd, sjd, sjd_pac
+from tempera.drafters.jacobi_window import Shape
 from tempera.drafters.none import NoDraft
-from tempera.drafters.sjd_pac import sjd_pac
-from tempera.drafters.windows import Shape
 from tempera.errors import TemperaError
-from tempera.laws import TableDraft, emit, prove
-from tempera.probs import Sampling, one_hot, sample
-from tempera.streams import Streams, uniforms
-from tempera.trees import Tree, take
-from tempera.types import Draft
-from tempera.verify import verify
+from tempera.exactness.tables import TableDraft, check, emit
+from tempera.rules.standard import Exact, Match, Relaxed
 
 METHODS = {
     "jacobi": (jacobi, Match()),
@@ -109,7 +108,7 @@ def test_any_rule_means_what_it_says():
 
 
 def test_one_row_proves_a_drafter():
-    assert prove(Exact(), lambda draft: sjd(draft, 3, "vertical_repeat"), grid=(2, 2), rows=20_000).agrees
+    assert check(Exact(), lambda draft: sjd(draft, 3, "vertical_repeat"), grid=(2, 2), rows=20_000).agrees
 
 
 # What is wrong must be seen
@@ -341,7 +340,7 @@ def test_one_host_read_a_round(method):
     drafter = make(target)
     emit(target, drafter, rule, rows=3)
     rounds, names = [], ["0", "1", "2"]
-    streams = Streams(0, names)
+    streams = RandomStreams(0, names)
     with HostReads() as reads:
         decode(target, drafter, rule, streams, names, diagnostics=True, progress=lambda count, _: rounds.append(count))
     assert len(rounds) > 2
@@ -354,11 +353,11 @@ def test_an_image_does_not_depend_on_its_batch(method):
     target = local_target(3, (3, 3))
     drafter = make(target)
     names = [f"prompt {i}" for i in range(5)]
-    together = decode(target, drafter, rule, Streams(5, names), names)
-    assert decode(target, drafter, rule, Streams(5, names[::-1]), names[::-1]).tokens.flip(0).equal(together.tokens)
+    together = decode(target, drafter, rule, RandomStreams(5, names), names)
+    assert decode(target, drafter, rule, RandomStreams(5, names[::-1]), names[::-1]).tokens.flip(0).equal(together.tokens)
     assert together.trace.rounds.unique().numel() > 1
     for row, name in enumerate(names):
-        alone = decode(target, drafter, rule, Streams(5, [name]), [name])
+        alone = decode(target, drafter, rule, RandomStreams(5, [name]), [name])
         assert alone.tokens[0].equal(together.tokens[row])
         assert alone.trace.place[0].equal(together.trace.place[row])
 
@@ -394,9 +393,9 @@ def test_lossless_methods_add_nothing_to_the_bound(method):
 @pytest.mark.parametrize("window", [3, 20])
 def test_jacobi_on_a_network_paints_what_plain_autoregression_paints(temperature, window):
     target = tiny_target(Sampling(3.0, temperature))
-    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     for initialisation in INITIALISATIONS:
-        fast = decode(target, jacobi(target, window, initialisation), Match(), Streams(0, PROMPTS), PROMPTS)
+        fast = decode(target, jacobi(target, window, initialisation), Match(), RandomStreams(0, PROMPTS), PROMPTS)
         assert fast.tokens.equal(plain.tokens)
         assert (fast.trace.rounds < 20).all()
 
@@ -406,8 +405,8 @@ def test_jacobi_on_a_network_paints_what_plain_autoregression_paints(temperature
 def test_every_method_on_a_network_is_greedy_at_temperature_0(method, sampling):
     make, rule = ALL[method]
     target = tiny_target(sampling)
-    plain = decode(target, NoDraft(), Exact(), Streams(0, PROMPTS), PROMPTS)
-    fast = decode(target, make(target), rule, Streams(0, PROMPTS), PROMPTS)
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    fast = decode(target, make(target), rule, RandomStreams(0, PROMPTS), PROMPTS)
     assert fast.tokens.equal(plain.tokens)
 
 
@@ -416,7 +415,7 @@ def test_every_method_on_a_network_tells_the_networks_probabilities(method):
     """The log-probabilities in the trace are those of a forward pass over the finished image: cache, mask and positions are right."""
     make, rule = ALL[method]
     target = tiny_target()
-    output = decode(target, make(target), rule, Streams(1, PROMPTS), PROMPTS)
+    output = decode(target, make(target), rule, RandomStreams(1, PROMPTS), PROMPTS)
     target.begin(PROMPTS, target.length)
     whole = target.score(Draft(output.tokens, torch.zeros(0), Tree.chain(target.length))).p[:, :-1]
     torch.testing.assert_close(output.trace.logprob, at(whole, output.tokens).log(), atol=1e-3, rtol=1e-3)

@@ -6,16 +6,16 @@ import pytest
 import torch
 from random_drafts import SMALL, RowTrees
 
-from tempera import theory
-from tempera.acceptance import Exact, Relaxed
+from tempera.decoding.probabilities import Sampling, normalise
+from tempera.decoding.random_streams import RandomStreams, uniforms
+from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, compare, emit, emitted_law, prove
-from tempera.probs import Sampling, normalise
-from tempera.schedules import exponential, linear, uniform
-from tempera.streams import Streams, uniforms
-from tempera.trees import Tree
+from tempera.exactness import theory
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, compare, emit, emitted_law
+from tempera.rules.schedules import exponential, linear, uniform
+from tempera.rules.standard import Exact, Relaxed
 
 TREES = {
     "chain 1": Tree.chain(1),
@@ -50,12 +50,12 @@ def named(options):
 
 
 def test_plain_autoregression_emits_the_law():
-    assert prove(Exact(), lambda draft: NoDraft()).agrees
+    assert check(Exact(), lambda draft: NoDraft()).agrees
 
 
 @pytest.mark.parametrize("tree", named(TREES))
 def test_exact_decoding_emits_the_target_law(tree):
-    proof = prove(Exact(), tree, rows=100_000 if tree.nodes < 10 else 40_000)
+    proof = check(Exact(), tree, rows=100_000 if tree.nodes < 10 else 40_000)
     assert proof.agrees, proof
     assert proof.accepted_length > 1.4
 
@@ -63,23 +63,23 @@ def test_exact_decoding_emits_the_target_law(tree):
 @pytest.mark.parametrize("sampling", named(SAMPLINGS))
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_exact_decoding_emits_whatever_law_is_sampled(tree, sampling):
-    proof = prove(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
+    proof = check(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
     assert proof.agrees, proof
 
 
 @pytest.mark.parametrize("sampling", named({name: SAMPLINGS[name] for name in ("top-k", "top-k 1", "greedy", "guided greedy")}))
 def test_siblings_beyond_the_support_of_q_change_nothing(sampling):
     """More children than tokens with mass, on tables where target and draft often disagree on which tokens those are."""
-    proofs = [prove(Exact(), SMALL, sampling=sampling, vocab_size=4, length=3, rows=10_000, seed=seed) for seed in range(12)]
+    proofs = [check(Exact(), SMALL, sampling=sampling, vocab_size=4, length=3, rows=10_000, seed=seed) for seed in range(12)]
     assert all(proof.agrees for proof in proofs), [str(proof) for proof in proofs]
     assert sum(proof.accepted_length < 2.9 for proof in proofs) >= 3  # of at most 3: drafts were refused
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_exact_decoding_over_many_rounds(seed):
-    proof = prove(Exact(), Tree.chain(1), vocab_size=2, length=8, seed=seed)
+    proof = check(Exact(), Tree.chain(1), vocab_size=2, length=8, seed=seed)
     assert proof.agrees, proof
-    proof = prove(Exact(), SMALL, vocab_size=5, length=5, seed=seed)
+    proof = check(Exact(), SMALL, vocab_size=5, length=5, seed=seed)
     assert proof.agrees, proof
 
 
@@ -90,22 +90,22 @@ def test_forced_positions_stand_whatever_the_rule(tree, rule):
     tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
     assert tokens[:, 0].eq(2).all()
     assert tokens[:, 2].eq(1).all()
-    proof = prove(Exact(), tree, forced={0: 2, 2: 1}, rows=50_000)
+    proof = check(Exact(), tree, forced={0: 2, 2: 1}, rows=50_000)
     assert proof.agrees, proof
 
 
 @pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (0.7, 0.35, 0.1)])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_no_more_than_one_with_the_optimal_residual_is_exact(tree, schedule):
-    proof = prove(Relaxed(schedule), tree, rows=50_000)
+    proof = check(Relaxed(schedule), tree, rows=50_000)
     assert proof.agrees, proof
 
 
 @pytest.mark.parametrize("rule", named(RELAXED))
 def test_relaxed_decoding_emits_the_law_of_its_definition_and_not_the_target_law(rule):
-    proof = prove(rule, Tree.chain(3), length=5, rows=60_000, law=decoded_law(rule))
+    proof = check(rule, Tree.chain(3), length=5, rows=60_000, law=decoded_law(rule))
     assert proof.agrees, proof
-    assert not prove(rule, Tree.chain(3), length=5, rows=60_000).agrees
+    assert not check(rule, Tree.chain(3), length=5, rows=60_000).agrees
 
 
 @pytest.mark.parametrize("rule", named(RELAXED))
@@ -119,14 +119,14 @@ def test_one_relaxed_round_emits_the_law_of_equation_48(rule, floor):
     def law(target, draft):
         return theory.one_round_law(target.conditionals(), draft.conditionals(), rule, 3)
 
-    proof = prove(rule, one_round, rows=60_000, law=law)
+    proof = check(rule, one_round, rows=60_000, law=law)
     assert proof.agrees, proof
 
 
 @pytest.mark.parametrize("sampling", named({name: SAMPLINGS[name] for name in ("guided", "all", "greedy", "top-k 1")}))
 def test_relaxed_decoding_of_a_changed_law(sampling):
     rule = Relaxed(exponential(2.0, 2))
-    proof = prove(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
+    proof = check(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
     assert proof.agrees, proof
 
 
@@ -139,7 +139,7 @@ def decoded_law(rule):
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)], ids=["plain", "guided top-k", "greedy"])
 def test_trees_of_every_rows_own_emit_the_law(sampling):
-    proof = prove(Exact(), RowTrees, sampling=sampling, rows=60_000)
+    proof = check(Exact(), RowTrees, sampling=sampling, rows=60_000)
     assert proof.agrees, proof
     assert proof.accepted_length > 1.2
 
@@ -182,22 +182,22 @@ class WrongSiblings(StaticTreeDrafter):
 @pytest.mark.parametrize("rule", [WrongResidual(), SlightlyWrongResidual(), SlightlyLax()])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_a_planted_fault_in_a_rule_is_caught(tree, rule):
-    proof = prove(rule, tree)
+    proof = check(rule, tree)
     assert not proof.agrees
     assert proof.tv > 1.5 * proof.noise
 
 
 def test_a_planted_fault_in_a_drafter_is_caught():
-    assert not prove(Exact(), lambda draft: WrongSiblings(draft, Tree.from_paths([[0], [1]])), rows=50_000).agrees
+    assert not check(Exact(), lambda draft: WrongSiblings(draft, Tree.from_paths([[0], [1]])), rows=50_000).agrees
 
 
 def test_the_vanilla_residual_below_one_is_caught():
-    assert not prove(Relaxed((0.7, 0.35, 0.1), "vanilla"), Tree.chain(3), rows=50_000).agrees
+    assert not check(Relaxed((0.7, 0.35, 0.1), "vanilla"), Tree.chain(3), rows=50_000).agrees
 
 
 def test_a_claimed_law_that_is_wrong_is_caught():
     strong, weak = Relaxed(uniform(2.0, 2)), Relaxed(uniform(1.7, 2))
-    assert not prove(strong, Tree.chain(2), law=decoded_law(weak), rows=100_000).agrees
+    assert not check(strong, Tree.chain(2), law=decoded_law(weak), rows=100_000).agrees
 
 
 # The instrument
@@ -259,9 +259,9 @@ def test_tables_are_what_the_sampling_makes_of_them():
 
 def test_too_many_outcomes_are_refused():
     with pytest.raises(TemperaError, match="5\\^9 outcomes"):
-        prove(Exact(), Tree.chain(1), vocab_size=5, length=9)
+        check(Exact(), Tree.chain(1), vocab_size=5, length=9)
 
 
 def test_a_proof_says_what_it_found():
-    assert str(prove(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
-    assert Streams(0, ["a"]).next(1).shape == (1, 1)
+    assert str(check(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
+    assert RandomStreams(0, ["a"]).next(1).shape == (1, 1)

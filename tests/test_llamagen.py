@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.targets.llamagen import GridRotary, LlamaGen, LlamaGenConfig, causal_mask, from_official, permute_pairs, to_official
+from tempera.targets.llamagen import GridRotary, LlamaGen, LlamaGenConfig, from_official, permute_pairs, to_official
+from tempera.targets.masks import causal_mask
 
 TINY = LlamaGenConfig(13, 16, 24, 2, 2, (2, 3), 4, caption_dim=6)
 

@@ -4,7 +4,7 @@ from safetensors import safe_open
 from torch.nn.functional import normalize
 
 from tempera.errors import TemperaError
-from tempera.neighbours import Neighbours, codebook_hash
+from tempera.rules.codebook_neighbours import Neighbours, codebook_hash
 
 CODES = normalize(torch.randn(700, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from tempera.errors import TemperaError
-from tempera.training.estimate import amount, duration, estimate
-from tempera.training.prepare import Encoded, VQEncoder, prepare, to_pixels
-from tempera.training.shards import Manifest, read_shards
-from tempera.training.sources import (
+from tempera.data.encoders import Encoded, VQEncoder, to_pixels
+from tempera.data.estimate import amount, duration, estimate
+from tempera.data.prepare import prepare
+from tempera.data.shards import Manifest, read_shards
+from tempera.data.sources import (
     Broken,
     CocoCaptions,
     Dataset,
@@ -33,10 +33,11 @@ from tempera.training.sources import (
     PromptFile,
     Source,
     TarShards,
-    WorldScenes,
     decode_picture,
 )
-from tempera.vq import VQConfig, VQModel
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.shapes.scenes import WorldScenes
 
 GRID = (2, 3)
 

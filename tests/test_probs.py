@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from tempera.decoding.probabilities import Sampling, normalise, sample, sample_without_replacement
 from tempera.errors import TemperaError
-from tempera.probs import Sampling, normalise, sample, sample_without_replacement
 
 torch.manual_seed(0)
 PLAIN = Sampling(guidance=1.0)

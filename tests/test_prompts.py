@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tempera.data.prompts import Prompt, class_prompts, file_prompts, one_prompt, world_prompts
+from tempera.data.prompts import Prompt, class_prompts, file_prompts, one_prompt
 from tempera.errors import TemperaError
+from tempera.shapes.scenes import world_prompts
 
 
 def write(path: Path, content: str | bytes) -> str:

@@ -6,16 +6,18 @@ import torch
 from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees, random_draft
 
-from tempera import relaxations, theory
-from tempera.acceptance import Exact
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.decoding import probabilities
+from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.probabilities import Sampling, normalise, one_hot
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit, prove
-from tempera.probs import Sampling, normalise, one_hot
-from tempera.relaxations import Grouped, Lantern, LanternPP
-from tempera.trace import diagnose
-from tempera.trees import Tree
-from tempera.verify import verify
+from tempera.exactness import theory
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.rules import neighbourhood
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
 TREE = Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
@@ -99,7 +101,7 @@ def replaced(rule, residual):
     return LanternPP(rule.neighbours, rule.lam, residual)
 
 
-@pytest.mark.parametrize("rule", [Grouped(TABLE, 2), Grouped(TABLE, 0), Grouped(near(12, 12), 3), Grouped(TABLE, None)], ids=str)
+@pytest.mark.parametrize("rule", [GSD(TABLE, 2), GSD(TABLE, 0), GSD(near(12, 12), 3), GSD(TABLE, None)], ids=str)
 def test_grouped_is_as_the_paper_defines_it(rule):
     for p, q in zip(*laws(), strict=True):
         order = sorted(range(12), key=lambda code: (-p[code].item(), code))
@@ -113,12 +115,12 @@ def test_grouped_is_as_the_paper_defines_it(rule):
             assert rule.accept_prob(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
             assert rule.keeps(p, torch.tensor(x)) == (order[0] in groups[x])
         torch.testing.assert_close(rule.residual(p, q, DEPTH, DEPTH), Exact().residual(p, q, DEPTH, DEPTH))
-        best = Grouped(rule.neighbours, rule.ranks, "optimal").residual(p, q, DEPTH, DEPTH)
+        best = GSD(rule.neighbours, rule.ranks, "optimal").residual(p, q, DEPTH, DEPTH)
         left = (p - q * torch.tensor(f)).clamp(min=0)
         torch.testing.assert_close(best, left / left.sum() if left.sum() > 1e-7 else p, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [LanternPP(near(12, 1), 2), Lantern(near(12, 1), 1.0), Grouped(near(12, 1), None), Grouped(TABLE, 0)])
+@pytest.mark.parametrize("rule", [LanternPP(near(12, 1), 2), Lantern(near(12, 1), 1.0), GSD(near(12, 1), None), GSD(TABLE, 0)])
 def test_alone_a_code_is_tested_exactly(rule):
     p, q = laws()
     torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), Exact().accept_probs(p, q, DEPTH))
@@ -152,7 +154,7 @@ def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
         assert rule.mean_residual(p, q, torch.ones(40)).sum(-1).tolist() == pytest.approx([1] * 40)
 
 
-@pytest.mark.parametrize("rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), Grouped(TABLE, 2)], ids=str)
+@pytest.mark.parametrize("rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), GSD(TABLE, 2)], ids=str)
 def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
     p, q = laws()
 
@@ -162,9 +164,9 @@ def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
         return [*results, rule.mean_residual(p, q, torch.ones(40))] if isinstance(rule, Lantern | LanternPP) else results
 
     whole = everything()
-    monkeypatch.setattr(relaxations, "AT_ONCE", 40 * 5 * 5)
+    monkeypatch.setattr(neighbourhood, "AT_ONCE", 40 * 5 * 5)
     torch.testing.assert_close(everything(), whole)
-    monkeypatch.setattr(relaxations, "AT_ONCE", 1)
+    monkeypatch.setattr(neighbourhood, "AT_ONCE", 1)
     torch.testing.assert_close(everything(), whole)
 
 
@@ -182,7 +184,7 @@ def test_no_neighbour_stands_in_for_a_forced_token(rule, tree):
     assert tokens[:, 2].eq(1).all()
 
 
-@pytest.mark.parametrize("rule", [Lantern(near(4, 4), 1.0), Lantern(near(4, 4), math.log(2), "jsd"), Grouped(near(4, 4), None)])
+@pytest.mark.parametrize("rule", [Lantern(near(4, 4), 1.0), Lantern(near(4, 4), math.log(2), "jsd"), GSD(near(4, 4), None)])
 def test_not_even_at_the_largest_parameters(rule):
     p, q = one_hot(torch.tensor(2), 4), torch.tensor([0.5, 0.0, 0.5, 0.0])
     assert rule.accept_probs(p, q, DEPTH).tolist() == [0, 1, 1, 1]
@@ -193,9 +195,9 @@ def test_not_even_at_the_largest_parameters(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_target_s(rule):
-    proof = prove(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
+    proof = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
     assert proof.agrees, proof
-    proof = prove(rule, Tree.chain(3), vocab_size=4, rows=60_000)
+    proof = check(rule, Tree.chain(3), vocab_size=4, rows=60_000)
     assert not proof.agrees, proof
 
 
@@ -209,21 +211,21 @@ def tree_law(rule, tree):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_tree_the_law_is_that_of_the_definition(rule):
-    proof = prove(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
+    proof = check(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
     assert proof.agrees, proof
     assert proof.accepted_length > 2.5
 
 
-@pytest.mark.parametrize("rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), Grouped(near(3, 2), 1)], ids=str)
+@pytest.mark.parametrize("rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str)
 def test_on_a_deeper_tree_over_several_rounds(rule):
-    proof = prove(rule, DEEP, length=5, law=tree_law(rule, DEEP))
+    proof = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
     assert proof.agrees, proof
 
 
 @pytest.mark.parametrize("sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str)
 @pytest.mark.parametrize("rule", ROUGH)
 def test_whatever_is_sampled(rule, sampling):
-    proof = prove(rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000)
+    proof = check(rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000)
     assert proof.agrees, proof
 
 
@@ -242,7 +244,7 @@ class OneLate(Lantern):
         return super()._fits(own, torch.nn.functional.pad(moved, (1, -1)))
 
 
-class TooLax(Grouped):
+class TooLax(GSD):
     """Keeps 3% too often."""
 
     def accept_prob(self, p, q, token, depth):
@@ -253,13 +255,13 @@ class TooLax(Grouped):
 @pytest.mark.parametrize(
     ("faulty", "rule"),
     [(WholeNeighbourhood(NARROW, 0.1), Lantern(NARROW, 0.1)), (OneLate(NARROW, 0.1), Lantern(NARROW, 0.1)),
-     (LanternPP(NARROW, 1.0), LanternPP(NARROW, 2.0)), (TooLax(NARROW, 1), Grouped(NARROW, 1))],
+     (LanternPP(NARROW, 1.0), LanternPP(NARROW, 2.0)), (TooLax(NARROW, 1), GSD(NARROW, 1))],
     ids=["whole neighbourhood", "one code late", "λ - 1 for λ", "keeps 3% too often"],
 )  # fmt: skip
 def test_a_planted_fault_is_caught(faulty, rule, tree):
     claimed = tree_law(rule, tree)
-    assert prove(rule, tree, vocab_size=4, length=3, law=claimed, rows=200_000).agrees
-    proof = prove(faulty, tree, vocab_size=4, length=3, law=claimed, rows=200_000)
+    assert check(rule, tree, vocab_size=4, length=3, law=claimed, rows=200_000).agrees
+    proof = check(faulty, tree, vocab_size=4, length=3, law=claimed, rows=200_000)
     assert not proof.agrees, proof
 
 
@@ -299,7 +301,7 @@ def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
     assert (relaxed.trace.bound.sum(-1) > 0.5).equal((relaxed.tokens != exact.tokens).any(-1))
 
 
-@pytest.mark.parametrize("rule", [Lantern(near(6, 3), 0.3), Grouped(near(6, 3), None)], ids=str)
+@pytest.mark.parametrize("rule", [Lantern(near(6, 3), 0.3), GSD(near(6, 3), None)], ids=str)
 def test_in_greedy_decoding_a_token_that_is_not_the_target_s_costs_everything(rule):
     draft, _, uniforms = random_draft(60, Tree.chain(1))
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
@@ -324,8 +326,8 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     _near(trace.bound.sum(-1), theory.tv_bound(p, q, rule, 3))
     _near(trace.kl.sum(-1), theory.kl_bound(p, q, rule, 3))
     law, truth = theory.one_round_law(p, q, rule, 3), theory.sequence_law(p, 4)
-    assert theory.total_variation(law, truth) <= theory.tv_bound(p, q, rule, 3)
-    assert theory.kl_divergence(law, truth) <= theory.kl_bound(p, q, rule, 3)
+    assert probabilities.total_variation(law, truth) <= theory.tv_bound(p, q, rule, 3)
+    assert probabilities.kl_divergence(law, truth) <= theory.kl_bound(p, q, rule, 3)
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(2), TREE], ids=["chain", "tree"])
@@ -335,10 +337,10 @@ def test_over_many_rounds_the_measured_bounds_bound(rule, tree):
     draft = TableDraft(target)
     trace = emit(target, StaticTreeDrafter(draft, tree), rule, rows=20_000, diagnostics=True).trace
     law, truth = theory.tree_law(target.conditionals(), draft.conditionals(), rule, tree, 3), target.law()
-    assert theory.total_variation(law, truth) <= _upper(trace.bound.sum(-1))
-    assert theory.kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
+    assert probabilities.total_variation(law, truth) <= _upper(trace.bound.sum(-1))
+    assert probabilities.kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
     assert trace.kl.isfinite().all()
-    assert trace.kl.sum(-1).mean() < 2 * theory.kl_divergence(law, truth) + 0.02
+    assert trace.kl.sum(-1).mean() < 2 * probabilities.kl_divergence(law, truth) + 0.02
 
 
 def _near(samples, expected):
@@ -367,7 +369,7 @@ def _upper(samples):
         (lambda: LanternPP(TABLE, 0), "lam=0 lets a token take nothing from its neighbours; give a finite number above 0"),
         (lambda: LanternPP(TABLE, -1), "lam=-1 "),
         (lambda: LanternPP(TABLE, float("inf")), "lam=inf "),
-        (lambda: Grouped(TABLE, -1), "ranks=-1 is not a distance"),
+        (lambda: GSD(TABLE, -1), "ranks=-1 is not a distance"),
     ],
 )
 def test_impossible_rules_are_refused(make, told):
@@ -379,6 +381,6 @@ def test_impossible_rules_are_refused(make, told):
 def test_rules_are_values_that_say_what_they_are():
     assert Lantern(near(12, 5), 0.3) == Lantern(near(12, 5), 0.3)
     assert hash(LanternPP(near(12, 5), 2)) == hash(LanternPP(near(12, 5), 2.0))
-    assert Grouped(near(12, 5), 3) != Grouped(near(12, 4), 3)
+    assert GSD(near(12, 5), 3) != GSD(near(12, 4), 3)
     assert "l2, k=5, codebook=" in repr(LanternPP(TABLE, 2.0))
     assert replace(random_draft(1, Tree.chain(1))[0], fresh=False).fresh is False

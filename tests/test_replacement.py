@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.evaluation.painter import Method
-from tempera.evaluation.replacement import Replacing, replacing_painter
-from tempera.laws import TableTarget
-from tempera.neighbours import Neighbours
-from tempera.vq import VQConfig, VQModel
+from tempera.evaluation.pipeline import Method
+from tempera.evaluation.token_replacement import Replacing, replacing_painter
+from tempera.exactness.tables import TableTarget
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.rules.codebook_neighbours import Neighbours
 
 CODES = torch.randint(16, (3, 4, 4), generator=torch.Generator().manual_seed(0))
 

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tempera.data.prompts import world_prompts
 from tempera.errors import TemperaError
-from tempera.evaluation import progress, report
-from tempera.evaluation.pictures import picture_path, write_picture
-from tempera.evaluation.publish import blocks, publish
-from tempera.evaluation.report import collect, find_runs, report_markdown, write_report
-from tempera.evaluation.store import write_table
+from tempera.reporting import console, report
+from tempera.reporting.report import collect, find_runs, report_markdown, write_report
+from tempera.reporting.wandb_report import blocks, publish
+from tempera.runtime.image_files import picture_path, write_picture
+from tempera.runtime.row_store import write_table
+from tempera.shapes.scenes import world_prompts
 
 SCRIPT = Path(__file__).resolve().parent.parent / "eval" / "report.py"
 
@@ -71,7 +71,7 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(tmp
 
 
 def test_a_difference_has_its_sign() -> None:
-    assert [progress.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == ["+0.50", "-0.50", "+0.00"]
+    assert [console.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == ["+0.50", "-0.50", "+0.00"]
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Pa
 
 
 def test_zero_has_no_sign() -> None:
-    assert progress.number(-0.0001, ".3f") == "0.000"
-    assert progress.number(-0.1, ".3f") == "-0.100"
+    assert console.number(-0.0001, ".3f") == "0.000"
+    assert console.number(-0.1, ".3f") == "-0.100"
 
 
 def test_what_is_not_finite_has_no_interval() -> None:

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.schedules import exponential, floored, linear, uniform
+from tempera.rules.schedules import exponential, floored, linear, uniform
 
 
 def test_exponential_has_the_numbers_of_the_methods_sheet():

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_training import tiny_draft, tiny_target
 
-from tempera.targets.embedded import EMBEDDED
+from tempera.shapes.networks import SHIPPED
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -53,8 +53,8 @@ def nothing_written(directory: Path) -> None:
 def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
     """A copy of the embedded draft, with some of its tensors replaced."""
     directory.mkdir()
-    (directory / "config.json").write_bytes((EMBEDDED / "draft" / "config.json").read_bytes())
-    save_file({**load_file(EMBEDDED / "draft" / "model.safetensors"), **tensors}, directory / "model.safetensors")
+    (directory / "config.json").write_bytes((SHIPPED / "draft" / "config.json").read_bytes())
+    save_file({**load_file(SHIPPED / "draft" / "model.safetensors"), **tensors}, directory / "model.safetensors")
     return directory
 
 
@@ -102,7 +102,7 @@ def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> Non
 
 
 def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
-    weights = load_file(EMBEDDED / "draft" / "model.safetensors")
+    weights = load_file(SHIPPED / "draft" / "model.safetensors")
     name = next(name for name in weights if name.startswith("fc"))
     a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
     status, err = run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}")

@@ -8,15 +8,14 @@ from random_drafts import Spy
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import local_target, proof
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.decode import decode
-from tempera.drafters.jacobi import Continue, Jacobi, sjd
-from tempera.drafters.sjd_pac import sjd_pac
-from tempera.drafters.windows import Shape
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling, normalise
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.jacobi import Continue, Jacobi, sjd, sjd_pac
+from tempera.drafters.jacobi_window import Shape
 from tempera.errors import TemperaError
-from tempera.laws import emit
-from tempera.probs import Sampling, normalise
-from tempera.streams import Streams
+from tempera.exactness.tables import emit
+from tempera.rules.standard import Exact, Relaxed
 
 BRANCHINGS = ["ranked", "first", "full"]
 GUIDED = Sampling(3.0, 1.7)
@@ -205,6 +204,6 @@ def test_what_does_not_fit_is_refused(options, told):
 def test_on_a_network_at_temperature_0(branching):
     target = tiny_target(Sampling(3.0, 0))
     drafter = sjd_pac(target, 14, "vertical_repeat", branches=2, levels=3, branching=branching)
-    output = decode(target, drafter, Exact(), Streams(0, PROMPTS), PROMPTS)
-    plain = decode(target, sjd(target, 1), Exact(), Streams(0, PROMPTS), PROMPTS)
+    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    plain = decode(target, sjd(target, 1), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert output.tokens.equal(plain.tokens)

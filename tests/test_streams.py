@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from tempera.decoding.random_streams import RandomStreams, key, uniforms
 from tempera.errors import TemperaError
-from tempera.streams import Streams, key, uniforms
 
 MASK = (1 << 64) - 1
 
@@ -25,8 +25,8 @@ def test_draws_are_splitmix64():
 
 
 def test_a_row_does_not_depend_on_its_batch_or_on_how_draws_are_asked_for():
-    alone = Streams(7, ["b"])
-    together = Streams(7, ["a", "b", "c"])
+    alone = RandomStreams(7, ["b"])
+    together = RandomStreams(7, ["a", "b", "c"])
     one_by_one = torch.cat([alone.next(n) for n in (1, 3, 5000, 11)], 1)
     at_once = together.next(5015)
     assert one_by_one.equal(at_once[1:2])
@@ -40,7 +40,7 @@ def test_seed_and_id_both_matter():
 
 
 def test_draws_are_uniform_and_uncorrelated():
-    draws = Streams(0, [str(i) for i in range(2000)]).next(100).double()
+    draws = RandomStreams(0, [str(i) for i in range(2000)]).next(100).double()
     assert draws.min() >= 0
     assert draws.max() < 1
     counts = torch.histc(draws.float(), bins=50, min=0, max=1)
@@ -53,10 +53,10 @@ def test_draws_are_uniform_and_uncorrelated():
 
 
 def test_no_draws_and_no_rows():
-    assert Streams(0, ["a"]).next(0).shape == (1, 0)
-    assert Streams(0, []).next(3).shape == (0, 3)
+    assert RandomStreams(0, ["a"]).next(0).shape == (1, 0)
+    assert RandomStreams(0, []).next(3).shape == (0, 3)
 
 
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
-        Streams(0, ["a", "b", "a"])
+        RandomStreams(0, ["a", "b", "a"])

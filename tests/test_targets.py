@@ -20,21 +20,21 @@ from test_llamagen import reference_logits
 from tiny_networks import TREE, lively, random_draft, tiny_eagle
 from tiny_targets import DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, script, vq_option
 
-from tempera import config
-from tempera.acceptance import Exact
-from tempera.config import build_drafter, build_encoder, build_rule, build_target, build_tokenizer, instantiate
-from tempera.decode import decode
-from tempera.eagle_model import EagleModel
+from tempera.config import build
+from tempera.config.build import build_drafter, build_encoder, build_rule, build_target, build_tokenizer, instantiate
+from tempera.data.sources import Entry
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
-from tempera.neighbours import Neighbours, codebook_hash
-from tempera.streams import Streams
-from tempera.targets.embedded import TextEncoder, target_config
+from tempera.rules.codebook_neighbours import Neighbours, codebook_hash
+from tempera.rules.standard import Exact
+from tempera.shapes.build.stages import save_network
+from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
-from tempera.targets.spec import FORBIDDEN
-from tempera.training.embedded import save_network
-from tempera.training.sources import Entry
-from tempera.trees import Tree
+from tempera.targets.token_format import FORBIDDEN
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def targets(options: dict[str, list[str]]) -> dict[str, Any]:
 def test_pictures_are_encoded_on_the_targets_grid_without_its_weights(
     name: str, options: dict[str, list[str]], targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "build_target", None)
+    monkeypatch.setattr(build, "build_target", None)
     encoder = build_encoder(composed("+encoder=vq", *options[name]))
     grid = targets[name].grid
     assert encoder.grid == grid
@@ -228,7 +228,7 @@ def paint(
         if temperature is not None:
             monkeypatch.setattr(target, "sampling", replace(target.sampling, temperature=temperature))
         drafter = build_drafter(cfg, target)
-        return decode(target, drafter, build_rule(cfg, drafter.depth), Streams(0, prompts), prompts).tokens
+        return decode(target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, prompts), prompts).tokens
 
     return call
 
@@ -266,7 +266,7 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(options: dict[str, list[str]
     def rounds(*more: str) -> Any:
         cfg = composed(*choose, f"weights={tmp_path}", *more)
         target: Any = build_target(cfg)
-        return decode(target, build_drafter(cfg, target), Exact(), Streams(0, ["3", "7"]), ["3", "7"]).trace.rounds
+        return decode(target, build_drafter(cfg, target), Exact(), RandomStreams(0, ["3", "7"]), ["3", "7"]).trace.rounds
 
     assert rounds(f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}").tolist() == [4, 4]  # 16 tokens, 3 drafted and 1 more
     assert 4 < rounds().sum() / 2 < 16
@@ -336,7 +336,7 @@ def test_a_draft_is_trained_and_drafts(
     )
     target, prompts = build_target(cfg), list(FAMILIES[name].prompts)
     drafter: Any = build_drafter(cfg, target)
-    assert decode(target, drafter, Exact(), Streams(0, prompts), prompts).tokens.shape == (2, targets[name].length)
+    assert decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens.shape == (2, targets[name].length)
     trained = EagleModel.from_pretrained(tmp_path / "draft")
     torch.manual_seed(0)
     untrained = EagleModel(trained.config)

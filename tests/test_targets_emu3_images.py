@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tempera.huggingface import Emu3VQVAEConfig
-from tempera.targets.emu3_images import Emu3Tokenizer, load_emu3_tokenizer, vq_from_official
+from tempera.image_tokenizers.emu3 import Emu3Tokenizer, load_emu3_tokenizer, vq_from_official
+from tempera.runtime.huggingface import Emu3VQVAEConfig
 
 SIZES = {
     "base_channels": 32,

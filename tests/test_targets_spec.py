@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.line_ends import LinedTokenizer
+from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.targets.chameleon import anole, lumina
 from tempera.targets.emu3 import emu3
-from tempera.targets.prompted import LinedTokenizer, PromptEncoder
-from tempera.targets.spec import FORBIDDEN, ModelSpec
-from tempera.vq import VQConfig, VQModel
+from tempera.targets.shared_vocabulary import PromptEncoder
+from tempera.targets.token_format import FORBIDDEN, ModelSpec
 
 LINED = ModelSpec(2, 3, codes=5, first_code=20, prompt=(1, "{text}!", 2), null=(2,), context=20, line_end=9, end=(3, 4))
 

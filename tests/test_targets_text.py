@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from tempera.errors import TemperaError
-from tempera.huggingface import T5Config, T5EncoderModel
-from tempera.targets.prompted import load_tokenize
-from tempera.targets.text import ClassLabels, RandomFeatures, clean_caption, load_flan_t5
+from tempera.runtime.huggingface import T5Config, T5EncoderModel
+from tempera.targets.conditioners import ClassLabels, RandomFeatures, clean_caption, load_flan_t5
+from tempera.targets.shared_vocabulary import load_tokenize
 
 SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
 

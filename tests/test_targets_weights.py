@@ -13,14 +13,13 @@ from safetensors.torch import save_file
 from tiny_targets import composed, huggingface_state, llamagen_state, meta_state, save_shards, write_llamagen_text, write_lumina
 from torch import nn
 
-from tempera.atomic import sha256_file
-from tempera.config import build_target, build_tokenizer
+from tempera.config.build import build_target, build_tokenizer
 from tempera.errors import TemperaError
-from tempera.targets.adapter import identity_of
-from tempera.targets.llamagen import LlamaGen, from_official, to_official
-from tempera.targets.llamagen_release import SIZES, llamagen_config
-from tempera.targets.weights import Release, fill, on_meta, randomise, read
-from tempera.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.files import sha256_file
+from tempera.runtime.network_identity import identity_of
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.targets.llamagen import SIZES, LlamaGen, from_official, llamagen_config, to_official
 
 LAYOUTS = json.loads((Path(__file__).parent / "official_layouts.json").read_text())
 
@@ -57,7 +56,7 @@ def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions:
 
 
 def test_a_7b_chameleon_and_an_8b_emu3_have_the_published_sizes() -> None:
-    from tempera.huggingface import ChameleonConfig, Emu3TextConfig
+    from tempera.runtime.huggingface import ChameleonConfig, Emu3TextConfig
     from tempera.targets import chameleon, emu3
 
     lumina: Any = on_meta(lambda: chameleon._network(ChameleonConfig(vocabulary_map={}, num_key_value_heads=32), chameleon.lumina()))
@@ -74,7 +73,7 @@ def test_a_7b_chameleon_and_an_8b_emu3_have_the_published_sizes() -> None:
 
 def test_tensors_are_mapped_and_none_is_copied(tmp_path: Path) -> None:
     save_shards({"weight": torch.randn(3, 3), "bias": torch.randn(3)}, tmp_path)
-    state = read(Release(str(tmp_path), ["model.safetensors"], "a/b").find())
+    state = read(PretrainedFiles(str(tmp_path), ["model.safetensors"], "a/b").find())
     layer = on_meta(lambda: nn.Linear(3, 3))
     fill(layer, state, "it")
     assert layer.weight.data_ptr() == state["weight"].data_ptr()
@@ -105,9 +104,9 @@ def test_a_hub_id_is_downloaded_unless_it_is_a_directory(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     (tmp_path / "w.pt").touch()
-    assert Release("owner/name", ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
+    assert PretrainedFiles("owner/name", ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
     assert asked == [("owner/name", ["w.pt", "w.pt.index.json", "w-*.pt"])]
-    assert Release(str(tmp_path), ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
+    assert PretrainedFiles(str(tmp_path), ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
     assert len(asked) == 1
 
 

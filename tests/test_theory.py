@@ -7,28 +7,15 @@ import pytest
 import torch
 from random_drafts import SMALL
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.decoding.probabilities import Sampling, kl_divergence, total_variation
+from tempera.decoding.trees import Tree
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import FirstRoundOnly, TableDraft, TableTarget, emit, prove
-from tempera.probs import Sampling
-from tempera.schedules import exponential, floored, linear, uniform
-from tempera.theory import (
-    Chains,
-    decoded_law,
-    expected_emitted,
-    kl_bound,
-    kl_divergence,
-    one_round_law,
-    optimal_schedule,
-    reachable,
-    sequence_law,
-    total_variation,
-    tree_law,
-    tv_bound,
-    visits,
-)
-from tempera.trees import Tree
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.exactness.theory import decoded_law, expected_emitted, kl_bound, one_round_law, sequence_law, tree_law, tv_bound, visits
+from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable
+from tempera.rules.schedules import exponential, floored, linear, uniform
+from tempera.rules.standard import Exact, Relaxed
 
 LENGTH = 3
 RULES = [
@@ -299,7 +286,7 @@ def test_on_trees_an_exact_rule_has_no_bias(options):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tree", [SMALL, Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])], ids=["small", "binary"])
 def test_the_loop_on_a_tree_emits_the_law_of_the_definition(rule, tree):
-    proof = prove(rule, tree, law=lambda target, draft: tree_law(target.conditionals(), draft.conditionals(), rule, tree, 4))
+    proof = check(rule, tree, law=lambda target, draft: tree_law(target.conditionals(), draft.conditionals(), rule, tree, 4))
     assert proof.agrees, proof
 
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from tempera.timing import Clock, no_clock
+from tempera.decoding.timing import Clock, no_clock
 
 
 def test_a_clock_adds_up_the_time_of_each_part():

@@ -4,16 +4,17 @@ import pytest
 import torch
 from random_drafts import SMALL, Spy, random_draft
 
-from tempera.acceptance import Exact, Match, Relaxed, at
+from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.interfaces import Scores
+from tempera.decoding.probabilities import at, kl_divergence, total_variation
+from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.laws import TableDraft, TableTarget, emit
-from tempera.theory import kl_divergence, total_variation
-from tempera.trace import ACCEPTED, BONUS, RESAMPLED, diagnose
-from tempera.trees import Tree
-from tempera.types import Scores
-from tempera.verify import verify
+from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.standard import Exact, Match, Relaxed
 
 RULE = Relaxed((2.0, 0.6, 1.3))
 
@@ -88,7 +89,7 @@ def test_summaries_are_one_number_a_row():
 
 
 def test_diagnostics_are_only_made_when_asked_for(monkeypatch):
-    monkeypatch.setattr("tempera.trace.diagnose", None)
+    monkeypatch.setattr("tempera.decoding.diagnostics.diagnose", None)
     output, _ = run(Tree.chain(3))
     assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (None,) * 4
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.tracking import NoTracker, WandbTracker, no_tracker, wandb_tracker
+from tempera.runtime.tracking import NoTracker, WandbTracker, no_tracker, wandb_tracker
 
 SCRIPT = """
 import sys
 from pathlib import Path
 from PIL import Image
-from tempera.tracking import wandb_tracker
+from tempera.runtime.tracking import wandb_tracker
 directory = Path(sys.argv[1])
 Image.new("RGB", (4, 4)).save(directory / "a.png")
 tracker = wandb_tracker(directory=directory, job_type="eval", group="g", tags=["method=coolsd", "x" * 80], config={"delta": 2})

@@ -3,12 +3,13 @@ import pytest
 import torch
 from tiny_training import tiny_codes
 
-from tempera.data.world import World
+from tempera.data.encoders import VQEncoder
+from tempera.data.shards import Images
 from tempera.errors import TemperaError
-from tempera.training.codes import ShardCodes, WorldCodes
-from tempera.training.prepare import VQEncoder
-from tempera.training.shards import Images
-from tempera.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.shapes.scenes import WorldCodes
+from tempera.shapes.world import World
+from tempera.training.dataset import ShardCodes
 
 
 def images_of(keys: list[str]) -> Images:

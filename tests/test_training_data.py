@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny_training import tiny_target
 
+from tempera.data.prepare import prepare
+from tempera.data.shards import read_shards
+from tempera.data.sources import Entry
+from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
-from tempera.probs import Sampling
-from tempera.targets.adapter import identity_of
-from tempera.training.data import generated_codes, shard_codes, target_encoder, vq_encoder
-from tempera.training.prepare import prepare
-from tempera.training.shards import read_shards
-from tempera.training.sources import Entry
-from tempera.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.network_identity import identity_of
+from tempera.training.dataset import generated_codes, shard_codes, target_encoder, vq_encoder
 
 
 class Captions:
@@ -67,7 +67,7 @@ def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.Monk
     def draw_nothing(entries: list[Entry]) -> None:
         raise AssertionError("they are drawn already")
 
-    monkeypatch.setattr("tempera.training.prepare.TargetEncoder.encode", draw_nothing)
+    monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", draw_nothing)
     again = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     assert np.array_equal(first.images.codes, again.images.codes)
 

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tempera.config import build_drafter, build_target, instantiate
-from tempera.data.world import World
-from tempera.targets.embedded import EMBEDDED, TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
+from tempera.config.build import build_drafter, build_target, instantiate
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.shapes.build import stages
+from tempera.shapes.build.evaluators import contrastive_loss, new_clip
+from tempera.shapes.build.target import TargetTraining, train_target
+from tempera.shapes.build.tokenizer import EmaCodebook, TokenizerTraining, images_of, train_tokenizer
+from tempera.shapes.networks import SHIPPED, TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
+from tempera.shapes.world import World
 from tempera.targets.llamagen import LlamaGenConfig
-from tempera.training import embedded
-from tempera.training.evaluators import contrastive_loss, new_clip
-from tempera.training.target import TargetTraining, train_target
-from tempera.training.tokenizer import EmaCodebook, TokenizerTraining, images_of, train_tokenizer
-from tempera.vq import VQConfig, VQModel
 
 TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
 TINY_TARGET = LlamaGenConfig(16, 16, 24, 2, 2, (16, 16), 16, caption_dim=8)
@@ -77,19 +77,19 @@ def test_an_interrupted_target_training_ends_with_the_same_weights(tmp_path: Pat
 
 
 def test_a_stage_writes_weights_that_load_and_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempera.training.embedded.train_tokenizer", lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}))
-    embedded.build_tokenizer(tmp_path, TokenizerTraining(steps=1), no_report)
+    monkeypatch.setattr("tempera.shapes.build.stages.train_tokenizer", lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}))
+    stages.build_tokenizer(tmp_path, TokenizerTraining(steps=1), no_report)
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
 
-    def short(settings: TargetTraining, vq: VQModel, directory: Path, report: embedded.Report) -> object:
+    def short(settings: TargetTraining, vq: VQModel, directory: Path, report: stages.LogMetrics) -> object:
         return train_target(settings, vq, directory, TINY_TARGET, report)
 
-    monkeypatch.setattr("tempera.training.embedded.train_target", short)
-    embedded.build_target(tmp_path, STEPS, no_report)
+    monkeypatch.setattr("tempera.shapes.build.stages.train_target", short)
+    stages.build_target(tmp_path, STEPS, no_report)
     network, text = load_target_network(tmp_path / "target"), load_text_encoder(tmp_path / "text_encoder")
     assert network.config == TINY_TARGET and text.length == 16 and tokenizer.config == TINY_VQ
     assert json.loads((tmp_path / "target" / "training.json").read_text())["settings"]["seed"] == 0
-    embedded.write_readme(tmp_path)
+    stages.write_readme(tmp_path)
     assert "| tokenizer |" in (tmp_path / "README.md").read_text()
 
 
@@ -146,7 +146,7 @@ def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(tmp_path: Path, build: Command) -> None:
-    shutil.copytree(EMBEDDED / "tokenizer", tmp_path / "tokenizer")
+    shutil.copytree(SHIPPED / "tokenizer", tmp_path / "tokenizer")
     short = ["independent.steps=2", "independent.batch_size=2", "independent.compile=false", "independent.save_every=1"]
     status, err = build("stages=[independent]", f"output={tmp_path}", *short)
     assert status == 0, err

@@ -3,7 +3,7 @@ import torch
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
 from tempera.drafters.eagle import EagleDraft
-from tempera.training.lesson import dropped, nudge, teach
+from tempera.training.teacher_forcing import dropped, nudge, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 

@@ -11,20 +11,19 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from tempera import config
-from tempera.atomic import read_json
-from tempera.continuous.diffusion import TRAINING_STEPS, Schedule
-from tempera.continuous.kl import load_embedded_kl
-from tempera.continuous.labels import CLASSES, ShapeLabels, class_of, shape_prompts
-from tempera.continuous.mar import MAR, initialise
-from tempera.continuous.release import load_embedded_mar
-from tempera.data.world import COLOURS, SHAPES, World, parse_caption, render
+from tempera.config import build
+from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
+from tempera.continuous.mar import MAR, initialise, read_mar
 from tempera.errors import TemperaError
-from tempera.evaluation.classifier import correct, load_classifier
-from tempera.evaluation.evaluate import evaluate
-from tempera.evaluation.painter import Painter, records
-from tempera.targets.embedded import EMBEDDED, load_tokenizer
-from tempera.training import embedded, mar
+from tempera.evaluation.pipeline import Pipeline, records
+from tempera.evaluation.run import evaluate
+from tempera.image_tokenizers.kl import read_kl
+from tempera.runtime.files import read_json
+from tempera.shapes.build import mar, stages
+from tempera.shapes.classifier import correct, load_classifier
+from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
+from tempera.shapes.networks import SHIPPED, load_tokenizer
+from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption, render
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 QUICK = mar.MARTraining(
@@ -40,7 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(mar, "TINY_KL", replace(mar.TINY_KL, patch=8))
         for name in ("TINY_MAR", "TINY_DRAFT"):
             patch.setattr(mar, name, replace(getattr(mar, name), grid=(2, 2), patch=8, depth=1))
-        embedded.build_mar(directory, QUICK, lambda values, step: None)
+        stages.build_mar(directory, QUICK, lambda values, step: None)
     return directory
 
 
@@ -49,11 +48,11 @@ def composed(bundle: Path, *overrides: str) -> DictConfig:
         return compose("eval", ["model=embedded_mar", f"weights={bundle}", "data=shapes", "device=cpu", "limit=3", *overrides])
 
 
-def painter_of(cfg: DictConfig) -> Painter:
+def painter_of(cfg: DictConfig) -> Pipeline:
     """As eval/run.py builds it."""
-    target = config.build_target(cfg)
-    parts = {"target": target, "method": config.build_method(cfg, target), "image_decoder": config.build_tokenizer(cfg)}
-    painter: Painter = config.instantiate(cfg.painter, **parts, device=torch.device("cpu"))
+    target = build.build_target(cfg)
+    parts = {"target": target, "method": build.build_method(cfg, target), "image_decoder": build.build_tokenizer(cfg)}
+    painter: Pipeline = build.instantiate(cfg.painter, **parts, device=torch.device("cpu"))
     return painter
 
 
@@ -81,14 +80,14 @@ def test_the_sizes_fit_into_ten_megabytes() -> None:
 
 def test_the_divergence_is_zero_for_the_true_noise_and_variance() -> None:
     """At t the posterior's own variance is place = −1; a head that gives it and the true noise has nothing to learn."""
-    schedule, t = Schedule(TRAINING_STEPS), torch.tensor([1, 500, 999])
+    schedule, t = NoiseSchedule(TRAINING_STEPS), torch.tensor([1, 500, 999])
     noise, x = torch.randn(3, 4), torch.randn(3, 4)
     output = torch.cat([noise, -torch.ones(3, 4)], -1)
     kernel = schedule.kernel(output, x, t)
     assert torch.allclose(kernel.std.double().square(), mar_posterior(schedule, t).unsqueeze(-1).expand(3, 4), rtol=1e-4)
 
 
-def mar_posterior(schedule: Schedule, t: torch.Tensor) -> torch.Tensor:
+def mar_posterior(schedule: NoiseSchedule, t: torch.Tensor) -> torch.Tensor:
     kept, before = schedule.kept[t], schedule.kept[t - 1]
     return (1 - kept / before) * (1 - before) / (1 - kept)
 
@@ -130,7 +129,7 @@ def test_tokens_count_by_their_weights() -> None:
 
 def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
     """A fresh head says 0: the divergence is then known in closed form, E[noise²] being 1."""
-    network, taken = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1)), Schedule(5, start=900)
+    network, taken = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1)), NoiseSchedule(5, start=900)
     initialise(network)
     tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
     _, found = mar.token_losses(network, tokens, labels, 0, order, drop, 32, taken=taken)
@@ -204,12 +203,12 @@ def test_scenes_are_encoded_once_for_a_tokenizer(tmp_path: Path, monkeypatch: py
 
 def test_what_the_stage_writes_loads(bundle: Path) -> None:
     network, smaller, tokenizer = (load(bundle / name) for load, name in (
-        (load_embedded_mar, "mar"), (load_embedded_mar, "mar_draft"), (load_embedded_kl, "kl")))  # fmt: skip
+        (read_mar, "mar"), (read_mar, "mar_draft"), (read_kl, "kl")))  # fmt: skip
     assert network.config.grid == smaller.config.grid == (2, 2) and network.config.width > smaller.config.width
     assert tokenizer.encode(torch.zeros(1, 3, 64, 64)).shape == (1, 2, 2, 256)
     assert {path.parent.name for path in bundle.glob("*/training.json")} == {"mar", "mar_draft", "kl"}
     with pytest.raises(TemperaError, match=r"config\.json is missing: train it with"):
-        load_embedded_mar(bundle / "nowhere")
+        read_mar(bundle / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
 def test_every_method_paints_through_the_configuration(method: str, bundle: Path) -> None:
     cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
     painter = painter_of(cfg)
-    prompts = config.instantiate(cfg.data)
+    prompts = build.instantiate(cfg.data)
     output = painter.tokens(prompts)
     rows = records(prompts, output, 1.0)
     assert painter.pictures(output.tokens).shape == (3, 3, 64, 64)
@@ -232,13 +231,13 @@ def test_the_shipped_weights_paint_what_they_are_told() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("eval", ["model=embedded_mar", "method=mar", "data=shapes", "device=cpu", "limit=48", "denoising_steps=12"])
     painter = painter_of(cfg)
-    prompts = config.instantiate(cfg.data)[::5]
+    prompts = build.instantiate(cfg.data)[::5]
     pictures = torch.from_numpy(painter.pictures(painter.tokens(prompts).tokens)).float() / 127.5 - 1
     scenes = [scene for prompt in prompts if (scene := parse_caption(prompt.text))]
     found = correct(load_classifier().attributes(pictures), scenes)
     assert {scene.things[0].shape for scene in scenes} == set(SHAPES) and {scene.things[0].colour for scene in scenes} == set(COLOURS)
     assert found["colour1"].mean() > 0.8 and found["shape1"].mean() > 0.5
-    assert sum(path.stat().st_size for name in ("kl", "mar", "mar_draft") for path in (EMBEDDED / name).iterdir()) < 10e6
+    assert sum(path.stat().st_size for name in ("kl", "mar", "mar_draft") for path in (SHIPPED / name).iterdir()) < 10e6
 
 
 @pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=mar"]])
@@ -260,9 +259,9 @@ def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
 
 
 def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
-    assert embedded._is_built(bundle / "kl", replace(QUICK, steps=7), mar.OF_TOKENIZER)
-    assert not embedded._is_built(bundle / "kl", replace(QUICK, kl=1.0), mar.OF_TOKENIZER)
-    assert not embedded._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
+    assert stages._is_built(bundle / "kl", replace(QUICK, steps=7), mar.OF_TOKENIZER)
+    assert not stages._is_built(bundle / "kl", replace(QUICK, kl=1.0), mar.OF_TOKENIZER)
+    assert not stages._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
 
 
 def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ import torch
 from accelerate.state import AcceleratorState
 from hydra import compose, initialize_config_dir
 
-from tempera.config import build_drafter, build_target
-from tempera.eagle_model import EagleModel
-from tempera.targets.embedded import EMBEDDED
+from tempera.config.build import build_drafter, build_target
+from tempera.drafters.eagle_network import EagleModel
+from tempera.shapes.networks import SHIPPED
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(
-    not all((EMBEDDED / part / "model.safetensors").is_file() for part in ("tokenizer", "target", "text_encoder")),
+    not all((SHIPPED / part / "model.safetensors").is_file() for part in ("tokenizer", "target", "text_encoder")),
     reason="the embedded weights are not built yet",
 )
 QUICK = ["tracking=none", "steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "guidance=1"]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_train
 
 from tempera.drafters.eagle import EagleDraft
-from tempera.eagle_model import EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
-from tempera.tracking import NoTracker
+from tempera.runtime.tracking import NoTracker
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import Run
 

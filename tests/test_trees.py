@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tempera.decoding.trees import Tree, tree_names
 from tempera.errors import TemperaError
-from tempera.trees import Tree, tree_names
 
 
 @st.composite
@@ -57,7 +57,7 @@ def test_named_trees_are_the_public_ones(name, nodes, children):
     assert (tree.nodes, tree.max_depth, tree.max_children) == (nodes, 5, children)
     ranks = {child: rank for row in tree.children.tolist() for rank, child in enumerate(row)}
     paths = [[ranks[node] for node in reversed(lineage(tree.parents.tolist(), node))] for node in range(nodes)]
-    published = json.loads(resources.files("tempera.data").joinpath("trees.json").read_text())[name]
+    published = json.loads(resources.files("tempera.decoding").joinpath("trees.json").read_text())[name]
     assert sorted(paths) == sorted(published)
     assert Tree.from_paths(published[::-1]).parents.equal(tree.parents)
 

@@ -2,11 +2,11 @@ import pytest
 import torch
 from random_drafts import SMALL, random_draft
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.probs import one_hot, sample
-from tempera.trees import Tree
-from tempera.types import Draft
-from tempera.verify import verify
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.probabilities import one_hot, sample
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
+from tempera.rules.standard import Exact, Relaxed
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
 

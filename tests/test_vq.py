@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.targets.images import load_chameleon_tokenizer, load_llamagen_tokenizer
-from tempera.vq import VQConfig, VQModel
+from tempera.image_tokenizers.pretrained import load_chameleon_tokenizer, load_llamagen_tokenizer
+from tempera.image_tokenizers.vq import VQConfig, VQModel
 
 TINY = VQConfig(
     codebook_size=32, channels=8, encoder_multipliers=(1, 2, 2), decoder_multipliers=(1, 2, 2), res_blocks=1, z_channels=16, norm_groups=4

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tempera.data.world import BACKGROUNDS, COLOURS, RELATIONS, Scene, Thing, World, object_masks, parse_caption, render
 from tempera.errors import TemperaError
+from tempera.shapes.world import BACKGROUNDS, COLOURS, RELATIONS, Scene, Thing, World, object_masks, parse_caption, render
 
 
 def test_a_sample_is_a_function_of_seed_and_index() -> None:

@@ -10,22 +10,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tempera.acceptance import Exact, Relaxed
-from tempera.data.prompts import Prompt, world_prompts
+from tempera.data.prompts import Prompt
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
 from tempera.drafters.none import NoDraft
-from tempera.drafters.static import StaticTreeDrafter
-from tempera.eagle_model import EagleConfig, EagleModel
-from tempera.evaluation.evaluate import Plan, evaluate
-from tempera.evaluation.judges import Networks
-from tempera.evaluation.painter import Method, Painter
-from tempera.evaluation.processes import Processes
-from tempera.evaluation.speed import SpeedProtocol
-from tempera.laws import TableDraft, TableTarget
-from tempera.targets.embedded import TextEncoder
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.evaluation.latency import SpeedProtocol
+from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.evaluation.run import RunPlan, evaluate
+from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.metrics.evaluators import Networks
+from tempera.rules.standard import Exact, Relaxed
+from tempera.runtime.distributed import Processes
+from tempera.runtime.tracking import NoTracker, Tracker
+from tempera.shapes.networks import TextEncoder
+from tempera.shapes.scenes import world_prompts
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
-from tempera.tracking import NoTracker, Tracker
-from tempera.trees import Tree
-from tempera.vq import VQConfig, VQModel
 
 
 class Blocks:
@@ -68,18 +69,18 @@ class ToyJudge:
         yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
 
 
-def tiny_painter(plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0) -> Painter:
+def tiny_painter(plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0) -> Pipeline:
     """A relaxed chain of two on tables of 4 tokens, images of 1×6; or plain autoregression."""
     target = TableTarget(vocab_size=4, length=6)
     method = Method(NoDraft(), Exact())
     if not plain:
         method = Method(StaticTreeDrafter(TableDraft(target), Tree.chain(2)), Relaxed((2.0, 1.0)))
-    return Painter(target, method, Blocks(before), seed, torch.device("cpu"))
+    return Pipeline(target, method, Blocks(before), seed, torch.device("cpu"))
 
 
 def tiny_evaluate(
     directory: Path,
-    painter: Painter | None = None,
+    painter: Pipeline | None = None,
     prompts: Sequence[Prompt] | None = None,
     judge: ToyJudge | None = None,
     tracker: Tracker | None = None,
@@ -88,7 +89,7 @@ def tiny_evaluate(
     **settings: object,
 ) -> dict[str, float]:
     """A whole evaluation."""
-    plan = Plan(directory, "tiny", {"method": "coolsd", "delta": 1.5, **settings}, {"overrides": []}, batch_size)
+    plan = RunPlan(directory, "tiny", {"method": "coolsd", "delta": 1.5, **settings}, {"overrides": []}, batch_size)
     return evaluate(
         plan,
         painter or tiny_painter(),

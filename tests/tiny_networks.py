@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tempera.eagle_model import EagleConfig, EagleModel, shifted
-from tempera.probs import Sampling
-from tempera.targets.adapter import TransformerTarget, conditioned
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, causal_mask
-from tempera.trees import Tree
-from tempera.types import Draft, Drafter, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, Verdict
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle_network import EagleConfig, EagleModel, shifted
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.targets.masks import causal_mask
+from tempera.targets.transformer import TransformerTarget, conditioned
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
 LENGTH = GRID[0] * GRID[1]

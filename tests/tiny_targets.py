@@ -126,7 +126,7 @@ def flow(values: dict[str, Any]) -> str:
 
 
 def vq_option(codes: int, **changes: Any) -> str:
-    return "+model.tokenizer.config=" + flow({"_target_": "tempera.vq.VQConfig", "codebook_size": codes, **VQ, **changes})
+    return "+model.tokenizer.config=" + flow({"_target_": "tempera.image_tokenizers.vq.VQConfig", "codebook_size": codes, **VQ, **changes})
 
 
 def write_llamagen_text(directory: Path) -> list[str]:
@@ -164,7 +164,7 @@ def write_anole(directory: Path) -> list[str]:
     """Anole in Meta's layout, on 4×4 codes."""
     (directory / "models/7b").mkdir(parents=True)
     torch.save(meta_state(8832), directory / "models/7b/consolidated.pth")
-    spec = ["model.spec._target_=tempera.targets.spec.ModelSpec", "+model.spec.lines=4", "+model.spec.columns=4", "+model.spec.codes=8192",
+    spec = ["model.spec._target_=tempera.targets.token_format.ModelSpec", "+model.spec.lines=4", "+model.spec.columns=4", "+model.spec.codes=8192",
             "+model.spec.first_code=4", "+model.spec.prompt=[0,'{text}',8710,8197]", "+model.spec.null=[0,8197]",
             "+model.spec.context=4096"]  # fmt: skip
     options = [f"model.weights={directory}", "model.prompt_weights=random", "model.tokenizer_weights=random"]

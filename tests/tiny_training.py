@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from tempera.eagle_model import EagleConfig, EagleModel
-from tempera.evaluation.processes import Processes
-from tempera.probs import Sampling
-from tempera.targets.adapter import TransformerTarget, identity_of
-from tempera.targets.embedded import TextEncoder
+from tempera.data.shards import Images
+from tempera.decoding.probabilities import Sampling
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.runtime.distributed import Processes
+from tempera.runtime.network_identity import identity_of
+from tempera.runtime.tracking import NoTracker
+from tempera.shapes.networks import TextEncoder
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
-from tempera.tracking import NoTracker
-from tempera.training.codes import ShardCodes
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.dataset import ShardCodes
+from tempera.training.fsdp import launched, split_target
 from tempera.training.recipe import Recipe
-from tempera.training.sharding import launched, split_target
-from tempera.training.shards import Images
 from tempera.training.trainer import train
 
 GRID = (3, 4)

@@ -2,9 +2,9 @@
 
 import torch
 
-from tempera.acceptance import Exact
-from tempera.laws import Proof, TableTarget, compare, emit, emitted_law
-from tempera.probs import Sampling
+from tempera.decoding.probabilities import Sampling
+from tempera.exactness.tables import ExactnessReport, TableTarget, compare, emit, emitted_law
+from tempera.rules.standard import Exact
 
 INITIALISATIONS = ["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"]
 
@@ -24,4 +24,4 @@ def proof(make, rule=None, rows=200_000, seed=0, **options):
     target = local_target(seed=seed, **options)
     output = emit(target, make(target), rule or Exact(), rows, seed)
     found = compare(emitted_law(output.tokens, target.vocab_size), target.law())
-    return Proof(found.p_value, found.tv, found.noise, found.rows, float(output.trace.accepted_length.mean()))
+    return ExactnessReport(found.p_value, found.tv, found.noise, found.rows, float(output.trace.accepted_length.mean()))

@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from tempera.config import instantiate, script
+from tempera.config.build import instantiate, script
 from tempera.errors import TemperaError
-from tempera.training import embedded
+from tempera.shapes.build import stages
 
 log = logging.getLogger(__name__)
 STAGES = {
-    "tokenizer": embedded.build_tokenizer,
-    "target": embedded.build_target,
-    "independent": embedded.build_independent,
-    "classifier": embedded.build_classifier,
-    "clip": embedded.build_clip,
-    "mar": embedded.build_mar,
+    "tokenizer": stages.build_tokenizer,
+    "target": stages.build_target,
+    "independent": stages.build_independent,
+    "classifier": stages.build_classifier,
+    "clip": stages.build_clip,
+    "mar": stages.build_mar,
 }
 
 
@@ -34,7 +34,7 @@ def main(cfg: DictConfig) -> None:
     settings = {stage: instantiate(cfg[stage]) for stage in cfg.stages}
     for stage in cfg.stages:
         STAGES[stage](Path(cfg.output), settings[stage], lambda values, step, stage=stage: log.info("%s %d: %s", stage, step, values))
-    embedded.write_readme(Path(cfg.output))
+    stages.write_readme(Path(cfg.output))
 
 
 if __name__ == "__main__":

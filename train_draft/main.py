@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tempera import config
-from tempera.eagle_model import EagleConfig, EagleModel
-from tempera.evaluation.processes import Processes
-from tempera.tracking import Tracker
+from tempera.config import build
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.runtime.distributed import Processes
+from tempera.runtime.tracking import Tracker
+from tempera.training.fsdp import launched, split_target
 from tempera.training.recipe import Recipe
-from tempera.training.sharding import launched, split_target
 from tempera.training.trainer import DRAFT, train
 
 
-@config.script("train_draft")
+@build.script("train_draft")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train, or go on training, in the run directory; returns the metrics of the best draft."""
-    processes = Processes(cpu=config.parse_device(cfg.device).type == "cpu")
-    recipe: Recipe = config.from_options(cfg, "tempera.training.recipe.Recipe")
-    target: Any = config.build_target(cfg, split_target if launched() else None)
+    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    recipe: Recipe = build.from_options(cfg, "tempera.training.recipe.Recipe")
+    target: Any = build.build_target(cfg, split_target if launched() else None)
     directory = Path(cfg.directory)
-    codes = config.instantiate(cfg.train_data, target=target, tokenizer=config.build_tokenizer(cfg), directory=directory)
+    codes = build.instantiate(cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory)
     torch.manual_seed(recipe.seed)
     fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size, target.identity)
     draft = EagleModel(fresh) if cfg.start is None else EagleModel.from_pretrained(cfg.start)
@@ -32,7 +32,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     def start_tracker() -> Tracker:
         settings = {"directory": directory, "job_type": "train_draft", "group": cfg.model.name, "config": {**choices, **asdict(recipe)}}
-        tracker: Tracker = config.instantiate(cfg.tracking, **settings)
+        tracker: Tracker = build.instantiate(cfg.tracking, **settings)
         return tracker
 
     metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)

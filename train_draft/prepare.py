@@ -7,31 +7,31 @@ from typing import Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from tempera import config
+from tempera.config import build
+from tempera.data.estimate import Estimate
+from tempera.data.shards import Manifest
 from tempera.errors import TemperaError
-from tempera.evaluation.processes import Processes
-from tempera.training.estimate import Estimate
-from tempera.training.shards import Manifest
+from tempera.runtime.distributed import Processes
 
 PATIENCE = timedelta(days=1)
 """A shard that a process is behind with, of images that a large target draws, may take hours."""
 
 
-@config.script("prepare")
+@build.script("prepare")
 def main(cfg: DictConfig) -> dict[str, int]:
     """Encode the source, or the rest of it, and count what there is; with dry_run tell what that would take."""
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
-    processes = Processes(cpu=config.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
-    source = config.instantiate(cfg.source)
-    encoder = config.build_encoder(cfg)
+    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
+    source = build.instantiate(cfg.source)
+    encoder = build.build_encoder(cfg)
     directory = Path(cfg.directory)
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
     if cfg.dry_run:
         return _told(cfg, parts) if processes.is_main else {}
     with tqdm(desc="encode", unit="image", mininterval=1, disable=not processes.is_main) as bar:
         parts |= {"report": bar.write if processes.is_main else _nothing, "bar": bar, "processes": processes}
-        manifest: Manifest = config.from_options(cfg, "tempera.training.prepare.prepare", **parts)
+        manifest: Manifest = build.from_options(cfg, "tempera.data.prepare.prepare", **parts)
     if processes.is_main:
         print(f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} broken entries: {directory}")
         print(f"train on them: python train_draft/main.py model={cfg.model.name} train_data=shards train_data.path={directory}")
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
 
 def _told(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
     """Print an estimate."""
-    found: Estimate = config.from_options(cfg, "tempera.training.estimate.estimate", **parts)
+    found: Estimate = build.from_options(cfg, "tempera.data.estimate.estimate", **parts)
     print(f"dry run, nothing is written in {parts['directory']}\n{found}")
     return {"done": found.done, "sampled": found.sampled}
 

@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
         return Kernel(*(pick(leaf, index) for leaf in self))
 
 
-class Path(NamedTuple):
+class DenoisingPath(NamedTuple):
     """How a token came about.
 
     Attributes:
@@ -80,7 +80,7 @@ class Denoiser(Protocol):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class DiffusionSampling:
     """How tokens are drawn from a network with a diffusion head.
 
     Attributes:
@@ -138,7 +138,7 @@ def respaced(steps: int, wanted: int) -> Tensor:
     return torch.tensor([round(i * (steps - 1) / (wanted - 1)) for i in range(wanted)])
 
 
-class Schedule:
+class NoiseSchedule:
     """The tables of a respaced process with S steps; t counts them from 0, near the data, to S − 1.
 
     Args:
@@ -187,7 +187,7 @@ class Schedule:
         return self._there[place]
 
 
-def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> Path:
+def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> DenoisingPath:
     """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their paths, leaves [N, …]."""
     states, kernels = [noise[:, 0]], []
     for stage, kernel_at in enumerate(denoiser.steps(condition)):
@@ -195,14 +195,14 @@ def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> Path:
         kernels.append(kernel)
         states.append(_draw(denoiser, kernel, noise[:, stage + 1], stage))
     means, stds = (torch.stack(leaves, 1) for leaves in zip(*kernels, strict=True))
-    return Path(torch.stack(states, 1), Kernel(means, stds))
+    return DenoisingPath(torch.stack(states, 1), Kernel(means, stds))
 
 
-def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Path:
+def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
     """Paths of several tokens a row: conditions [B, M, C], noise [B, M, S + 1, D] -> leaves [B, M, …]."""
     batch = len(conditions)
     states, kernels = denoise(denoiser, conditions.flatten(0, 1), noise.flatten(0, 1))
-    return Path(states.unflatten(0, (batch, -1)), Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)))
+    return DenoisingPath(states.unflatten(0, (batch, -1)), Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)))
 
 
 def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise: Tensor) -> Tensor:

@@ -2,15 +2,19 @@
 key layout: an encoder over the known tokens, a decoder over the whole grid, and a diffusion head that draws each token (MIT licence).
 """
 
+import json
 import math
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
 
 EPSILON = 1e-6
 _FREQUENCIES = 256
@@ -52,8 +56,8 @@ class MARConfig:
         return self.channels * self.patch**2
 
 
-Size = Literal["base", "large", "huge"]
-SIZES: dict[Size, MARConfig] = {
+MARSize = Literal["base", "large", "huge"]
+SIZES: dict[MARSize, MARConfig] = {
     "base": MARConfig(),
     "large": MARConfig(width=1024, depth=16, heads=16, head_width=1280, head_depth=8),
     "huge": MARConfig(width=1280, depth=20, heads=16, head_width=1536, head_depth=12),
@@ -277,20 +281,6 @@ def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
     return torch.cat([table[:, :buffer].expand(len(where), -1, -1), table[0, buffer:][where]], 1)
 
 
-def patchify(latents: Tensor, patch: int) -> Tensor:
-    """Latents [B, h·p, w·p, C] → tokens [B, h, w, C·p²]."""
-    batch, height, width, channels = latents.shape
-    folded = latents.reshape(batch, height // patch, patch, width // patch, patch, channels)
-    return folded.permute(0, 1, 3, 5, 2, 4).flatten(3)
-
-
-def unpatchify(tokens: Tensor, patch: int) -> Tensor:
-    """The inverse of `patchify`."""
-    batch, height, width, channels = tokens.shape
-    folded = tokens.reshape(batch, height, width, channels // patch**2, patch, patch)
-    return folded.permute(0, 1, 4, 2, 5, 3).reshape(batch, height * patch, width * patch, -1)
-
-
 def initialise(network: MAR) -> None:
     """Random weights to train from: Xavier's, N(0, 0.02²) for embeddings, and a head that starts at zero."""
     for module in network.modules():
@@ -304,3 +294,47 @@ def initialise(network: MAR) -> None:
     for name, parameter in head.named_parameters():
         if "adaLN_modulation" in name or name.startswith("final_layer.linear"):
             nn.init.zeros_(parameter)
+
+
+def load_mar(
+    weights: str,
+    files: list[str],
+    hub: str,
+    size: MARSize = "base",
+    config: MARConfig | None = None,
+    option: str = "model.weights",
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> MAR:
+    """A MAR with published weights, the moving average where a file holds both.
+
+    Args:
+        weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
+        size: `base`, `large` or `huge`.
+        config: in place of `size`.
+        device, dtype: where and as what random weights are made; published ones stay as they are in their files.
+    """
+    release, config = PretrainedFiles(weights, files, hub, option), config or SIZES[size]
+    network: Any = on_meta(lambda: MAR(config))
+    if release.random:
+        randomise(network, device or torch.device("cpu"), dtype)
+    else:
+        found = release.find()
+        fill(network, read(found), str(found[0]))
+    mar: MAR = network
+    return mar
+
+
+def read_mar(directory: str | Path) -> MAR:
+    """The network saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    directory = Path(directory)
+    for name in ("config.json", "model.safetensors"):
+        if not (directory / name).is_file():
+            raise TemperaError(
+                f"{directory / name} is missing: train it with `python train_draft/build_embedded.py stages=[mar]` and give "
+                "weights=DIR, the directory that it wrote."
+            )
+    values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    network = MAR(MARConfig(**{**values, "grid": tuple(values["grid"])}))
+    network.load_state_dict({name: value.float() for name, value in load_file(directory / "model.safetensors").items()})
+    return network.eval().requires_grad_(False)

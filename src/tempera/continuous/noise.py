@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tempera.streams import Streams, key, uniforms
+from tempera.decoding.random_streams import RandomStreams, key, uniforms
 
 _TOKEN, _ROUND = 1 << 26, 1 << 36
 """Counters set aside for the trials of one token of a round, and of one round (1,024 tokens)."""
@@ -19,7 +19,7 @@ class Noise:
         streams: one stream a row.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: RandomStreams) -> None:
         self._streams = streams
         self._keys = torch.tensor([key(streams.seed, f"{name}/trials") for name in streams.ids], dtype=torch.int64, device=streams.device)
         self._round = 0

@@ -6,11 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tempera.continuous.decode import Context, Model
-from tempera.continuous.diffusion import Denoiser, Kernel, Sampling, Schedule
+from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
+from tempera.continuous.loop import Context, Model
 from tempera.continuous.mar import MAR, DiffusionHead
 from tempera.errors import TemperaError
-from tempera.targets.adapter import identity_of
+from tempera.runtime.network_identity import identity_of
 
 Labels = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> class numbers int64 [B], and a mask that does not matter here."""
@@ -29,11 +29,11 @@ class GuidedHead(Denoiser):
         sampling: how it is sampled.
     """
 
-    def __init__(self, head: DiffusionHead, sampling: Sampling) -> None:
+    def __init__(self, head: DiffusionHead, sampling: DiffusionSampling) -> None:
         self.head, self.sampling = head, sampling
         self.stages, self.last_noise = sampling.denoising_steps, sampling.last_noise
         self.channels = head.input_proj.in_features
-        self.schedule = Schedule(self.stages, start=sampling.denoising_start)
+        self.schedule = NoiseSchedule(self.stages, start=sampling.denoising_start)
         self._times = self.schedule.times.flip(0)
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
@@ -85,7 +85,7 @@ class MARTarget:
         identity: names the weights.
     """
 
-    def __init__(self, network: MAR, conditioner: Labels, sampling: Sampling, identity: str = "mar") -> None:
+    def __init__(self, network: MAR, conditioner: Labels, sampling: DiffusionSampling, identity: str = "mar") -> None:
         self.network, self.conditioner, self.sampling, self.identity = network, conditioner, sampling, identity
         config = network.config
         self.length, self.channels, self.grid = config.length, config.token_channels, config.grid

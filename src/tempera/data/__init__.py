@@ -1,1 +1,1 @@
-"""Prompts, images and the embedded world."""
+"""Prompts, and images with captions turned into codes."""

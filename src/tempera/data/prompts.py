@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tempera.data.world import World
 from tempera.errors import TemperaError
 
 
@@ -21,19 +20,9 @@ class Prompt:
     text: str
 
 
-def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
-    """Captions `offset` … `offset + limit − 1` of the embedded world with that seed; ids are world-000123.
-
-    The default seed differs from the training world's (0), so the scenes are unseen.
-    """
-    _check_slice(limit, offset)
-    world = World(seed)
-    return [Prompt(f"world-{index:06d}", world.sample(index).caption) for index in range(offset, offset + limit)]
-
-
 def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) -> list[Prompt]:
     """Class numbers, for class-conditional models: prompt i is class i mod `classes`; ids are class-0207-000 (class, repetition)."""
-    _check_slice(limit, offset)
+    check_slice(limit, offset)
     numbers = range(offset, offset + (classes if limit is None else limit))
     return [Prompt(f"class-{number % classes:04d}-{number // classes:03d}", str(number % classes)) for number in numbers]
 
@@ -64,7 +53,7 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
         raise TemperaError(
             "data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, or MS-COCO captions .json)."
         )
-    _check_slice(limit, offset)
+    check_slice(limit, offset)
     readers = {".txt": _read_text, ".tsv": _read_tsv, ".json": _read_coco}
     file = Path(path)
     if file.suffix.lower() not in readers:
@@ -77,7 +66,7 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
 
 
-def _check_slice(limit: int | None, offset: int) -> None:
+def check_slice(limit: int | None, offset: int) -> None:
     if limit is not None and limit < 1:
         raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
     if offset < 0:

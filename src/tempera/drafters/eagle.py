@@ -4,20 +4,23 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from tempera.cache import RowCache
-from tempera.drafters.places import Places, last_emitted
-from tempera.drafters.static import StaticTreeDrafter
-from tempera.eagle_model import EagleModel, FastEagle, shifted
-from tempera.probs import Sampling
-from tempera.targets.adapter import TransformerTarget
-from tempera.targets.llamagen import causal_mask
-from tempera.targets.weights import RANDOM
-from tempera.trees import Frontier, Tree, take
-from tempera.types import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Frontier, Tree, take
+from tempera.drafters.cache_slots import Places, last_emitted
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle_fused import FastEagle
+from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.runtime.pretrained import RANDOM
+from tempera.targets.kv_cache import RowCache
+from tempera.targets.masks import causal_mask
+from tempera.targets.transformer import TransformerTarget
 
 
 class EagleDraft:
@@ -128,7 +131,7 @@ def load(path: str, target: TransformerTarget) -> EagleModel:
     return EagleModel.untrained(target)
 
 
-def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+def build_eagle(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
     """The EAGLE drafter of a trained draft.
 
     Args:
@@ -140,3 +143,22 @@ def build(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter
         TemperaError: the directory holds no sound draft, or one for another target.
     """
     return StaticTreeDrafter(EagleDraft(load(path, target), target), tree)
+
+
+def confidence(sampling: Sampling) -> Sampling:
+    """What candidates are ranked by: the guided distribution at the target's temperature, cut nowhere.
+
+    Nothing is drawn from it, so it may differ from the target's. Cut at the draft's top-k or top-p, it would give tokens no chance that
+    the target keeps; at temperature 0 it would have no second choice at all, so there it is that of temperature 1.
+    """
+    return replace(sampling, temperature=sampling.temperature or 1.0, top_k=0, top_p=1.0)
+
+
+def build_eagle2(path: str, target: TransformerTarget, branches: int = 10, depth: int = 5, nodes: int = 59) -> DynamicTreeDrafter:
+    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and `build_eagle`.
+
+    Raises:
+        TemperaError: the directory holds no sound draft, or one for another target; or the tree is not possible.
+    """
+    model = EagleDraft(load(path, target), target, confidence)
+    return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

@@ -3,20 +3,18 @@
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.trees import Frontier, Tree
+from tempera.drafters.cache_slots import Places, last_emitted
 from tempera.drafters.none import NoDraft
-from tempera.drafters.places import Places, last_emitted
-from tempera.drafters.static import StaticTreeDrafter
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.targets.adapter import TransformerTarget
-from tempera.targets.embedded import load_target_network, load_text_encoder
-from tempera.trees import Frontier, Tree
-from tempera.types import Draft, Scores, Verdict
+from tempera.targets.transformer import TransformerTarget
 
 
 class IndependentDraft:
@@ -89,27 +87,23 @@ class Smaller:
         self.network, self.text_encoder = network, text_encoder
 
 
-def build(path: str | Smaller | None, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+def build_independent(smaller: Smaller | None, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
     """The drafter of a smaller model.
 
     Args:
-        path: directory with `config.json` and `model.safetensors` in LlamaGen's official key layout, and its `text_encoder`; or the model
-            itself, where the target's configuration names one (`model.independent`).
+        smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
 
     Raises:
-        TemperaError: there is no smaller model, a file is missing, or draft and target do not paint the same tokens.
+        TemperaError: there is no smaller model, or draft and target do not generate the same tokens.
     """
-    if path is None:
+    if smaller is None:
         raise TemperaError(
-            "this model names no smaller one to draft for it: give drafter.path=DIR of one with the same image tokens, or another method; "
-            "model=llamagen_3b_c2i and embedded have one."
+            "this model names no smaller one to draft for it: choose another method; model=shapes and llamagen_3b_c2i have one."
         )
-    if isinstance(path, str):
-        path = Smaller(load_target_network(Path(path)), load_text_encoder(Path(path) / "text_encoder"))
     device, dtype = target.device, target.dtype
-    draft = TransformerTarget(path.network.to(device, dtype), path.text_encoder.to(device, dtype).encode, target.sampling)
+    draft = TransformerTarget(smaller.network.to(device, dtype), smaller.text_encoder.to(device, dtype).encode, target.sampling)
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

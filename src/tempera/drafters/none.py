@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from tempera.trees import Tree
-from tempera.types import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.trees import Tree
 
 
 class NoDraft:

@@ -1,1 +1,1 @@
-"""Generation runs, quality metrics and reports."""
+"""Evaluation: generate images with a method, time it and measure it."""

@@ -7,11 +7,11 @@ import torch
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.painter import Painter, records
-from tempera.evaluation.pictures import picture_path, write_picture
-from tempera.evaluation.store import Row, Store
+from tempera.evaluation.pipeline import Pipeline, records
+from tempera.runtime.image_files import picture_path, write_picture
+from tempera.runtime.row_store import Row, Store
 
-Progress = Callable[[int, int, int], None]
+ProgressCallback = Callable[[int, int, int], None]
 """Called as decoding goes with what has come since the last call: images, tokens, rounds summed over images."""
 
 
@@ -38,12 +38,12 @@ def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt
 
 
 def generate(
-    painter: Painter,
+    painter: Pipeline,
     waiting: Sequence[Sequence[Prompt]],
     directory: Path,
     store: Store,
     diagnostics: bool,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> None:
     """Decode the batches; each is kept once whole: first its pictures, then its records.
 
@@ -62,7 +62,7 @@ def generate(
             progress(len(batch), 0, sum(row["rounds"] for row in rows) - seen.rounds)
 
 
-def restore_pictures(painter: Painter, rows: Sequence[Row], directory: Path) -> None:
+def restore_pictures(painter: Pipeline, rows: Sequence[Row], directory: Path) -> None:
     """Paint again, from their tokens, pictures that have been deleted."""
     for row in rows:
         if not picture_path(directory, row["id"]).is_file():
@@ -72,7 +72,7 @@ def restore_pictures(painter: Painter, rows: Sequence[Row], directory: Path) -> 
 class _Increments:
     """Turns `decode`'s running totals of a batch into increments."""
 
-    def __init__(self, rows: int, progress: Progress | None) -> None:
+    def __init__(self, rows: int, progress: ProgressCallback | None) -> None:
         self.rows, self.progress, self.tokens, self.rounds = rows, progress, 0, 0
 
     def __call__(self, rounds: int, tokens: int) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
+from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
 from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
-from tempera.targets.prompted import PromptedNetwork
 from tempera.targets.rotary import Rotary
-from tempera.targets.spec import ModelSpec, patches
-from tempera.targets.weights import Release, fill, on_meta, randomise, read
+from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
 """Pixels of a code along each side."""
@@ -59,11 +59,11 @@ def load_chameleon(
     rope_theta: float = 10000.0,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
-) -> PromptedNetwork:
+) -> SharedVocabularyLM:
     """A Chameleon with published weights, of the 7B's sizes unless others are given.
 
     Args:
-        weights, files, hub: see `tempera.targets.weights.Release`; files in Hugging Face's layout or in Meta's.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging Face's layout or in Meta's.
         device, dtype: where and as what random weights are made; published ones stay as they are in their files.
     """
     config = ChameleonConfig(
@@ -77,7 +77,7 @@ def load_chameleon(
         vocabulary_map={},
         attn_implementation="sdpa",
     )
-    release = Release(weights, files, hub)
+    release = PretrainedFiles(weights, files, hub)
     network = on_meta(lambda: _network(config, spec))
     if release.random:
         randomise(network, device or torch.device("cpu"), dtype)
@@ -87,11 +87,11 @@ def load_chameleon(
     return network  # type: ignore[return-value]
 
 
-def _network(config: Any, spec: ModelSpec) -> PromptedNetwork:
+def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
     model = ChameleonModel(config)
     del model.vqmodel  # the image tokenizer is ours, with a decoder
     model.rotary_emb = Rotary.of(config)
-    return PromptedNetwork(model, config, spec)
+    return SharedVocabularyLM(model, config, spec)
 
 
 _LAYER_KEYS = {**LAYER_KEYS, "attention.wv.weight": "self_attn.v_proj.weight"}

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tempera.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
-from tempera.targets.prompted import PromptedNetwork
+from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
 from tempera.targets.rotary import Rotary
-from tempera.targets.spec import ModelSpec, patches
-from tempera.targets.weights import Release, fill, on_meta, randomise, read
+from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
 _BEGIN, _IMAGE, _START = 151849, 151851, 151852
@@ -56,7 +56,7 @@ def load_emu3(
     rope_theta: float = 1e6,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
-) -> PromptedNetwork:
+) -> SharedVocabularyLM:
     """Emu3 with published weights, of the 8B's sizes unless others are given; see `tempera.targets.chameleon.load_chameleon`."""
     config = Emu3TextConfig(
         vocab_size=vocab_size,
@@ -69,7 +69,7 @@ def load_emu3(
         attention_dropout=0.0,
         attn_implementation="sdpa",
     )
-    release = Release(weights, files, hub)
+    release = PretrainedFiles(weights, files, hub)
     network = on_meta(lambda: _network(config, spec))
     if release.random:
         randomise(network, device or torch.device("cpu"), dtype)
@@ -79,10 +79,10 @@ def load_emu3(
     return network  # type: ignore[return-value]
 
 
-def _network(config: Any, spec: ModelSpec) -> PromptedNetwork:
+def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
     model = Emu3TextModel(config)
     model.rotary_emb = Rotary.of(config)
-    return PromptedNetwork(model, config, spec)
+    return SharedVocabularyLM(model, config, spec)
 
 
 def draft_parts(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:

@@ -6,12 +6,16 @@ Notation: R rows, T condition tokens, D caption feature width, H hidden size, V 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.huggingface import LlamaConfig, LlamaModel
+from tempera.runtime.huggingface import LlamaConfig, LlamaModel
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.targets.masks import causal_mask
+from tempera.targets.token_format import patches
 
 
 @dataclass(frozen=True)
@@ -173,14 +177,6 @@ class LlamaGen(nn.Module):
         return inputs, hidden, mask
 
 
-def causal_mask(keep: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [R, 1, length, length]: causal, blind to padded condition tokens (`keep` [R, T] False), every token sees itself."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=keep.device).tril()
-    real = torch.cat([keep, keep.new_ones(len(keep), length - keep.shape[1])], 1)
-    allowed = (seen & real[:, None, :]) | torch.eye(length, dtype=torch.bool, device=keep.device)
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
-
-
 def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
     """Reorder a query or key projection [H, H] from interleaved rotary pairs (official) to half-split pairs (Hugging Face), or back."""
     size = weight.shape[0] // heads
@@ -243,3 +239,69 @@ def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
             parts = [permute_pairs(value, heads, inverse=True), permute_pairs(k, heads, inverse=True), v]
             result[f"layers.{layer}.attention.wqkv.weight"] = torch.cat(parts)
     return result
+
+
+PATCH = 16
+
+
+LlamaGenSize = Literal["B", "L", "XL", "XXL", "3B"]
+
+
+SIZES: dict[LlamaGenSize, tuple[int, int, int]] = {
+    "B": (12, 12, 768),
+    "L": (24, 16, 1024),
+    "XL": (36, 20, 1280),
+    "XXL": (48, 24, 1536),
+    "3B": (24, 32, 3200),
+}
+"""Layers, heads and width, as in the official code."""
+
+
+def llamagen_config(
+    size: LlamaGenSize,
+    image_size: int,
+    caption_dim: int | None = None,
+    num_classes: int | None = None,
+    caption_tokens: int = 120,
+    vocab_size: int = 16384,
+) -> LlamaGenConfig:
+    """The configuration of a published size for square images of `image_size` pixels."""
+    layers, heads, width = SIZES[size]
+    side = patches(image_size, PATCH, "image_size")
+    return LlamaGenConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=-(-(8 * width // 3) // 256) * 256,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        grid=(side, side),
+        prefix_length=1 if caption_dim is None else caption_tokens,
+        caption_dim=caption_dim,
+        num_classes=num_classes,
+    )
+
+
+def load_llamagen(
+    config: LlamaGenConfig,
+    weights: str,
+    files: list[str],
+    hub: str,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    option: str = "model.weights",
+) -> LlamaGen:
+    """A LlamaGen with published weights.
+
+    Args:
+        weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
+        device, dtype: where and as what random weights are made; published ones stay as they are in their files.
+    """
+    release = PretrainedFiles(weights, files, hub, option)
+    network = on_meta(lambda: LlamaGen(config))
+    if release.random:
+        randomise(network, device or torch.device("cpu"), dtype)
+    else:
+        found = release.find()
+        state = {name: tensor for name, tensor in read(found).items() if name != "freqs_cis"}
+        fill(network, from_official(state, config.num_attention_heads), str(found[0]))
+    return network  # type: ignore[return-value]

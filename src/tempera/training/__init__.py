@@ -1,1 +1,1 @@
-"""Training of draft models and of the embedded default."""
+"""Training of draft models."""

@@ -10,16 +10,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tempera.atomic import read_json, replacing, write_json
 from tempera.errors import TemperaError
-from tempera.training.sharding import as_split, whole
+from tempera.runtime.files import read_json, replacing, write_json
+from tempera.training.fsdp import as_split, whole
 
 LAST = "last.safetensors"
 RECORD = "training.json"
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Counters of a training run.
 
     Attributes:
@@ -42,7 +42,7 @@ class State:
     draft: nn.Module
     optimiser: torch.optim.Optimizer
     average: dict[str, Tensor]
-    progress: Progress
+    progress: TrainingProgress
 
 
 def save_state(directory: Path, state: State, write: bool = True) -> None:
@@ -85,7 +85,7 @@ def load_state(directory: Path, state: State) -> bool:
             raise KeyError("moving average")
         for name, value in average.items():
             state.average[name].copy_(as_split(value, state.average[name]))
-        state.progress = Progress(**progress)
+        state.progress = TrainingProgress(**progress)
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as problem:
         reason = str(problem).splitlines()[0]
         raise TemperaError(f"{path} cannot be resumed from ({reason}): delete {directory} to train from the start.") from problem

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from tempera.atomic import read_json, writable_directory, write_json, write_text
-from tempera.eagle_model import EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
-from tempera.targets.adapter import TransformerTarget
-from tempera.tracking import NoTracker, Tracker
-from tempera.training import sharding
-from tempera.training.checkpoint import Progress, State, keep_record, load_state, save_state
-from tempera.training.codes import Codes
-from tempera.training.lesson import dropped, nudge, teach
+from tempera.runtime.files import read_json, writable_directory, write_json, write_text
+from tempera.runtime.tracking import NoTracker, Tracker
+from tempera.targets.transformer import TransformerTarget
+from tempera.training import fsdp
+from tempera.training.checkpoint import State, TrainingProgress, keep_record, load_state, save_state
+from tempera.training.dataset import Codes
 from tempera.training.losses import draft_loss
 from tempera.training.recipe import Recipe
+from tempera.training.teacher_forcing import dropped, nudge, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 DRAFT = "draft"
@@ -63,7 +63,7 @@ def train(
     """
     draft.check(target)
     directory = writable_directory(directory)
-    sharded = sharding.launched()
+    sharded = fsdp.launched()
     accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
     recipe.part(accelerator.num_processes)
     keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
@@ -78,7 +78,7 @@ def train(
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """Losses of one step, averaged over its images: [3] total, regression, cross-entropy; and the gradient's norm before clipping."""
 
     losses: Tensor
@@ -103,12 +103,12 @@ class Run:
         self.directory, self.accelerator = directory, accelerator
         self.tracker: Tracker = NoTracker()
         self.quiet = quiet or not accelerator.is_main_process
-        self.model = sharding.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
+        self.model = fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         optimiser = torch.optim.AdamW(
             draft.parameters(), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, foreach=True
         )
         average = {name: value.detach().clone() for name, value in draft.state_dict().items()} if recipe.ema else {}
-        self.state = State(draft, optimiser, average, Progress())
+        self.state = State(draft, optimiser, average, TrainingProgress())
         mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
         self.held = codes.holdout(list(mine))
         self.captions = codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
@@ -140,7 +140,7 @@ class Run:
                 if last or progress.step % recipe.checkpoint_every == 0:
                     self.save()
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> TrainingStep:
         """One optimiser step."""
         recipe, losses = self.recipe, []
         for group in self.state.optimiser.param_groups:
@@ -152,7 +152,7 @@ class Run:
                 self.accelerator.backward(loss[0] / recipe.accumulation)
             losses.append(loss.detach())
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
-        norm = sharding.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf))
+        norm = fsdp.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf))
         if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
             raise TemperaError(
                 f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
@@ -160,12 +160,12 @@ class Run:
             )
         self.state.optimiser.step()
         self._average(number)
-        return Step(mean, norm.item())
+        return TrainingStep(mean, norm.item())
 
     def _gradients_stay(self) -> AbstractContextManager[None]:
         """The context in which gradients are not yet averaged over the processes."""
         if isinstance(self.model, FSDPModule):
-            return sharding.gradients_stay(self.model)
+            return fsdp.gradients_stay(self.model)
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return waiting
 
@@ -201,7 +201,7 @@ class Run:
         for name, value in self.state.average.items():
             value.lerp_(live[name], 1 - decay)
 
-    def report(self, step: Step, bar: "tqdm[Any]") -> None:
+    def report(self, step: TrainingStep, bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
         progress = self.state.progress
         if not self.accelerator.is_main_process or (progress.step % self.recipe.log_every and progress.step != self.recipe.steps):
@@ -218,7 +218,7 @@ class Run:
         """Measure the draft on the hold-out, and keep it if it is the best so far."""
         recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
         kept = self.kept()
-        with sharding.in_step(self.target.network):
+        with fsdp.in_step(self.target.network):
             sums = imitation(kept, self.target, self.held)
             length = accepted_length(kept, self.target, self.captions, recipe.depth) if self.captions else None
         metrics = metrics_of(accelerator.reduce(sums, "sum"))
@@ -241,7 +241,7 @@ class Run:
         """The draft as it is saved: whole, on this process's device, of the averaged weights where there is an average."""
         kept = EagleModel(self.draft.config).to(self.target.device)
         weights = self.state.average or self.draft.state_dict()
-        kept.load_state_dict({name: sharding.whole(value) for name, value in weights.items()})
+        kept.load_state_dict({name: fsdp.whole(value) for name, value in weights.items()})
         return kept.requires_grad_(False)
 
     def save(self) -> None:

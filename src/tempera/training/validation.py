@@ -5,16 +5,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tempera.acceptance import Exact
-from tempera.decode import decode
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.static import StaticTreeDrafter
-from tempera.eagle_model import EagleModel
-from tempera.streams import Streams
-from tempera.targets.adapter import TransformerTarget
-from tempera.training.codes import Captioned
-from tempera.training.lesson import teach
-from tempera.trees import Tree
+from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.rules.standard import Exact
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.dataset import Captioned
+from tempera.training.teacher_forcing import teach
 
 
 @torch.no_grad()
@@ -52,6 +52,6 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
 def accepted_length(draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0) -> float:
     """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted tokens."""
     drafter = StaticTreeDrafter(EagleDraft(draft, target), Tree.chain(depth))
-    streams = Streams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
+    streams = RandomStreams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
     output = decode(target, drafter, Exact(), streams, captions)
     return output.tokens.numel() / float(output.trace.rounds.sum())

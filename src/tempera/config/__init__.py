@@ -1,0 +1,1 @@
+"""Configuration: Hydra's options, checked and turned into objects."""

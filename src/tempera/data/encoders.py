@@ -1,0 +1,113 @@
+"""What turns captions and images into codes: the image tokenizer alone, or the target that draws them."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image, Resampling
+from torch import Tensor
+
+from tempera.data.sources import Broken, Entry, decode_picture
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.vq import VQModel
+from tempera.rules.standard import Exact
+from tempera.targets.transformer import TransformerTarget
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Codes int32 [n, length] of the `entries` that could be encoded, and the rest."""
+
+    entries: list[Entry]
+    codes: NDArray[np.int32]
+    broken: list[Broken]
+
+
+class CodeEncoder(Protocol):
+    """Turns entries into codes."""
+
+    tokenizer: str
+    grid: tuple[int, int]
+    vocab_size: int
+
+    def describe(self) -> dict[str, Any]:
+        """Kind and model identities, for the manifest."""
+
+    def encode(self, entries: list[Entry]) -> Encoded:
+        """One batch."""
+
+
+class VQEncoder:
+    """The images' own codes: resize the shorter side, crop the centre, encode.
+
+    Args:
+        vq: the target's tokenizer, where it computes; `tokenizer`: its identity.
+        grid: rows and columns of codes, which with the tokenizer's factor fix the picture's size.
+    """
+
+    def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
+        self.vq, self.tokenizer, self.grid, self.device = vq, tokenizer, grid, next(vq.parameters()).device
+        self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
+
+    def describe(self) -> dict[str, Any]:
+        """Picture size."""
+        return {"kind": "vq", "size": list(self.size)}
+
+    @torch.no_grad()
+    def encode(self, entries: list[Entry]) -> Encoded:
+        """Encode the pictures; one that cannot be decoded is broken."""
+        kept: list[Entry] = []
+        pixels: list[Tensor] = []
+        broken: list[Broken] = []
+        for entry in entries:
+            if entry.image is None:
+                raise TemperaError(f"{entry.where} has a caption but no image: use encoder=target, or give the source its images.")
+            try:
+                pixels.append(to_pixels(decode_picture(entry.image), self.size))
+                kept.append(entry)
+            except (OSError, ValueError, SyntaxError) as problem:  # what PIL raises on damaged files
+                broken.append(Broken(entry.where, f"unreadable image ({str(problem).splitlines()[0]})"))
+        if not kept:
+            return Encoded([], np.zeros((0, self.grid[0] * self.grid[1]), np.int32), broken)
+        codes = self.vq.encode(torch.stack(pixels).to(self.device)).flatten(1)
+        return Encoded(kept, codes.cpu().numpy().astype(np.int32), broken)
+
+
+class TargetEncoder:
+    """Codes that the target draws itself for the captions, autoregressively under its own guidance and temperature: self-distillation.
+
+    Args:
+        target: the target; `tokenizer`: the identity of the tokenizer whose codes it draws.
+        seed: with an entry's key it fixes the image.
+    """
+
+    def __init__(self, target: TransformerTarget, tokenizer: str, seed: int = 0) -> None:
+        self.target, self.tokenizer, self.seed = target, tokenizer, seed
+        self.grid, self.vocab_size = target.grid, target.vocab_size
+
+    def describe(self) -> dict[str, Any]:
+        """Target identity, sampling and seed."""
+        return {"kind": "target", "target": self.target.identity, "seed": self.seed, "sampling": asdict(self.target.sampling)}
+
+    def encode(self, entries: list[Entry]) -> Encoded:
+        """Draw one image per caption."""
+        streams = RandomStreams(self.seed, [entry.key for entry in entries], self.target.device)
+        output = decode(self.target, NoDraft(), Exact(), streams, [entry.caption for entry in entries])
+        return Encoded(entries, output.tokens.cpu().numpy().astype(np.int32), [])
+
+
+def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
+    """An RGB image as float32 [3, height, width] in [−1, 1]: scaled to cover `size` = (height, width), centre cropped."""
+    height, width = size
+    scale = max(height / image.height, width / image.width)
+    if (image.height, image.width) != size:
+        scaled = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        image = image.resize(scaled, Resampling.BICUBIC)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    return torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1) / 127.5 - 1

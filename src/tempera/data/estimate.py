@@ -1,0 +1,166 @@
+"""What a preparation will take, from a small timed sample of it: nothing is written."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from tempera.data.encoders import CodeEncoder, Encoded
+from tempera.data.prepare import begun, empty, wanted
+from tempera.data.shards import Images, shard_bytes
+from tempera.data.sources import Broken, Entry, Source
+
+SECONDS = 10.0
+"""For so long batches are encoded; at least one is."""
+
+PROCESSES = (1, 2, 4, 8)
+"""Numbers of processes that times are told for."""
+
+RESAMPLED = 1000
+"""Images of the shard that the disk is judged by; more hardly change what one takes."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a job, per entry of its source.
+
+    Attributes:
+        done: entries that the directory covers already; `left`: those yet to be read, `None` where the source's size is unknown.
+        sampled: entries that were encoded for this; `images`: how many of them became images, in [0, 1].
+        reading, encoding: seconds per entry. Every process reads the whole source, but for pictures that are files or stand in
+            archives, and encodes its share, for which it reads these.
+        size: bytes per image on disk, codes and caption.
+    """
+
+    done: int
+    left: int | None
+    sampled: int
+    images: float
+    reading: float
+    encoding: float
+    size: float
+
+    def seconds(self, processes: int, entries: int) -> float:
+        """Of so many processes, with a device each, for so many entries."""
+        return entries * (self.reading + self.encoding / processes)
+
+    def __str__(self) -> str:
+        if self.left == 0:
+            return f"nothing is left to do: all {self.done:,} entries of the source are encoded"
+        entries, what = (
+            (self.left, "entries are left") if self.left is not None else (1000, "entries, as the source does not tell its size")
+        )
+        times = ", ".join(f"{duration(self.seconds(n, entries))} with {n}" for n in PROCESSES)
+        rate = _short(1 / max(self.reading + self.encoding, 1e-9))
+        images = round(entries * self.images)
+        return "\n".join(
+            [
+                f"sample: {self.sampled:,} entries, {self.images:.0%} of them images, {rate} a second "
+                f"({_short(self.reading * 1e3)} ms to read one, {_short(self.encoding * 1e3)} ms to encode it)",
+                f"to do: {entries:,} {what}" + (f", {self.done:,} are done" if self.done else ""),
+                f"disk: about {amount(images * self.size)} for {images:,} images, {amount(self.size)} each with its caption",
+                f"time: about {times} processes, if each has a device of its own",
+            ]
+        )
+
+
+def estimate(
+    source: Source,
+    encoder: CodeEncoder,
+    directory: Path,
+    *,
+    shard_size: int = 1000,
+    batch_size: int = 32,
+    limit: int | None = None,
+    seconds: float = SECONDS,
+    now: Callable[[], float] = time.perf_counter,
+) -> Estimate:
+    """Encode batches of what `prepare` would do next, for a few seconds and in memory.
+
+    Args:
+        source, encoder, directory, shard_size, batch_size, limit: as for `prepare`.
+        seconds: no new batch is begun after so long.
+        now: the clock.
+
+    Raises:
+        TemperaError: the directory holds shards of another job, or the sample holds no image.
+    """
+    manifest = begun(source, encoder, directory, shard_size, batch_size, limit)
+    total, done = wanted(source, limit), manifest.next
+    left = 0 if manifest.complete else None if total is None else max(total - done, 0)
+    if left == 0:
+        return Estimate(done, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    batches = list(_timed(islice(source.read(done), left), encoder, batch_size, seconds, now))
+    kept = [batch.encoded for batch in batches if batch.encoded and batch.encoded.entries]
+    if not kept:
+        raise empty(source, [broken for batch in batches for broken in batch.broken])
+    steady = batches[1:] or batches  # the first one warms up, and skips what is done
+    entries, timed = sum(batch.entries for batch in batches), sum(batch.entries for batch in steady)
+    return Estimate(
+        done=done,
+        left=left,
+        sampled=entries,
+        images=sum(len(part.entries) for part in kept) / entries,
+        reading=sum(batch.reading for batch in steady) / timed,
+        encoding=sum(batch.encoding for batch in steady) / timed,
+        size=_size(kept, min(shard_size, RESAMPLED)),
+    )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """So many entries, how long they took, and what came of them."""
+
+    entries: int
+    reading: float
+    encoding: float
+    encoded: Encoded | None
+    broken: list[Broken]
+
+
+def _timed(
+    entries: Iterator[Entry | Broken], encoder: CodeEncoder, batch_size: int, seconds: float, now: Callable[[], float]
+) -> Iterator[_Batch]:
+    """Batches until the time is over or the source ends."""
+    began = start = now()
+    while items := list(islice(entries, batch_size)):
+        read = now()
+        good = [item for item in items if isinstance(item, Entry)]
+        encoded = encoder.encode(good) if good else None
+        end = now()
+        broken = [item for item in items if isinstance(item, Broken)] + (encoded.broken if encoded else [])
+        yield _Batch(len(items), read - start, end - read, encoded, broken)
+        if end - began >= seconds:
+            return
+        start = now()
+
+
+def _size(parts: list[Encoded], rows: int) -> float:
+    """Bytes per image: codes as they compress in a shard of so many images drawn from the sample's, captions and keys as they are."""
+    codes = np.concatenate([part.codes for part in parts])
+    drawn = np.random.default_rng(0).choice(codes.reshape(-1), (rows, codes.shape[1]))
+    words = [len(entry.key.encode()) + len(entry.caption.encode()) for part in parts for entry in part.entries]
+    return shard_bytes(Images([""] * rows, [""] * rows, drawn)) / rows + sum(words) / len(words)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{_short(seconds / size)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def amount(count: float) -> str:
+    """Bytes as a person would say them."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{_short(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.3g}"

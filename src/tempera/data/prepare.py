@@ -1,0 +1,176 @@
+"""Captions and images → shards of codes, restartable at every shard.
+
+source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
+
+Several processes share the batches of every shard, and the first one writes it: the files are the same however many there are.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tempera.data.encoders import CodeEncoder, Encoded
+from tempera.data.shards import MANIFEST, Images, Manifest, Shard, check_shard, write_shard
+from tempera.data.sources import Broken, Entry, Source
+from tempera.errors import TemperaError
+from tempera.runtime.distributed import Processes
+from tempera.runtime.files import writable_directory
+
+LISTED = 100
+"""Broken entries that the manifest lists one by one; all are counted."""
+
+
+def prepare(
+    source: Source,
+    encoder: CodeEncoder,
+    directory: Path,
+    *,
+    shard_size: int = 1000,
+    batch_size: int = 32,
+    limit: int | None = None,
+    max_broken: int = 100,
+    report: Callable[[str], None] = print,
+    bar: Any = None,
+    processes: Processes | None = None,
+) -> Manifest:
+    """Encode a source into a shards directory, continuing whatever intact shards it already holds.
+
+    Args:
+        source: what to encode, in order.
+        encoder: how.
+        directory: the shards directory, begun or new.
+        batch_size: entries per encoder call.
+        shard_size: source entries per shard; a shard with broken entries holds fewer images.
+        limit: read at most so many entries.
+        max_broken: stop when more entries than this are broken.
+        report: receives one line per broken entry.
+        bar: a `tqdm`; it is moved over the source's entries, those done before included; its total is set where the source's size is known.
+        processes: those that share the work, each of which calls this function; all that torchrun started unless given.
+
+    Returns:
+        what the directory holds now. Where this is not the first process, without the hashes of the new shards.
+
+    Raises:
+        TemperaError: an empty source, too many broken entries, a directory of other shards, or one that cannot be written.
+    """
+    if max_broken < 0:
+        raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
+    manifest = begun(source, encoder, writable_directory(directory), shard_size, batch_size, limit)
+    if manifest.complete:
+        return manifest
+    bar = tqdm(disable=True) if bar is None else bar
+    job = _Job(source, encoder, directory, batch_size, report, bar, processes or Processes(cpu=True))
+    for grown in job.shards(manifest):
+        manifest = grown
+        if manifest.broken_count > max_broken:
+            raise TemperaError(
+                f"{manifest.broken_count} entries of the source are broken, more than max_broken={max_broken} (the first: "
+                f"{manifest.broken[0]}): mend them or raise max_broken."
+            )
+    if not manifest.count:
+        raise empty(source, manifest.broken)
+    return job.keep(replace(manifest, complete=True))
+
+
+def begun(source: Source, encoder: CodeEncoder, directory: Path, shard_size: int, batch_size: int, limit: int | None) -> Manifest:
+    """What is done of a job already: the manifest up to its first missing or damaged shard; one without shards in a new directory.
+
+    Raises:
+        TemperaError: the directory holds shards of another job, or a size is not positive.
+    """
+    if shard_size < 1 or batch_size < 1 or (limit is not None and limit < 1):
+        raise TemperaError("shard_size, batch_size and limit must be at least 1: correct them.")
+    fresh = Manifest(encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size, shard_size, limit)
+    if not (directory / MANIFEST).exists():
+        return fresh
+    old = Manifest.load(directory)
+    differing = [name for name, value in fresh.recipe.items() if json.dumps(old.recipe[name]) != json.dumps(value)]
+    if differing:
+        name = differing[0]
+        raise TemperaError(
+            f"{directory} holds shards of another {name} ({old.recipe[name]}, now {fresh.recipe[name]}): "
+            "give another output directory, or the options it was begun with."
+        )
+    good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
+    if len(good) == len(old.shards):
+        return old
+    return replace(old, shards=good, broken=old.broken[: sum(shard.broken for shard in good)], complete=False)
+
+
+def wanted(source: Source, limit: int | None) -> int | None:
+    """Entries that the whole job reads; `None` where neither the source nor a limit tells."""
+    known = [count for count in (source.count(), limit) if count is not None]
+    return min(known) if known else None
+
+
+def empty(source: Source, broken: Sequence[object]) -> TemperaError:
+    """Why a source gives no images."""
+    reason = f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
+    return TemperaError(f"the source {source.describe()} gives no images, as {reason}: give another source.")
+
+
+@dataclass
+class _Job:
+    """One process's part of a preparation; see `prepare`."""
+
+    source: Source
+    encoder: CodeEncoder
+    directory: Path
+    batch_size: int
+    report: Callable[[str], None]
+    bar: "tqdm[Any]"
+    processes: Processes
+
+    def shards(self, manifest: Manifest) -> Iterator[Manifest]:
+        """Write the shards that are missing, one by one; yields the manifest, saved, after each."""
+        first, end = manifest.next, manifest.limit if manifest.limit is not None else sys.maxsize
+        self.bar.reset(wanted(self.source, manifest.limit))
+        self.bar.initial = self.bar.n = self.bar.last_print_n = first
+        entries = self.source.read(first)
+        while items := list(islice(entries, min(manifest.shard_size, end - first))):
+            images, broken = self._encode(items)
+            for line in broken:
+                self.report(f"broken entry, passed over: {line}")
+            name = f"shard-{len(manifest.shards):05d}.parquet"
+            digest = write_shard(self.directory / name, images) if self.processes.is_main else ""
+            shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
+            first = shard.next
+            listed = (*manifest.broken, *map(str, broken))[:LISTED]
+            manifest = self.keep(replace(manifest, shards=(*manifest.shards, shard), broken=listed))
+            yield manifest
+
+    def keep(self, manifest: Manifest) -> Manifest:
+        """Save the manifest."""
+        if self.processes.is_main:
+            manifest.save(self.directory)
+        return manifest
+
+    def _encode(self, items: list[Entry | Broken]) -> tuple[Images, list[Broken]]:
+        """Encode one shard's entries, this process every n-th of its batches, and put together what all have encoded."""
+        good = [item for item in items if isinstance(item, Entry)]
+        rank, count = self.processes.rank, self.processes.count
+        starts, seen, mine = range(0, len(good), self.batch_size), 0, []
+        for start in starts[rank::count]:
+            mine.append(_without_pictures(self.encoder.encode(good[start : start + self.batch_size])))
+            now = min(start + count * self.batch_size, len(good))  # the others are about as far
+            self.bar.update(now - seen)
+            seen = now
+        every = self.processes.gather(mine)
+        parts = [every[number % count][number // count] for number in range(len(starts))]
+        self.bar.update(len(items) - seen)
+        kept = [entry for part in parts for entry in part.entries]
+        codes = np.concatenate([part.codes for part in parts] or [np.zeros((0, self.encoder.grid[0] * self.encoder.grid[1]), np.int32)])
+        broken = [item for item in items if isinstance(item, Broken)] + [item for part in parts for item in part.broken]
+        return Images([entry.key for entry in kept], [entry.caption for entry in kept], codes), broken
+
+
+def _without_pictures(part: Encoded) -> Encoded:
+    """What other processes need of a batch."""
+    return replace(part, entries=[replace(entry, image=None) for entry in part.entries])

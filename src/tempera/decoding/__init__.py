@@ -1,0 +1,1 @@
+"""The decoding core: one loop, the interfaces it calls, verification, trees and probabilities."""

@@ -1,0 +1,100 @@
+"""The decoding loop: every discrete method is a drafter and an acceptance rule on one target.
+
+The loop is uniform: the *root* of the first round is the last token of the prompt, so that every image token comes out of a round, and
+plain autoregression is the empty draft. Rows run ahead of each other and finish independently.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Target
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.timing import Parts, no_clock
+from tempera.decoding.trace import Trace
+from tempera.decoding.verification import JointRule, verify
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class Output:
+    """Finished images: tokens int64 [B, T], T = `target.length`, and how they came about."""
+
+    tokens: Tensor
+    trace: Trace
+
+
+@torch.no_grad()
+def decode(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule | JointRule,
+    streams: RandomStreams,
+    prompts: list[str],
+    *,
+    diagnostics: bool = False,
+    clock: Parts = no_clock,
+    progress: Callable[[int, int], None] | None = None,
+) -> Output:
+    """Generate one image per prompt (Cool-SD, Algorithm 1, repeated until every image is complete).
+
+    Args:
+        target: the model that is accelerated.
+        drafter: proposes tokens; `drafters.none.NoDraft` for plain autoregression.
+        rule: decides which to keep.
+        streams: one stream of uniform draws per prompt, in the prompts' order.
+        prompts: texts, B of them.
+        diagnostics: also record TV(p, q), the TV bound and KL (costs passes over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
+        clock: times the parts draft, target, verify and commit.
+        progress: called after each round with (rounds so far, tokens so far over all rows).
+
+    Raises:
+        TemperaError: the target or the draft gave NaN probabilities.
+    """
+    if len(prompts) != len(streams.ids):
+        raise TemperaError(f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one prompt id per prompt")
+    target.begin(prompts, drafter.nodes)
+    drafter.begin(prompts)
+    device, length = streams.device, target.length
+    offsets = torch.arange(drafter.depth + 1, device=device)
+    tokens = torch.zeros(len(prompts), length + 1, dtype=torch.int64, device=device)  # the last column takes what falls past the image
+    lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
+    trace = Trace.blank(len(prompts), length, drafter.depth, device, diagnostics)
+    rounds, written = 0, 0
+    while written < len(prompts) * length:
+        uniforms = streams.next(drafter.uniforms + drafter.nodes + 1)
+        with clock("draft"):
+            draft = drafter.propose(uniforms[:, : drafter.uniforms])
+        with clock("target"):
+            scores = target.score(draft)
+        with clock("verify"):
+            verdict = verify(draft, scores.p, rule, uniforms[:, drafter.uniforms :], scores.soft)
+        with clock("commit"):
+            emitted = torch.minimum(verdict.accepted + 1, length - lengths)
+            ahead = offsets[: verdict.tokens.shape[1]]
+            slots = torch.where(ahead < emitted.unsqueeze(1), lengths.unsqueeze(1) + ahead, length)
+            tokens.scatter_(1, slots, verdict.tokens)
+            trace.record(draft, verdict, scores, rule, slots)
+            target.commit(draft, verdict, emitted)
+            drafter.observe(draft, verdict, scores, emitted)
+            lengths += emitted
+            rounds, written = rounds + 1, _written(draft, scores, emitted, lengths, streams.ids)
+        if progress is not None:
+            progress(rounds, written)
+    return Output(tokens[:, :length], trace.finished())
+
+
+def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids: list[str]) -> int:
+    """Tokens written so far over all rows: the round's one host read, which carries the check for NaN as well (as -1)."""
+    sick = scores.p[..., 0].isnan().any(-1)  # `probs`: a NaN makes the whole distribution NaN
+    if draft.tree.nodes:
+        sick = sick | draft.q[..., 0].isnan().any(-1)
+    sick = sick & (emitted > 0)
+    written = int(torch.where(sick.any(), -1, lengths.sum()))
+    if written < 0:
+        who = "target" if scores.p[..., 0].isnan().any() else "draft"
+        prompt = ids[int(sick.int().argmax())]
+        raise TemperaError(f"the {who} gave NaN probabilities for prompt '{prompt}'; check its weights, and try dtype=float32")
+    return written

@@ -1,0 +1,166 @@
+"""From logits to the distribution that tokens are really drawn from, and drawing from it.
+
+Probabilities are float32 whatever the model's dtype. Target and draft use the same `Sampling`. A NaN among the logits of a position
+makes its whole distribution NaN, so that one look at one entry per position finds it (the decode loop does that once a round).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become a distribution: guidance, then temperature, then top-k, then top-p.
+
+    Attributes:
+        guidance: scale s of classifier-free guidance, l = u + s(c - u); 1 is none (and halves the rows).
+        temperature: 0 is greedy: all mass on the most probable token.
+        top_k: keep the k most probable tokens (ties with the k-th are kept); 0 keeps all.
+        top_p: keep the most probable tokens until their mass reaches top_p; 1 keeps all.
+    """
+
+    guidance: float = 3.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.guidance):
+            raise TemperaError(f"guidance={self.guidance} is not possible; give a number (1 is no guidance)")
+        if not 0 <= self.temperature < math.inf:
+            raise TemperaError(f"temperature={self.temperature} is not possible; give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise TemperaError(f"top_k={self.top_k} is not possible; give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise TemperaError(f"top_p={self.top_p} is not possible; give a number above 0, at most 1 (all tokens)")
+
+    @property
+    def guided(self) -> bool:
+        """Whether every prompt runs as two rows, conditional and unconditional."""
+        return self.guidance != 1
+
+    @property
+    def rows(self) -> int:
+        """Network rows per prompt: 2 under guidance, else 1."""
+        return 2 if self.guided else 1
+
+    @property
+    def untempered(self) -> "Sampling":
+        """The same at temperature 1: in greedy decoding, what the most probable token is taken of."""
+        return replace(self, temperature=1.0)
+
+    def distribution(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:
+        """The distribution that is really sampled.
+
+        Args:
+            logits: [2B, ..., V] under guidance (conditional rows first), else [B, ..., V], any float dtype; -inf forbids a token.
+            forced: int64 [B, ...]; a token ≥ 0 takes all mass at its position, -1 leaves it free.
+
+        Returns:
+            float32 [B, ..., V].
+        """
+        logits = logits.float()
+        if self.guided:
+            conditional, unconditional = logits.chunk(2)
+            logits = _guide(conditional, unconditional, self.guidance)
+        p = greedy(logits) if self.temperature == 0 else self._soften(logits)
+        if forced is not None:
+            p = torch.where((forced >= 0).unsqueeze(-1), one_hot(forced.clamp(min=0), p.shape[-1]), p)
+        return p
+
+    def _soften(self, logits: Tensor) -> Tensor:
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        p = logits.softmax(-1)
+        if self.top_p < 1:
+            ranked, order = p.sort(dim=-1, descending=True, stable=True)
+            beyond = ranked.cumsum(-1) - ranked >= self.top_p  # the mass before this token already suffices
+            p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
+            p = p / p.sum(-1, keepdim=True)
+        return p
+
+
+def _guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """L = u + s(c - u); a token that the conditional row forbids (-inf) stays forbidden."""
+    guided = torch.lerp(unconditional, conditional, scale)
+    return torch.where(conditional == -torch.inf, conditional, guided)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """All mass on the largest logit, [..., V] -> [..., V]; NaN where a logit is NaN."""
+    top = logits.max(dim=-1)
+    return one_hot(top.indices, logits.shape[-1]) + (top.values * 0).unsqueeze(-1)
+
+
+def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
+    """float32 distribution with all mass on `tokens`, [...] -> [..., V]."""
+    return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter(-1, tokens.unsqueeze(-1), 1.0)
+
+
+def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
+    """Norm(mass) along the last dimension; where there is no mass, `otherwise`. All [..., V]."""
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 0, mass / total, otherwise)
+
+
+def sample(p: Tensor, u: Tensor) -> Tensor:
+    """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A token without mass is never drawn."""
+    cdf = p.cumsum(-1, dtype=torch.float64)  # float64: a parallel float32 sum is not monotone, and could land on a token without mass
+    threshold = u.unsqueeze(-1) * cdf[..., -1:]
+    return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
+
+
+def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw k tokens in turn, each from p with the earlier ones removed and renormalised.
+
+    Where fewer than k tokens have mass, the last token that had any is repeated. Its q has then all mass on that token, which is still
+    the distribution it was really drawn from: siblings like that are verified exactly, with no special case (`tests/test_probs.py`).
+
+    Args:
+        p: [..., V].
+        u: uniform draws, [..., k].
+
+    Returns:
+        tokens int64 [..., k], and the distribution each was really drawn from, [..., k, V].
+    """
+    if u.shape[-1] == 1:
+        return sample(p, u.squeeze(-1)).unsqueeze(-1), p.unsqueeze(-2)
+    tokens: list[Tensor] = []
+    q: list[Tensor] = []
+    for draw in u.unbind(-1):
+        if tokens:
+            p = normalise(p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0), otherwise=p)
+        q.append(p)
+        tokens.append(sample(p, draw))
+    return torch.stack(tokens, -1), torch.stack(q, -2)
+
+
+def at(p: Tensor, token: Tensor) -> Tensor:
+    """Entry of p at one token: [..., V] and [...] -> [...]."""
+    return p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+
+
+def ratio(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q), with 0/0 = 1."""
+    return (p / q).masked_fill(q <= 0, 1.0).clamp(max=1)
+
+
+Tables = list[Tensor]
+
+
+def total_variation(a: Tensor, b: Tensor) -> Tensor:
+    """½ Σ |a - b| along the last dimension."""
+    return 0.5 * (a - b).abs().sum(-1)
+
+
+def kl_divergence(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a·log(a/b) along the last dimension, in nats; 0·log 0 = 0."""
+    return torch.where(a > 0, a * (a / b).log(), 0.0).sum(-1)

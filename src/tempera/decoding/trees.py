@@ -1,0 +1,356 @@
+"""Draft trees: which drafted token continues which.
+
+A chain is a tree with one branch; plain autoregression is the empty tree. Nodes are sorted by depth, and the children of a node
+stand in the order in which they are tested. Topology is shared by all rows (`parents` [N]) or belongs to each row (`parents` [B, N],
+EAGLE-2). Wherever a table has 1 + N entries, entry 0 is the root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib import resources
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The nodes of one depth from which a tree grows on, its P *inner* nodes.
+
+    Attributes:
+        depth: 1-based depth of these nodes.
+        inner_parents: the place of every inner node's parent among the inner nodes of the level above (0 at depth 1), int64 [P], or
+            [B, P] where the topology is per row.
+        ancestors: bool [P, E] or [B, P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner
+            node.
+    """
+
+    depth: int
+    inner_parents: Tensor
+    ancestors: Tensor
+
+    @property
+    def per_row(self) -> bool:
+        """Whether every row has its own topology."""
+        return self.ancestors.dim() == 3
+
+
+@dataclass(frozen=True, eq=False)
+class TreeLevel(Frontier):
+    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are inner (have children of their own).
+
+    Attributes:
+        nodes: their indices, int64 [M], a run without gaps.
+        slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above, K]; unused slots hold some valid index.
+        picks: position of each node in the flattened `slots`, int64 [M].
+        run: `nodes` as a slice.
+        full: whether every slot is used, so that `slots` flattened is `nodes`.
+        inner: the nodes that have children, as places among `nodes`, int64 [P].
+    """
+
+    nodes: Tensor
+    slots: Tensor
+    picks: Tensor
+    run: slice
+    full: bool
+    inner: Tensor
+
+
+Index = slice | Tensor
+"""Positions along the node dimension: a slice where they run without a gap (so that taking them is a view), int64 [M] shared by all
+rows, or int64 [B, M] with -1 for none. See `take`."""
+
+
+def take(x: Tensor, index: Index) -> Tensor:
+    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid entry."""
+    if isinstance(index, slice):
+        return x if index == slice(0, x.shape[1]) else x[:, index]
+    if index.dim() == 1:
+        return x.index_select(1, index)
+    safe = index.clamp(min=0).view(*index.shape, *(1,) * (x.dim() - 2))
+    return x.gather(1, safe.expand(*index.shape, *x.shape[2:]))
+
+
+def put(x: Tensor, index: Index, values: Tensor) -> None:
+    """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1, would read them."""
+    if isinstance(index, slice) or index.dim() == 1:
+        x[:, index] = values
+    else:
+        x.scatter_(1, index.view(*index.shape, *(1,) * (x.dim() - 2)).expand_as(values), values)
+
+
+@dataclass(frozen=True, eq=False)
+class SiblingTest:
+    """The k-th children of all parents that have one: they are tested at the same time.
+
+    Attributes:
+        parents: the parents, counted 0..N with the root first; where the topology is per row, as many of each row as may have one.
+        nodes: their k-th children.
+        earlier: their children before these, to be rejected first (for k = 0 the same as `nodes`).
+        ids: `nodes` as int64 [M], or [B, M] with -1 where a row's parent has no k-th child.
+    """
+
+    parents: Index
+    nodes: Index
+    earlier: Index
+    ids: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A draft tree of N nodes. Build it with `chain`, `named`, `from_paths`, `from_parents` or `empty`.
+
+    Attributes:
+        parents: parent of every node, int64 [N] or [B, N]; -1 is the root.
+        max_depth: depth of the deepest node, L (an upper bound where the topology is per row).
+        max_children: most children of any node, K (an upper bound where the topology is per row).
+    """
+
+    parents: Tensor
+    max_depth: int
+    max_children: int
+    _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def empty(cls) -> "Tree":
+        """No drafted node: plain autoregression."""
+        return _chain(0)
+
+    @classmethod
+    def chain(cls, length: int) -> "Tree":
+        """`length` drafted tokens, each continuing the one before."""
+        if length < 0:
+            raise TemperaError(f"a chain cannot have {length} tokens; give a depth of 0 or more")
+        return _chain(length)
+
+    @classmethod
+    def named(cls, name: str) -> "Tree":
+        """A public static tree by name (EAGLE-1, LANTERN++); the names are in `tree_names()`. Raises TemperaError for another name."""
+        paths = _named_paths()
+        if name not in paths:
+            raise TemperaError(f"there is no draft tree named '{name}'; choose one of {', '.join(sorted(paths))}")
+        return _named(name)
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
+        """A static tree from each node's path of child ranks from the root, in any order. Raises TemperaError where a parent or an
+        earlier sibling is missing, or a path is given twice.
+        """
+        ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+        index = {path: node for node, path in enumerate(ordered)}
+        for path in ordered:
+            if not path or len(index) != len(ordered):
+                raise TemperaError("the paths of a draft tree must be different and not empty")
+            if len(path) > 1 and path[:-1] not in index:
+                raise TemperaError(f"draft tree: node {list(path)} has no parent {list(path[:-1])}; add it")
+            if path[-1] != 0 and (*path[:-1], path[-1] - 1) not in index:
+                raise TemperaError(f"draft tree: node {list(path)} has no sibling before it; number children 0, 1, 2, … without a gap")
+        return cls.from_parents(torch.tensor([index.get(path[:-1], -1) for path in ordered], dtype=torch.int64))
+
+    @classmethod
+    def from_parents(cls, parents: Tensor, max_depth: int | None = None, max_children: int | None = None) -> "Tree":
+        """A tree from parents, int64 [N] or [B, N].
+
+        The nodes must be sorted by depth. Give `max_depth` and `max_children` to build a per-row tree inside a round: nothing is then
+        read from the device (and nothing checked).
+        """
+        if max_depth is None or max_children is None:
+            depth, children = _measure(parents)
+            max_depth = depth if max_depth is None else max_depth
+            max_children = children if max_children is None else max_children
+        return cls(parents, max_depth, max_children)
+
+    @property
+    def nodes(self) -> int:
+        """Number of drafted nodes, N."""
+        return self.parents.shape[-1]
+
+    @property
+    def per_row(self) -> bool:
+        """Whether every row has its own topology."""
+        return self.parents.dim() == 2
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether this is one branch, shared by all rows."""
+        return not self.per_row and self.max_children <= 1
+
+    def to(self, device: torch.device | str) -> "Tree":
+        """The same tree on a device. Static trees are kept, so that this costs nothing from the second call."""
+        device = torch.device(device)
+        if self.parents.device == device:
+            return self
+        if device not in self._moved:
+            self._moved[device] = Tree(self.parents.to(device), self.max_depth, self.max_children)
+        return self._moved[device]
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """1-based depth of every node, int64 [N] or [B, N]."""
+        return self.ancestors.sum(-1)
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself.
+
+        Add the prefix to make an attention mask.
+        """
+        step = self.ids.expand_as(self.parents)
+        lineage = self.ids == step.unsqueeze(-1)
+        padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
+        for _ in range(self.max_depth - 1):
+            step = padded.gather(-1, torch.where(step < 0, self.nodes, step))
+            lineage = lineage | (self.ids == step.unsqueeze(-1))
+        return lineage
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """0..N-1, int64 [N]."""
+        return torch.arange(self.nodes, device=self.parents.device)
+
+    @cached_property
+    def children(self) -> Tensor:
+        """Children of the root and of every node in test order, int64 [1 + N, K] or [B, 1 + N, K], padded with -1."""
+        width = self.max_children
+        lead = self.parents.shape[:-1]
+        ranks = self._elders.sum(-1)
+        table = torch.full((*lead, (1 + self.nodes) * width), -1, device=self.parents.device)
+        table.scatter_(-1, (1 + self.parents) * width + ranks, self.ids.expand_as(self.parents))
+        return table.view(*lead, 1 + self.nodes, width)
+
+    @cached_property
+    def votes(self) -> Tensor:
+        """Who decides whether the walk reaches a node, float32 [N, N] or [B, N, N].
+
+        Entry (i, j) is 1 where j is node i or an ancestor, and below -N where j is an elder sibling of one of those: had j passed its
+        test, the walk would have gone that way. So the walk reaches i if and only if the votes of all nodes that pass sum to i's depth.
+        """
+        elders = (self.ancestors.float() @ self._elders.float()) > 0
+        return self.ancestors.float() - (1 + self.nodes) * elders.float()
+
+    def reached(self, passed: Tensor) -> Tensor:
+        """Which nodes a walk from the root comes to that always takes the first child that passes its test: bool [B, N] -> bool [B, N]."""
+        votes = passed.float().unsqueeze(-2) @ self.votes.mT if self.per_row else passed.float() @ self.votes.mT
+        return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
+
+    @cached_property
+    def _elders(self) -> Tensor:
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
+        return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
+
+    @cached_property
+    def last_children(self) -> Tensor:
+        """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a leaf."""
+        return torch.nn.functional.pad(self.children, (1, 0), value=-1).amax(-1)
+
+    @cached_property
+    def sibling_tests(self) -> tuple["SiblingTest", ...]:
+        """What verification does, sibling rank by sibling rank; K of them."""
+        columns = self.children.unbind(-1)
+        if self.per_row:
+            fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
+            return tuple(self._own_test(rank, fruitful) for rank in range(self.max_children))
+        return tuple(
+            _shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns))
+        )
+
+    def _own_test(self, rank: int, fruitful: Tensor) -> "SiblingTest":
+        """The test of a rank with each row's own parents, of those sorted by their number of children: at most N ÷ k nodes have k."""
+        parents = fruitful[:, : self.nodes // (rank + 1)]
+        ids, earlier = (take(self.children[..., which], parents) for which in (rank, max(0, rank - 1)))
+        return SiblingTest(parents, ids, earlier, ids)
+
+    @cached_property
+    def levels(self) -> tuple[TreeLevel, ...]:
+        """The tree by depth, for a drafter that grows it from the root. Static trees only."""
+        if self.per_row:
+            raise TemperaError("a per-row draft tree has no shared levels; only a static tree can be grown level by level")
+        return tuple(_levels(self.parents.tolist(), self.children.tolist(), self.parents.device))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Tensor, int, int]]:
+        return type(self), (self.parents, self.max_depth, self.max_children)
+
+
+def tree_names() -> list[str]:
+    """Names that `Tree.named` knows."""
+    return sorted(_named_paths())
+
+
+def _shared_test(children: list[int], earlier: list[int], device: torch.device) -> "SiblingTest":
+    parents = [parent for parent, child in enumerate(children) if child >= 0]
+    nodes = [children[parent] for parent in parents]
+    ids = torch.tensor(nodes, dtype=torch.int64, device=device)
+    return SiblingTest(_index(parents, device), _index(nodes, device), _index([earlier[parent] for parent in parents], device), ids)
+
+
+def _index(positions: list[int], device: torch.device) -> Index:
+    first = positions[0]
+    if positions == list(range(first, first + len(positions))):
+        return slice(first, first + len(positions))
+    return torch.tensor(positions, dtype=torch.int64, device=device)
+
+
+@cache
+def _chain(length: int) -> Tree:
+    return Tree(torch.arange(length) - 1, length, min(length, 1))
+
+
+@cache
+def _named(name: str) -> Tree:
+    return Tree.from_paths(_named_paths()[name])
+
+
+@cache
+def _named_paths() -> dict[str, list[list[int]]]:
+    text = resources.files("tempera.decoding").joinpath("trees.json").read_text(encoding="utf-8")
+    return {name: paths for name, paths in json.loads(text).items() if not name.startswith("_")}
+
+
+def _measure(parents: Tensor) -> tuple[int, int]:
+    """Depth and branching of a tree on the host, and a check that its nodes are sorted by depth."""
+    deepest, widest = 0, 0
+    for row in parents.reshape(-1, parents.shape[-1]).tolist():
+        depths: list[int] = []
+        for node, parent in enumerate(row):
+            if not -1 <= parent < node:
+                raise TemperaError(f"draft tree: node {node} has parent {parent}; a parent must be -1 (the root) or an earlier node")
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        if depths != sorted(depths):
+            raise TemperaError("draft tree: the nodes must be sorted by depth")
+        deepest = max([deepest, *depths])
+        widest = max([widest, *(row.count(parent) for parent in set(row))])
+    return deepest, widest
+
+
+def _levels(parents: list[int], children: list[list[int]], device: torch.device) -> list[TreeLevel]:
+    def tensor(values: list[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    lineage: dict[int, set[int]] = {-1: set()}
+    levels: list[TreeLevel] = []
+    above, seen, depth = [-1], list[int](), 1
+    while True:
+        families = [[child for child in children[1 + parent] if child >= 0] for parent in above]
+        nodes = sorted(child for family in families for child in family)
+        if not nodes:
+            return levels
+        width = max(map(len, families))
+        slots = [family + family[-1:] * (width - len(family)) for family in families]
+        slot = {child: row * width + rank for row, family in enumerate(families) for rank, child in enumerate(family)}
+        picks = [slot[node] for node in nodes]
+        for node in nodes:
+            lineage[node] = lineage[parents[node]] | {node}
+        inner = [node for node in nodes if children[1 + node] and children[1 + node][0] >= 0]
+        seen = seen + inner
+        levels.append(TreeLevel(
+            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), run=slice(nodes[0], nodes[-1] + 1),
+            full=picks == list(range(len(above) * width)),
+            inner=tensor([nodes.index(node) for node in inner]), inner_parents=tensor([above.index(parents[node]) for node in inner]),
+            ancestors=tensor([[int(other in lineage[node]) for other in seen] for node in inner]).bool().view(len(inner), len(seen)),
+        ))  # fmt: skip
+        above, depth = inner, depth + 1

@@ -1,0 +1,386 @@
+"""Where the time of a round goes, on whatever device is present: each part, the whole round, and what the device's bandwidth allows.
+
+Rounds are real ones of `decode`, over an excerpt from the middle of an image, so that weights may be random: what a draft costs does not
+depend on what is accepted. Speed-ups are then given for every accepted length, as accepted length × AR's round ÷ the method's round, both
+with plain or both with compiled steps.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.timing import Clock, no_clock
+from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import Method
+from tempera.rules.standard import Exact
+from tempera.targets.transformer import TransformerTarget
+
+COPIED = 2**28
+"""Bytes that are copied to measure the device's bandwidth; beyond any cache."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of repeated timings, in milliseconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        """Of timings in seconds."""
+        low, median, high = (float(1000 * value) for value in np.quantile(np.array(seconds), [0.25, 0.5, 0.75]))
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """What is measured.
+
+    Args:
+        batch_sizes: prompts decoded at once; one column of results each.
+        compile: whether the steps are compiled, or both: first plain, then compiled ones.
+        repeats: timings of each part and of each round; their median and quartiles are told.
+        bandwidth: of the device's memory in GB/s (10⁹ bytes); measured unless given.
+        trees: static trees, by name, whose target passes are timed beside 1 token and the method's own draft.
+        accepted_lengths: for which the speed-up is told.
+    """
+
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 16])
+    compile: Literal[False, True, "both"] = False
+    repeats: int = 20
+    bandwidth: float | None = None
+    trees: list[str] = field(default_factory=lambda: ["mc_sim_7b_63", "naive_extend_57"])
+    accepted_lengths: list[float] = field(default_factory=lambda: [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0])
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes or min(self.batch_sizes) < 1 or self.repeats < 1:
+            raise TemperaError(f"batch_sizes={list(self.batch_sizes)} and repeats={self.repeats} must be at least 1.")
+        if self.bandwidth is not None and not self.bandwidth > 0:
+            raise TemperaError(f"bandwidth={self.bandwidth} GB/s is not possible: give a number above 0, or null to measure it.")
+
+    @property
+    def kinds(self) -> list[bool]:
+        """Whether the steps are compiled, in turn."""
+        return [False, True] if self.compile == "both" else [self.compile]
+
+
+@dataclass(frozen=True)
+class BenchmarkColumn:
+    """Timings in milliseconds of one batch size, with steps compiled or plain.
+
+    Attributes:
+        target: one forward pass with its sampling distribution, by the number of tokens per row.
+        parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
+        sampling: from hidden states to the sampled distribution, inside `target`, for the method's draft.
+        ar: a round of plain autoregression, not clocked inside; `method`: a round of the method.
+        cache: bytes of keys and values that a token in the middle of the image reads.
+        limit: milliseconds that reading weights and cache once takes at the device's bandwidth.
+        memory: peak bytes so far: allocated on a GPU, resident on a CPU.
+        images: a second, by plain autoregression, text and image decoder left out.
+        speedups: over plain autoregression at each accepted length; as many times the images.
+    """
+
+    batch_size: int
+    compiled: bool
+    target: dict[int, Spread]
+    parts: dict[str, Spread]
+    sampling: Spread
+    ar: Spread
+    method: Spread
+    cache: int
+    limit: float
+    memory: int
+    images: float
+    speedups: dict[float, float]
+
+    @property
+    def title(self) -> str:
+        """For the head of a table."""
+        return f"{'compiled' if self.compiled else 'eager'}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """What was measured.
+
+    Attributes:
+        drafted: nodes of the method's draft, of which the deepest is at `depth`.
+        bandwidth: bytes per second: of a large copy (reads and writes), or as given.
+        weights: bytes of those that every pass reads.
+    """
+
+    device: str
+    dtype: str
+    drafted: int
+    depth: int
+    bandwidth: float
+    weights: int
+    columns: list[BenchmarkColumn]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Excerpt:
+    """A target that starts in the middle of the image and ends `length` tokens later. Implements `types.Target`."""
+
+    def __init__(self, target: TransformerTarget, length: int) -> None:
+        self.target, self.length = target, length
+        self.vocab_size, self.grid = target.vocab_size, (1, length)
+        self.start = (target.length - length) // 2
+        if self.start < 0:
+            raise TemperaError(f"an image of {target.length} tokens has no {length} to time: give fewer repeats.")
+
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Begin the images and pass over the first half; its keys and values are zeros, which take as long to read as any."""
+        self.target.begin(prompts, nodes)
+        token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
+        empty = Draft(token[:, None][:, :0], torch.zeros(len(prompts), 0, 0, device=self.target.device), Tree.empty())
+        verdict = Verdict(token[:, None][:, :0], token, token[:, None], token)
+        self.target.commit(empty, verdict, token + self.start)
+        self.target.reach = self.start
+
+    def score(self, draft: Draft) -> Scores:
+        """The target's."""
+        return self.target.score(draft)
+
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        """The target's."""
+        self.target.commit(draft, verdict, emitted)
+
+
+def measure(
+    target: TransformerTarget, make_method: Callable[[], Method], plan: BenchmarkPlan, progress: Callable[[str], None] = lambda part: None
+) -> BenchmarkReport:
+    """Time a method's round and its parts beside plain autoregression's, in turn.
+
+    Args:
+        target: the model, on its device; it is left compiled if the plan asks for that.
+        make_method: what is timed against `method=ar`: made anew for a compiled target, whose draft follows it.
+        plan: how often, and what beside.
+        progress: told what comes next.
+
+    Raises:
+        TemperaError: the method is plain autoregression, or memory does not suffice.
+    """
+    speed = bandwidth(target.device) if plan.bandwidth is None else 1e9 * plan.bandwidth
+    columns = []
+    for compiled in plan.kinds:
+        if compiled:
+            target.compile()
+        method = make_method()
+        if method.is_plain:
+            raise TemperaError("method=ar is what a method is timed against: choose another one, such as method=eagle.")
+        for batch_size in plan.batch_sizes:
+            columns.append(_measured(target, method, plan, batch_size, speed, progress))
+    drafter = method.drafter
+    dtype = str(target.dtype).removeprefix("torch.")
+    return BenchmarkReport(_name(target.device), dtype, drafter.nodes, drafter.depth, speed, _weights(target), columns)
+
+
+def _measured(
+    target: TransformerTarget, method: Method, plan: BenchmarkPlan, batch_size: int, speed: float, progress: Callable[[str], None]
+) -> BenchmarkColumn:
+    """`_column`, its want of memory told in a sentence."""
+    try:
+        return _column(target, method, plan, batch_size, speed, progress)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError) and "allocate memory" not in str(problem):
+            raise
+        raise TemperaError(
+            f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, or fewer drafted tokens (depth=, "
+            "trees=[])."
+        ) from problem
+
+
+def _column(
+    target: TransformerTarget, method: Method, plan: BenchmarkPlan, batch_size: int, speed: float, progress: Callable[[str], None]
+) -> BenchmarkColumn:
+    kind = f"{'compiled' if target.compiled else 'eager'}, batch {batch_size}"
+    _reset_memory(target.device)
+    prompts = [str(row) for row in range(batch_size)]  # for classes as well as for texts
+    passes = {}
+    for tree in _trees(method, plan):
+        progress(f"{kind}: target, {1 + tree.nodes} tokens")
+        passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
+    progress(f"{kind}: rounds")
+    ar, own, clock = _time_rounds(target, method, prompts, plan.repeats)
+    cache = target.cache.storage[..., : target.prefix + target.length // 2, :, :].nbytes
+    return BenchmarkColumn(
+        batch_size=batch_size,
+        compiled=target.compiled,
+        target=passes,
+        parts=clock,
+        sampling=_time_sampling(target, method.drafter.nodes, plan.repeats),
+        ar=ar,
+        method=own,
+        cache=cache,
+        limit=1000 * (_weights(target) + cache) / speed,
+        memory=_memory(target.device),
+        images=1000 * batch_size / (target.length * ar.median),
+        speedups={length: length * ar.median / own.median for length in plan.accepted_lengths},
+    )
+
+
+def bandwidth(device: torch.device, repeats: int = 5) -> float:
+    """Bytes per second that the device reads and writes in a large copy."""
+    source = torch.empty(COPIED, dtype=torch.uint8, device=device).zero_()
+    target = torch.empty_like(source)
+    return 2 * COPIED / min(_timed(lambda: target.copy_(source), device) for _ in range(repeats))
+
+
+def _trees(method: Method, plan: BenchmarkPlan) -> list[Tree]:
+    """The empty tree, the method's own number of tokens as a chain, and the plan's trees; by size."""
+    trees = [Tree.empty(), Tree.chain(method.drafter.nodes), *(Tree.named(name) for name in plan.trees)]
+    return sorted({tree.nodes: tree for tree in trees}.values(), key=lambda tree: tree.nodes)
+
+
+def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeats: int) -> Spread:
+    excerpt = Excerpt(target, 1)
+    excerpt.begin(prompts, tree.nodes)
+    shape = (len(prompts), tree.nodes)
+    draft = Draft(
+        torch.zeros(shape, dtype=torch.int64, device=target.device), torch.zeros(*shape, 0, device=target.device), tree.to(target.device)
+    )
+    return _spread(lambda: target.score(draft), target.device, repeats)
+
+
+def _time_rounds(target: TransformerTarget, method: Method, prompts: list[str], repeats: int) -> tuple[Spread, Spread, dict[str, Spread]]:
+    """Rounds of plain autoregression and of the method in turn, and the parts of the method's; `repeats` excerpts of a few tokens each."""
+    plain = Method(NoDraft(), Exact())
+    excerpt = Excerpt(target, min(target.length, 2 * (method.drafter.depth + 1)))
+    seconds: dict[str, list[float]] = {"ar": [], "method": []}
+    parts: dict[str, list[float]] = {}
+    for repeat in range(-1, repeats):  # the first one warms up
+        for name, kind in (("ar", plain), ("method", method)):
+            rounds, elapsed = _excerpt(excerpt, kind, prompts, repeat, None)
+            if repeat >= 0:
+                seconds[name].append(elapsed / rounds)
+        clock = Clock(target.device)
+        rounds, _ = _excerpt(excerpt, method, prompts, repeat, clock)
+        for part, spent in clock.seconds.items():
+            if repeat >= 0:
+                parts.setdefault(part, []).append(spent / rounds)
+    return Spread.of(seconds["ar"]), Spread.of(seconds["method"]), {part: Spread.of(values) for part, values in parts.items()}
+
+
+def _excerpt(target: Excerpt, method: Method, prompts: list[str], seed: int, clock: Clock | None) -> tuple[int, float]:
+    """Rounds and seconds of one excerpt, its beginning (text and prefix) left out."""
+    marks: list[float] = []
+
+    def mark(rounds: int, written: int) -> None:
+        _synchronise(target.target.device)
+        marks.append(time.perf_counter())
+
+    streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
+    decode(target, method.drafter, method.rule, streams, prompts, progress=mark, clock=clock or no_clock)
+    return (len(marks) - 1, marks[-1] - marks[0]) if len(marks) > 1 and clock is None else (len(marks), 0.0)
+
+
+def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:
+    hidden = torch.zeros(target.rows, 1 + nodes, target.hidden_size, dtype=target.dtype, device=target.device)
+    ahead = torch.arange(1 + nodes, device=target.device).clamp(max=1)
+    return _spread(lambda: target.distribution(hidden, ahead), target.device, repeats)
+
+
+def _spread(work: Callable[[], Any], device: torch.device, repeats: int) -> Spread:
+    _timed(work, device)
+    return Spread.of([_timed(work, device) for _ in range(repeats)])
+
+
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    _synchronise(device)
+    start = time.perf_counter()
+    work()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _weights(target: TransformerTarget) -> int:
+    """Bytes of the weights that every pass reads: all but the embedding tables."""
+    network = target.network
+    read = [*network.model.layers.parameters(), *network.model.norm.parameters(), *network.lm_head.parameters()]
+    return sum(parameter.nbytes for parameter in read)
+
+
+def _reset_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
+    """What a person reads: the name of a row, and for each column the median with its quartiles in milliseconds, or what it means."""
+    columns = report.columns
+    first = {column.compiled: column for column in reversed(columns)}
+
+    def timed(name: str, of: Callable[[BenchmarkColumn], Spread]) -> tuple[str, ...]:
+        return name, *(_cell(of(column)) for column in columns)
+
+    def told(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
+        return name, *map(of, columns)
+
+    lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]  # type: ignore[misc]
+    lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
+    lines += [timed(f"round: {part}", lambda column, part=part: column.parts[part]) for part in columns[0].parts]  # type: ignore[misc]
+    lines.append(told(f"round: one of {report.depth} draft steps", lambda column: _number(column.parts["draft"].median / report.depth)))
+    lines.append(timed("round of the method", lambda column: column.method))
+    lines.append(told("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
+    lines.append(timed("round of AR", lambda column: column.ar))
+    lines.append(told("bandwidth limit of AR", lambda column: f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"))
+    lines.append(told("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
+    lines.append(told("images/s of AR", lambda column: f"{column.images:.3g}"))
+    lines.append(told("and over the first column", lambda column: f"{column.images / first[column.compiled].images:.2f}×"))
+    for n in columns[0].speedups:
+        lines.append(told(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
+    return lines
+
+
+def _pass_name(tokens: int) -> str:
+    return f"target, {tokens} token{'s' if tokens > 1 else ''} a row"
+
+
+def _gain(column: BenchmarkColumn, length: float) -> str:
+    return f"{column.speedups[length]:.2f}×, {column.speedups[length] * column.images:.3g} images/s"
+
+
+def _small(column: BenchmarkColumn) -> float:
+    """The share of a round that is neither draft nor target."""
+    parts = column.parts
+    return (parts["verify"].median + parts["commit"].median) / sum(part.median for part in parts.values())
+
+
+def _cell(spread: Spread) -> str:
+    return f"{_number(spread.median)} ({_number(spread.low)} … {_number(spread.high)})"
+
+
+def _number(milliseconds: float) -> str:
+    return f"{milliseconds:.{3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"

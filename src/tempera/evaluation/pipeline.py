@@ -1,0 +1,139 @@
+"""A model with a method: prompts in, pictures and their per-prompt records out."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import Drafter, Rule, Target
+from tempera.decoding.loop import Output, decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.timing import Parts, no_clock
+from tempera.decoding.trace import ACCEPTED, BONUS
+from tempera.drafters.none import NoDraft
+from tempera.rules.standard import Exact
+from tempera.runtime.row_store import Row
+
+
+class ImageDecoder(Protocol):
+    """The half of an image tokenizer that paints."""
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How tokens are decoded."""
+
+    drafter: Drafter
+    rule: Rule
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain autoregression."""
+        return self.drafter.nodes == 0
+
+    @property
+    def plain(self) -> "Method":
+        """Plain autoregression, the baseline of speed-ups."""
+        return Method(NoDraft(), Exact())
+
+    def decode(
+        self,
+        target: Target,
+        streams: RandomStreams,
+        prompts: list[str],
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """One image a prompt; see `tempera.decoding.loop.decode`."""
+        return decode(target, self.drafter, self.rule, streams, prompts, diagnostics=diagnostics, clock=clock, progress=progress)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A target with a method, an image decoder and a seed."""
+
+    target: Target
+    method: Method
+    image_decoder: ImageDecoder
+    seed: int
+    device: torch.device
+
+    def tokens(
+        self,
+        prompts: Sequence[Prompt],
+        method: Method | None = None,
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """Decode one image per prompt, with `method` in place of the painter's own where given."""
+        method = method or self.method
+        streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
+        texts = [prompt.text for prompt in prompts]
+        return method.decode(self.target, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress)
+
+    @torch.inference_mode()
+    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
+        """Tokens [B, T] or, of D channels, [B, T, D] -> pictures uint8 [B, 3, H, W]."""
+        images = self.image_decoder.decode_codes(tokens.to(self.device).unflatten(1, self.target.grid))
+        return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+
+    def now(self) -> float:
+        """Seconds, after all work on the device has ended."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @contextmanager
+    def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
+        """Run the text encoder now and not again inside, so that timings leave it out; gives its seconds, or NaN without one."""
+        target: Any = self.target
+        conditioner = getattr(target, "conditioner", None)
+        if conditioner is None:
+            yield float("nan")
+            return
+        start = self.now()
+        condition = conditioner([prompt.text for prompt in prompts])
+        seconds = self.now() - start
+        target.conditioner = lambda _: condition
+        try:
+            yield seconds
+        finally:
+            target.conditioner = conditioner
+
+
+def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
+    """One row a prompt of a decoded batch: what results.parquet and the pictures are made from.
+
+    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0 where the target drew; `…_by_tenth` count
+    tokens in each tenth of the image, in the order of decoding.
+    """
+    trace = output.trace.cpu()
+    columns: dict[str, list[Any]] = {
+        "id": [prompt.id for prompt in prompts],
+        "text": [prompt.text for prompt in prompts],
+        **{name: values.double().tolist() for name, values in trace.summary().items()},
+        "rounds": trace.rounds.tolist(),
+        "batch": [len(prompts)] * len(prompts),
+        "seconds": [seconds / len(prompts)] * len(prompts),
+        "tested": trace.tested.tolist(),
+        "accepted": trace.accepted.tolist(),
+        "tested_by_tenth": trace.by_tenth(trace.origin != BONUS).tolist(),
+        "accepted_by_tenth": trace.by_tenth(trace.origin == ACCEPTED).tolist(),
+        "depth": trace.depth.tolist(),
+        "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
+        **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),
+        "tokens": output.tokens.cpu().tolist(),
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -1,0 +1,50 @@
+"""A run's results on disk: keyed by prompt id, written as they come, each piece whole or absent.
+
+A run directory holds
+    run.json            what made it: model, method, sampling, seed; another setting is refused
+    records/            generated tokens and their trace, a part file per batch
+    images/<id>.png     the pictures
+    judged-…/           what the networks of the metrics say of each picture
+    timings/            one timed pair per prompt, or per batch
+and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of drafts accepted.png.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import read_json, writable_directory, write_json
+
+
+def claim(directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True) -> None:
+    """Make the run directory this run's own, or check that it is.
+
+    Args:
+        directory: created when it does not exist.
+        identity: the settings that results depend on; a directory made with others is refused.
+        about: what else to note in run.json; noted anew at every start.
+        write: False in processes other than the main one, which only check.
+
+    Raises:
+        TemperaError: the directory cannot be written, or belongs to a run with other settings.
+    """
+    path = directory / "run.json"
+    if write:
+        writable_directory(directory)
+    if path.is_file():
+        known = read_json(path).get("identity")
+        for name in {**identity, **(known if isinstance(known, dict) else {})}:
+            then, now = known.get(name) if isinstance(known, dict) else None, identity.get(name)
+            if then != now:
+                raise TemperaError(
+                    f"{directory} holds a run made with {name}={_short(then)} and this one has {name}={_short(now)}: "
+                    "choose another directory (hydra.run.dir=DIR), or the same settings to go on with it."
+                )
+    if write:
+        write_json(path, {"identity": dict(identity), **about})
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,81 @@
+"""What makes a run this run and no other: the options that its results depend on, and the networks behind them."""
+
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tempera.evaluation.latency import machine
+from tempera.evaluation.pipeline import Pipeline
+from tempera.runtime.files import sha256_file
+
+GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
+"""Hydra groups whose choice names a method."""
+FREE = (
+    "tokens",
+    "directory",
+    "limit",
+    "offset",
+    "prompt",
+    "path",
+    "batch_size",
+    "device",
+    "dtype",
+    "weights",
+    "run_name",
+    "statistics",
+    "compile",
+)
+"""Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
+
+
+def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Mapping[str, Any], painter: Pipeline) -> dict[str, Any]:
+    """The run's identity, in the order in which differences are reported.
+
+    Args:
+        options: the configuration's top-level values.
+        choices: Hydra's choice in each group.
+        drafter: the drafter's configuration; weights that its values point to count by their hash.
+        painter: target and method, built.
+    """
+    target: Any = painter.target
+    rule = getattr(painter.method, "rule", painter.method)
+    built = getattr(painter.method, "drafter", None)
+    tree = getattr(built, "tree", None)
+    weights = [Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)]
+    scalars = {name: value for name, value in options.items() if isinstance(value, str | int | float | None) and name not in FREE}
+    own = {f"drafter.{name}": value for name, value in drafter.items() if name not in ("_target_", "path", *scalars)}
+    return {
+        **{group: choices[group] for group in GROUPS if group in choices},
+        **({} if "method" in choices else {"method": type(rule).__name__.lower()}),
+        **scalars,
+        **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
+        "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
+        "compiled": getattr(target, "compiled", False) or None,
+        "target": getattr(target, "identity", type(target).__name__),
+        "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), getattr(built, "identity", None)),
+        "verification": repr(rule),
+        "branching": None if tree is None else tree.parents.tolist(),
+    }
+
+
+def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:
+    """What else to remember of a start of a run: command line, machine, versions and time."""
+    return {
+        "overrides": overrides,
+        "machine": machine(device),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in ("tempera", "torch", "transformers")},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

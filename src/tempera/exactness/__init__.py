@@ -1,0 +1,1 @@
+"""Exactness: output laws of small models, by enumeration and through the real loop."""

@@ -1,0 +1,299 @@
+"""Proof by tables: does the real decoding loop emit the law that it claims?
+
+Target and draft are random tables of conditional distributions over a tiny vocabulary, so the law of a whole image can be written down. The
+loop decodes 10⁵ rows of them at once, and the frequencies are compared with that law. One row proves a rule exact, or shows its bias:
+
+    >>> from tempera import acceptance, laws, schedules, trees
+    >>> print(laws.check(acceptance.Exact(), trees.Tree.chain(3)))
+    >>> print(laws.check(acceptance.Relaxed(schedules.uniform(2.0, 3)), trees.Tree.chain(3)))
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Verdict
+from tempera.decoding.loop import Output, decode
+from tempera.decoding.probabilities import Sampling, Tables, total_variation
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Frontier, Tree, take
+from tempera.decoding.verification import JointRule
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.exactness.theory import sequence_law
+
+UNGUIDED = Sampling(guidance=1.0)
+
+
+class TableTarget:
+    """A target whose conditional distributions are random: independent normal logits after every prefix. Implements `types.Target`.
+
+    Prefixes are numbered as in a V-ary heap: the empty one is 0, and prefix s followed by token x is s·V + 1 + x.
+
+    Args:
+        vocab_size: V.
+        length: tokens per image, T.
+        sampling: applied to a conditional and an unconditional table of logits as to a network's output.
+        seed: of the tables.
+        spread: standard deviation of the logits.
+        forced: token that must stand at a position of the image, by position.
+        grid: rows and columns of the image, `length` tokens; one line if not given. For drafters that look at neighbours.
+    """
+
+    def __init__(
+        self, vocab_size: int = 3, length: int = 4, sampling: Sampling = UNGUIDED, seed: int = 0, spread: float = 1.5,
+        forced: dict[int, int] | None = None, grid: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.vocab_size, self.length, self.grid = vocab_size, length, grid or (1, length)
+        self.sampling = sampling
+        prefixes = sum(vocab_size**t for t in range(length))
+        generator = torch.Generator().manual_seed(seed)
+        self.logits = spread * torch.randn(sampling.rows, prefixes, vocab_size, generator=generator)
+        self.forced = torch.full((1, prefixes), -1)
+        for position, token in (forced or {}).items():
+            first = sum(vocab_size**t for t in range(position))
+            self.forced[0, first : first + vocab_size**position] = token
+        self.table = sampling.distribution(self.logits, self.forced)[0]
+        self._soft = sampling.untempered.distribution(self.logits, self.forced)[0] if sampling.temperature == 0 else None
+        self._roots = torch.zeros(0, dtype=torch.int64)
+
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Every row starts at the empty prefix, whatever its prompt."""
+        self._roots = torch.zeros(len(prompts), dtype=torch.int64)
+
+    def score(self, draft: Draft) -> Scores:
+        """Look the root and every node up; the hidden states are empty, [B, 1 + N, 0]."""
+        prefixes = self._roots.unsqueeze(1).expand(-1, 1 + draft.tree.nodes)
+        for _ in range(draft.tree.max_depth):
+            nodes = _follow(take(prefixes, (1 + draft.tree.parents)), draft.tokens, self.vocab_size)
+            prefixes = torch.cat([self._roots.unsqueeze(1), nodes], 1)
+        soft = None if self._soft is None else lookup(self._soft, prefixes)
+        return Scores(lookup(self.table, prefixes), torch.zeros(*prefixes.shape, 0), soft)
+
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        """Append the emitted tokens to each row's prefix."""
+        self._roots = _advance(self._roots, verdict, emitted, self.vocab_size)
+
+    def conditionals(self) -> Tables:
+        """The sampled distributions by prefix length, as `tempera.exactness.theory` wants them."""
+        return by_length(self.table, self.length)
+
+    def law(self) -> Tensor:
+        """The law of a whole image, float64 [V^T]."""
+        return sequence_law(self.conditionals(), self.length)
+
+
+class TableDraft:
+    """A draft for a `TableTarget`: its logits with normal noise on top. Implements `drafters.static.DraftModel`.
+
+    Args:
+        target: the target it imitates, with the same sampling.
+        noise: standard deviation of the noise; 0 is a perfect draft.
+        seed: of the noise.
+    """
+
+    def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        logits = target.logits + noise * torch.randn(target.logits.shape, generator=generator)
+        self.vocab_size, self.length, self.grid = target.vocab_size, target.length, target.grid
+        self.table = target.sampling.distribution(logits)[0]
+        self._roots = self._frontier = torch.zeros(0, dtype=torch.int64)
+
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Every row starts at the empty prefix."""
+        self._roots = torch.zeros(len(prompts), dtype=torch.int64)
+
+    def roots(self) -> Tensor:
+        """Q after the root, [B, V]."""
+        self._frontier = self._roots.unsqueeze(1)
+        return lookup(self.table, self._roots)
+
+    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
+        """Q after the inner nodes of a level, [B, P] -> [B, P, V]."""
+        self._frontier = _follow(take(self._frontier, level.inner_parents), tokens, self.vocab_size)
+        return lookup(self.table, self._frontier)
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Append the emitted tokens to each row's prefix."""
+        self._roots = _advance(self._roots, verdict, emitted, self.vocab_size)
+
+    def conditionals(self) -> Tables:
+        """The draft's distributions by prefix length, as `tempera.exactness.theory` wants them."""
+        return by_length(self.table, self.length)
+
+
+class FirstRoundOnly:
+    """A drafter that drafts once and is silent ever after: one round, continued by the target (Cool-SD, the P̂ of Theorem 2)."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
+        self._fresh = True
+
+    def begin(self, prompts: list[str]) -> None:
+        """Start new rows."""
+        self._fresh = True
+        self.drafter.begin(prompts)
+
+    def propose(self, uniforms: Tensor) -> Draft:
+        """The drafter's proposal in the first round, then the empty draft."""
+        if self._fresh:
+            self._fresh = False
+            return self.drafter.propose(uniforms)
+        return Draft(torch.zeros(len(uniforms), 0, dtype=torch.int64), torch.zeros(len(uniforms), 0, 0), Tree.empty())
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Nothing more to learn."""
+
+
+def lookup(table: Tensor, prefixes: Tensor) -> Tensor:
+    """Rows of a table, [...] -> [..., V]; a prefix past the end of the image (drafts that will be dropped) gets the first row."""
+    return table[torch.where(prefixes < len(table), prefixes, 0)]
+
+
+def by_length(table: Tensor, length: int) -> Tables:
+    """Split a heap-ordered table by prefix length and renormalise it in float64."""
+    vocab_size = table.shape[-1]
+    table = table.double() / table.double().sum(-1, keepdim=True)
+    return list(torch.split(table, [vocab_size**t for t in range(length)]))
+
+
+def _follow(prefixes: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
+    return prefixes * vocab_size + 1 + tokens
+
+
+def _advance(prefixes: Tensor, verdict: Verdict, emitted: Tensor, vocab_size: int) -> Tensor:
+    for place, token in enumerate(verdict.tokens.unbind(1)):
+        prefixes = torch.where(place < emitted, _follow(prefixes, token, vocab_size), prefixes)
+    return prefixes
+
+
+@dataclass(frozen=True)
+class LawComparison:
+    """Observed frequencies against a law.
+
+    Attributes:
+        p_value: of Pearson's χ² test, rare outcomes pooled; 0 where an impossible outcome was seen.
+        tv: total variation between the frequencies and the law.
+        noise: the TV that sampling alone would give on average.
+        rows: number of observations.
+    """
+
+    p_value: float
+    tv: float
+    noise: float
+    rows: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the law stands at the level 10⁻⁴: a true law fails one seed in 10,000."""
+        return self.p_value > 1e-4
+
+    def __str__(self) -> str:
+        verdict = "agrees" if self.agrees else "DIFFERS"
+        return f"{verdict}: TV {self.tv:.4f} where chance alone gives {self.noise:.4f}, p = {self.p_value:.2g}, {self.rows} rows"
+
+
+@dataclass(frozen=True)
+class ExactnessReport(LawComparison):
+    """A comparison of what the loop emitted, and how long its rounds were.
+
+    Attributes:
+        accepted_length: mean tokens emitted per round.
+    """
+
+    accepted_length: float
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, accepted length {self.accepted_length:.2f}"
+
+
+def compare(counts: Tensor, law: Tensor) -> LawComparison:
+    """Pearson's χ² test and total variation of counts [K] against a law [K]."""
+    counts, law = counts.double().cpu(), law.double().cpu()
+    rows = float(counts.sum())
+    expected = rows * law
+    tv = float(total_variation(counts / rows, law))
+    noise = float((law * (1 - law) / (2 * math.pi * rows)).sqrt().sum())  # ½ Σ E|N(0, law(1 - law)/rows)|
+    if (counts[law <= 0] > 0).any():
+        return LawComparison(0.0, tv, noise, int(rows))
+    return LawComparison(_p_value(counts, expected), tv, noise, int(rows))
+
+
+def _p_value(counts: Tensor, expected: Tensor) -> float:
+    """Pearson's χ² test on the outcomes expected at least 5 times and the pool of all others. A pool expected fewer than 5 times has a
+    test of its own, the Poisson law's upper tail, and the smaller p-value of the two counts double.
+    """
+    rare = expected < 5
+    pool = expected[rare].sum(0, keepdim=True)
+    seen = counts[rare].sum(0, keepdim=True)
+    cells, observed = expected[~rare], counts[~rare]
+    if pool >= 5:
+        cells, observed = torch.cat([cells, pool]), torch.cat([observed, seen])
+    statistic = ((observed - cells) ** 2 / cells).sum()
+    p_value = float(torch.special.gammaincc((torch.ones_like(cells).sum() - 1) / 2, statistic / 2)) if len(cells) > 1 else 1.0
+    if 0 < pool < 5 and seen > 0:
+        return min(1.0, 2 * min(p_value, float(torch.special.gammainc(seen, pool))))
+    return p_value
+
+
+def emit(
+    target: TableTarget, drafter: Drafter, rule: Rule | JointRule, rows: int = 100_000, seed: int = 0, diagnostics: bool = False
+) -> Output:
+    """Decode `rows` images at once with the real loop, each row with its own random stream."""
+    streams = copy.copy(_streams(rows, seed))
+    return decode(target, drafter, rule, streams, streams.ids, diagnostics=diagnostics)
+
+
+@lru_cache(maxsize=2)
+def _streams(rows: int, seed: int) -> RandomStreams:
+    """Streams from their beginning. Hashing the ids takes longer than many a proof."""
+    return RandomStreams(seed, [str(row) for row in range(rows)])
+
+
+def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
+    """How often each sequence was emitted: int64 [B, T] -> counts [V^T], in lexicographic order."""
+    places = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
+    return torch.bincount((tokens * places).sum(-1), minlength=vocab_size ** tokens.shape[1])
+
+
+def check(
+    rule: Rule | JointRule,
+    drafter: Tree | Callable[[TableDraft], Drafter],
+    *,
+    sampling: Sampling = UNGUIDED,
+    vocab_size: int = 3,
+    length: int = 4,
+    forced: dict[int, int] | None = None,
+    grid: tuple[int, int] | None = None,
+    law: Callable[[TableTarget, TableDraft], Tensor] | None = None,
+    rows: int = 100_000,
+    seed: int = 0,
+) -> ExactnessReport:
+    """Run a method on tables through the real loop and compare what it emits with a law.
+
+    Args:
+        rule: the acceptance rule.
+        drafter: a static tree, or what makes a drafter of a draft model.
+        sampling: from the tables' logits to the law, as `TableTarget` takes it.
+        vocab_size: V.
+        length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
+        forced: token that must stand at a position of the image, by position.
+        grid: rows and columns of the image; one line if not given.
+        law: the law that is claimed, [V^T]; the target's own (the method is exact) if not given.
+        rows: images decoded.
+        seed: of tables and draws.
+    """
+    if vocab_size**length > 100_000:
+        raise TemperaError(f"{vocab_size}^{length} outcomes are too many to tell laws apart; take a smaller vocab_size or length")
+    target = TableTarget(vocab_size, length, sampling, seed, forced=forced, grid=grid)
+    draft = TableDraft(target, seed=seed + 1)
+    maker = StaticTreeDrafter(draft, drafter) if isinstance(drafter, Tree) else drafter(draft)
+    output = emit(target, maker, rule, rows, seed)
+    result = compare(emitted_law(output.tokens, vocab_size), target.law() if law is None else law(target, draft))
+    return ExactnessReport(result.p_value, result.tv, result.noise, result.rows, float(output.trace.accepted_length.mean()))

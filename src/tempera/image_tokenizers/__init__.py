@@ -1,0 +1,1 @@
+"""Image tokenizers: from pictures to codes or latents, and back."""

@@ -1,0 +1,79 @@
+"""Emu3's image tokenizer (Wang et al. 2024), Hugging Face's network, from the layout of Emu3-VisionTokenizer."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.line_ends import LinedTokenizer
+from tempera.image_tokenizers.pretrained import OPTION
+from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+
+
+class Emu3Tokenizer(nn.Module):
+    """Emu3's image tokenizer, for single images."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.vocab_size, self.vq = config, config.codebook_size, Emu3VQVAE(config)
+        self.factor = 2 ** (len(config.channel_multiplier) - 1)
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D]."""
+        codes: Tensor = self.vq.quantize.embedding.weight
+        return codes
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of so many lines and columns of codes."""
+        return grid[0] * self.factor, grid[1] * self.factor
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
+        height, width = images.shape[-2:]
+        if height % self.factor or width % self.factor:
+            raise TemperaError(f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel patches: resize it.")
+        sizes = torch.tensor([[height, width]] * len(images))
+        return torch.stack(self.vq.encode(images, sizes).image_tokens)
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, H, W] in [−1, 1]."""
+        out: Tensor = self.vq.decode(codes).clamp(-1, 1)
+        return out
+
+
+def load_emu3_tokenizer(weights: str, files: list[str], hub: str, sizes: dict[str, Any] | None = None) -> LinedTokenizer:
+    """Emu3's published image tokenizer, or with `sizes` another configuration of it, as a target with ends of lines sees it."""
+    release = PretrainedFiles(weights, files, hub, OPTION)
+    tokenizer: Any = on_meta(lambda: Emu3Tokenizer(Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")))
+    if release.random:
+        randomise(tokenizer, torch.device("cpu"), torch.float32)
+    else:
+        found = release.find()
+        fill(tokenizer.vq, vq_from_official(read(found)), str(found[0]))
+    return LinedTokenizer(tokenizer)
+
+
+_VQ_NAMES = (
+    (r"\.(down|up)\.(\d+\.)", r".\1_block.\1.\2"),
+    (r"\.mid\.attn_1\.norm\.", ".middle_block.attn_norm."),
+    (r"\.mid\.", ".middle_block."),
+    (r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1."),
+    (r"(\.attn(?:_1|\.\d+))\.([qkv])\.", r"\1.\2_proj."),
+    (r"(\.attn(?:_1|\.\d+))\.proj_out\.", r"\1.out_proj."),
+)
+
+
+def vq_from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Emu3-VisionTokenizer's names as Hugging Face's; its 1×1 convolutions in attention become matrices."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for pattern, replacement in _VQ_NAMES:
+            name = re.sub(pattern, replacement, name)
+        matrix = re.search(r"\.(?:[qkv]|out)_proj\.weight$", name) and tensor.dim() == 4
+        result[name] = tensor.flatten(1) if matrix else tensor
+    return result

@@ -1,0 +1,108 @@
+"""The image tokenizer behind continuous tokens: the KL autoencoder of latent diffusion (Rombach et al. 2022), as MAR trained it (KL-16).
+
+Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`); what differs is that latents are vectors drawn from N(mean, std²), 16 channels at
+official size, scaled to about unit variance.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+
+
+@dataclass(frozen=True)
+class KLConfig:
+    """Sizes; the defaults are MAR's KL-16.
+
+    Attributes:
+        networks: encoder and decoder; `z_channels` is the number of the latents' channels.
+        scale: latents are multiplied by it.
+        patch: latents a side that make one token.
+    """
+
+    networks: VQConfig = field(default_factory=lambda: VQConfig(z_channels=16))
+    scale: float = 0.2325
+    patch: int = 1
+
+
+class KLModel(nn.Module):
+    """Encoder and decoder; keys as in `kl16.ckpt`, but for the names of the networks' blocks (`tempera.image_tokenizers.vq.from_vqgan`)."""
+
+    def __init__(self, config: KLConfig) -> None:
+        super().__init__()
+        self.config, channels = config, config.networks.z_channels
+        self.encoder = Encoder(replace(config.networks, z_channels=2 * channels))
+        self.decoder = Decoder(config.networks)
+        self.quant_conv = nn.Conv2d(2 * channels, 2 * channels, 1)
+        self.post_quant_conv = nn.Conv2d(channels, channels, 1)
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [B, 3, H, W] in [−1, 1] → mean and log-variance of their latents, [B, C, h, w] each, before scaling."""
+        factor = self.config.networks.factor
+        if images.shape[-1] % factor or images.shape[-2] % factor:
+            size = f"{images.shape[-2]}×{images.shape[-1]}"
+            raise TemperaError(
+                f"an image of {size} pixels does not divide into {factor}-pixel patches: resize it to multiples of {factor}."
+            )
+        mean, log_variance = self.quant_conv(self.encoder(images)).chunk(2, 1)
+        return mean, log_variance.clamp(-30, 20)
+
+    def encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Images → tokens [B, h, w, D]: the latents' means, or, with standard normal noise [B, C, h, w], draws."""
+        mean, log_variance = self.moments(images)
+        return self.tokens(mean if noise is None else mean + (0.5 * log_variance).exp() * noise)
+
+    def tokens(self, latents: Tensor) -> Tensor:
+        """Latents [B, C, h·p, w·p] as `moments` describes them → tokens [B, h, w, D]."""
+        return patchify(latents.permute(0, 2, 3, 1) * self.config.scale, self.config.patch)
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Tokens [B, h, w, D] → images [B, 3, H, W], about [−1, 1]."""
+        latents = unpatchify(codes, self.config.patch) / self.config.scale
+        image: Tensor = self.decoder(self.post_quant_conv(latents.permute(0, 3, 1, 2)))
+        return image
+
+
+def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = None) -> KLModel:
+    """A published KL tokenizer, `kl16.ckpt`; see `tempera.runtime.pretrained.PretrainedFiles`."""
+    release, config = PretrainedFiles(weights, files, hub, "model.tokenizer_weights"), config or KLConfig()
+    model: Any = on_meta(lambda: KLModel(config))
+    if release.random:
+        randomise(model, torch.device("cpu"), torch.float32)
+    else:
+        found = release.find()
+        fill(model, from_vqgan(read(found), len(config.networks.decoder_multipliers)), str(found[0]))
+    kl: KLModel = model
+    return kl
+
+
+def read_kl(directory: str | Path) -> KLModel:
+    """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    directory = Path(directory)
+    values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    networks: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.pop("networks").items()}
+    model = KLModel(KLConfig(VQConfig(**networks), **values))
+    model.load_state_dict({name: value.float() for name, value in load_file(directory / "model.safetensors").items()})
+    return model.eval().requires_grad_(False)
+
+
+def patchify(latents: Tensor, patch: int) -> Tensor:
+    """Latents [B, h·p, w·p, C] → tokens [B, h, w, C·p²]."""
+    batch, height, width, channels = latents.shape
+    folded = latents.reshape(batch, height // patch, patch, width // patch, patch, channels)
+    return folded.permute(0, 1, 3, 5, 2, 4).flatten(3)
+
+
+def unpatchify(tokens: Tensor, patch: int) -> Tensor:
+    """The inverse of `patchify`."""
+    batch, height, width, channels = tokens.shape
+    folded = tokens.reshape(batch, height, width, channels // patch**2, patch, patch)
+    return folded.permute(0, 1, 4, 2, 5, 3).reshape(batch, height * patch, width * patch, -1)

@@ -1,0 +1,38 @@
+"""An image tokenizer whose rows of codes end with tokens of their own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LinedTokenizer(nn.Module):
+    """An image tokenizer as a target with ends of lines sees it: every line of codes has one more token, which means no pixels.
+
+    Args:
+        vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `codebook`, `image_size` and `config`.
+    """
+
+    def __init__(self, vq: Any) -> None:
+        super().__init__()
+        self.vq, self.config, self.vocab_size = vq, vq.config, vq.vocab_size + 1
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V + 1, D], as encoder and decoder see it; the end of a line stands far from every code."""
+        codes: Tensor = self.vq.codebook
+        return torch.cat([codes, 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])])
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of an image of so many lines and columns of tokens."""
+        size: tuple[int, int] = self.vq.image_size((grid[0], grid[1] - 1))
+        return size
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → tokens int64 [B, h, w + 1]."""
+        return nn.functional.pad(self.vq.encode(images), (0, 1), value=self.vq.vocab_size)
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Tokens int64 [B, h, w + 1] → images [B, 3, H, W] in [−1, 1]."""
+        out: Tensor = self.vq.decode_codes(codes[..., :-1].clamp(max=self.vq.vocab_size - 1))
+        return out

@@ -1,0 +1,289 @@
+"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size; and Chameleon's, which is the same network
+but for attention and normalisation, from the layout of VQGAN (Esser et al. 2021).
+
+An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised whenever it is read, on encode and on
+decode; VQGAN's is read as it is.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1).
+
+    Attributes:
+        normalised: whether the codebook is ℓ2-normalised (and its file counts the use of its entries).
+        level_attention: whether the coarsest level has attention after its residual blocks, as the middle has.
+    """
+
+    codebook_size: int = 16384
+    codebook_dim: int = 8
+    channels: int = 128
+    encoder_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    decoder_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    res_blocks: int = 2
+    z_channels: int = 256
+    norm_groups: int = 32
+    normalised: bool = True
+    level_attention: bool = True
+
+    @property
+    def factor(self) -> int:
+        """Pixels per token along each side."""
+        return int(2 ** (len(self.encoder_multipliers) - 1))
+
+
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+class ResBlock(nn.Module):
+    """norm → swish → conv, twice, with a 1×1 shortcut where the width changes."""
+
+    def __init__(self, inner: int, outer: int, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = _norm(inner, groups), nn.Conv2d(inner, outer, 3, padding=1)
+        self.norm2, self.conv2 = _norm(outer, groups), nn.Conv2d(outer, outer, 3, padding=1)
+        if inner != outer:
+            self.nin_shortcut = nn.Conv2d(inner, outer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inner, h, w] → [B, outer, h, w]."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        skip = self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x
+        out: Tensor = skip + h
+        return out
+
+
+class AttnBlock(nn.Module):
+    """Single-head self-attention over all positions."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels, groups)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] → [B, C, h, w]."""
+        h = self.norm(x)
+        q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.proj_out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + out
+
+
+class Resample(nn.Module):
+    """A convolution that halves (stride 2, padded right and below) or, after nearest upsampling, doubles the resolution."""
+
+    def __init__(self, channels: int, up: bool) -> None:
+        super().__init__()
+        self.up = up
+        self.conv = nn.Conv2d(channels, channels, 3, stride=1 if up else 2, padding=1 if up else 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] → half or double the resolution."""
+        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else F.pad(x, (0, 1, 0, 1)))
+        return out
+
+
+class ResolutionLevel(nn.Module):
+    """The residual blocks of one resolution, with attention at the coarsest one, and the resampling that follows."""
+
+    def __init__(self, inner: int, outer: int, blocks: int, groups: int, attention: bool, resample: str | None) -> None:
+        super().__init__()
+        self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(outer, groups) for _ in range(blocks if attention else 0))
+        if resample:
+            setattr(self, resample, Resample(outer, up=resample == "upsample"))
+        self.resample = resample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inner, h, w] → [B, outer, …]."""
+        for i, block in enumerate(self.res):
+            x = block(x)
+            if i < len(self.attn):
+                x = self.attn[i](x)
+        return getattr(self, self.resample)(x) if self.resample else x
+
+
+def _middle(channels: int, groups: int) -> nn.ModuleList:
+    return nn.ModuleList([ResBlock(channels, channels, groups), AttnBlock(channels, groups), ResBlock(channels, channels, groups)])
+
+
+class Encoder(nn.Module):
+    """Image [B, 3, H, W] → latents [B, z, H/f, W/f]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
+        last, groups, attended = len(widths) - 2, config.norm_groups, config.level_attention
+        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
+        self.conv_blocks = nn.ModuleList(
+            ResolutionLevel(
+                widths[i], widths[i + 1], config.res_blocks, groups, attended and i == last, None if i == last else "downsample"
+            )
+            for i in range(last + 1)
+        )
+        self.mid = _middle(widths[-1], groups)
+        self.norm_out, self.conv_out = _norm(widths[-1], groups), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        x = self.conv_in(x)
+        for block in (*self.conv_blocks, *self.mid):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Latents [B, z, h, w] → image [B, 3, h·f, w·f]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        outer = [config.channels * m for m in reversed(config.decoder_multipliers)]
+        inner = [outer[0], *outer[:-1]]
+        last, groups, attended = len(outer) - 1, config.norm_groups, config.level_attention
+        self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
+        self.mid = _middle(outer[0], groups)
+        self.conv_blocks = nn.ModuleList(
+            ResolutionLevel(inner[i], outer[i], config.res_blocks + 1, groups, attended and i == 0, None if i == last else "upsample")
+            for i in range(last + 1)
+        )
+        self.norm_out, self.conv_out = _norm(outer[-1], groups), nn.Conv2d(outer[-1], 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """See the class."""
+        x = self.conv_in(z)
+        for block in (*self.mid, *self.conv_blocks):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+
+
+class Quantizer(nn.Module):
+    """Nearest codebook entry; between unit vectors where the codebook is ℓ2-normalised."""
+
+    codebook_used: Tensor
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
+        nn.init.normal_(self.embedding.weight)
+        self.normalised = config.normalised
+        if config.normalised:
+            self.register_buffer("codebook_used", torch.zeros(65536))
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D], the codebook as encoder and decoder see it: unit rows where it is normalised."""
+        return F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """z [..., D] → code of the nearest entry, int64 [...]."""
+        if self.normalised:
+            return (F.normalize(z, dim=-1) @ self.codebook.T).argmax(-1)
+        return (2 * z @ self.codebook.T - self.codebook.pow(2).sum(-1)).argmax(-1)
+
+
+class VQModel(nn.Module):
+    """Encoder, quantizer, decoder."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Codes there are."""
+        return self.config.codebook_size
+
+    @property
+    def codebook(self) -> Tensor:
+        """[V, D], as encoder and decoder see it."""
+        return self.quantize.codebook
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of so many lines and columns of codes."""
+        return grid[0] * self.config.factor, grid[1] * self.config.factor
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1 where the codebook is normalised."""
+        if images.shape[-1] % self.config.factor or images.shape[-2] % self.config.factor:
+            raise TemperaError(
+                f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into {self.config.factor}-pixel patches: "
+                f"resize it to multiples of {self.config.factor}."
+            )
+        latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
+        return F.normalize(latents, dim=-1) if self.config.normalised else latents
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, h·f, w·f] in [−1, 1] → codes int64 [B, h, w]."""
+        return self.quantize.nearest(self.latents(images))
+
+    def decode_latents(self, vectors: Tensor) -> Tensor:
+        """Codebook vectors [B, h, w, D] → images [B, 3, h·f, w·f], about [−1, 1]."""
+        image: Tensor = self.decoder(self.post_quant_conv(vectors.permute(0, 3, 1, 2)))
+        return image
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, h·f, w·f] in [−1, 1]."""
+        return self.decode_latents(F.embedding(codes, self.quantize.codebook)).clamp(-1, 1)
+
+
+def load_vq(directory: Path) -> VQModel:
+    """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    config = json.loads((directory / "config.json").read_text())
+    model = VQModel(_config(config))
+    model.load_state_dict({key: value.float() for key, value in load_file(directory / "model.safetensors").items()})
+    return model.eval().requires_grad_(False)
+
+
+def _config(values: dict[str, Any]) -> VQConfig:
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return VQConfig(**plain)
+
+
+CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)
+"""Chameleon's image tokenizer, as its vqgan.yaml describes it."""
+
+_VQGAN_NAMES = (
+    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
+    (r"^encoder\.down\.(\d+)\.(attn|downsample)\.", r"encoder.conv_blocks.\1.\2."),
+    (r"\.mid\.block_1\.", ".mid.0."),
+    (r"\.mid\.attn_1\.", ".mid.1."),
+    (r"\.mid\.block_2\.", ".mid.2."),
+)
+
+
+def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
+    """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`) into this module's; its decoder counts
+    levels from the finest, ours from the coarsest. What belongs to its training (`loss.`) is left out.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        name = name.removeprefix("model.vqmodel.")
+        if name.startswith("loss."):
+            continue
+        for pattern, replacement in _VQGAN_NAMES:
+            name = re.sub(pattern, replacement, name)
+        if up := re.match(r"decoder\.up\.(\d+)\.(block|attn|upsample)\.", name):
+            part = "res" if up[2] == "block" else up[2]
+            name = f"decoder.conv_blocks.{levels - 1 - int(up[1])}.{part}.{name[up.end() :]}"
+        result[name] = tensor
+    return result

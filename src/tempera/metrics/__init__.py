@@ -1,0 +1,1 @@
+"""Metrics: quality of images, and the networks that measure it."""

@@ -1,0 +1,1 @@
+"""Reports: tables, figures and comparisons of runs."""

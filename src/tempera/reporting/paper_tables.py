@@ -1,0 +1,232 @@
+"""A paper's figures beside ours: a preset of conf/experiment/ names a table of `data/paper_results.yaml`, whose rows meet the runs here.
+
+A run belongs to a row of the paper when it has the row's options. Where the embedded model needs another value, as its codebook is smaller
+than the papers', the preset says so under `paper.same`, as {option: {the paper's value: ours}}.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tempera.metrics.table import BATCHES
+
+PaperRow = Mapping[str, Any]
+DATA = Path(__file__).resolve().with_name("paper_results.yaml")
+
+
+@dataclass(frozen=True)
+class PaperColumn:
+    """A quantity of the papers: its heading, its format, ours from a run's row (none where it is not measured here), and what to know."""
+
+    title: str
+    form: str
+    ours: Callable[[PaperRow], float | None]
+    note: str = ""
+
+
+@dataclass
+class PaperComparison:
+    """A table: one line a row of the paper, two cells a quantity."""
+
+    title: str
+    columns: list[PaperColumn]
+    lines: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def _metric(name: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]:
+    def value(row: PaperRow) -> float | None:
+        found = row["metrics"].get(name, {}).get("value")
+        return None if found is None else scale * found
+
+    return value
+
+
+def _part(name: str) -> Callable[[PaperRow], float | None]:
+    def seconds(row: PaperRow) -> float | None:
+        part = row["time"].get("parts", {}).get(name)
+        return None if part is None else part["ms_per_round"] / 1000
+
+    return seconds
+
+
+def _first_acceptance(row: PaperRow) -> float | None:
+    return row["acceptance_by_depth"][0] if row["acceptance_by_depth"] else None
+
+
+def _single(row: PaperRow) -> float | None:
+    first = _first_acceptance(row)
+    return None if first is None else 1 - first
+
+
+def _tv_at(distance: int) -> Callable[[PaperRow], float | None]:
+    def value(row: PaperRow) -> float | None:
+        known = row["tv_by_depth"][distance - 1 : distance]
+        return known[0] if known else None
+
+    return value
+
+
+def _alpha_in(tenth: int) -> Callable[[PaperRow], float | None]:
+    def share(row: PaperRow) -> float | None:
+        known: float | None = (row["acceptance_by_tenth"] or [None] * 10)[tenth - 1]
+        return known
+
+    return share
+
+
+def _perplexity(row: PaperRow) -> float | None:
+    logprob = _metric("logprob_per_token")(row)
+    return None if logprob is None else math.exp(-logprob)
+
+
+def _nothing(row: PaperRow) -> None:
+    return None
+
+
+_UNTRAINED = "needs a network that is not part of this package, so that ours is empty"
+COLUMNS = {
+    "accepted_length": PaperColumn("accepted length", ".2f", _metric("accepted_length")),
+    "step": PaperColumn("step compression", ".2f", _metric("accepted_length"), "Step compression is passes of AR ÷ passes."),
+    "speedup": PaperColumn("speed-up", ".2f", _metric("speedup"), "Speed-ups are each machine's own."),
+    "latency_s": PaperColumn("latency, s", ".3g", _metric("latency"), "Latencies are each machine's own: the paper's GPU, this machine."),
+    "alpha": PaperColumn(
+        "α", ".2f", _metric("acceptance_rate"), "α is accepted ÷ tested drafted tokens; what follows a rejected one is not tested."
+    ),
+    **{f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth)) for tenth in (1, 2, 5, 10)},
+    **{f"speedup_{size}": PaperColumn(f"speed-up, batch {size}", ".2f", _metric(f"speedup_{size}")) for size in BATCHES},
+    "trials": PaperColumn("trials of a rejected token", ".2f", _metric("trials_per_rejection")),
+    "accept": PaperColumn("acceptance of the first draft", ".3f", _first_acceptance),
+    "single": PaperColumn("rounds of a single token", ".2f", _single),
+    "tv": PaperColumn("TV(p, q)", ".2f", _metric("tv")),
+    **{f"tv_{distance}": PaperColumn(f"TV at {distance}", ".3f", _tv_at(distance)) for distance in (1, 2, 4, 8, 16)},
+    "fid": PaperColumn("FID ↓", ".2f", _metric("fid")),
+    "clip": PaperColumn("CLIP score ↑", ".4f", _metric("clip_score")),
+    "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", 100)),
+    "inception_score": PaperColumn("inception score ↑", ".1f", _nothing, f"Inception score {_UNTRAINED}."),
+    "precision": PaperColumn("precision ↑", ".3f", _metric("precision")),
+    "recall": PaperColumn("recall ↑", ".3f", _metric("recall")),
+    "image_reward": PaperColumn("ImageReward ↑", ".4f", _nothing, f"ImageReward {_UNTRAINED}."),
+    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _nothing, f"HPSv2 {_UNTRAINED}."),
+    "perplexity": PaperColumn("perplexity", ".2f", _perplexity),
+    "logprob": PaperColumn("log-probability, mean", ".3f", _metric("logprob_per_token")),
+    "logprob_deviation": PaperColumn("its deviation", ".3f", _metric("logprob_deviation")),
+    "target_forward": PaperColumn("target forward, s", ".2e", _part("target")),
+    "draft_forward": PaperColumn("draft forward, s", ".2e", _part("draft")),
+    "proximity_set": PaperColumn("proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."),
+}
+"""The papers' quantities by their name in the data."""
+
+
+@cache
+def results() -> dict[str, Any]:
+    """The contents of paper_results.yaml."""
+    contents: Any = OmegaConf.to_container(OmegaConf.load(DATA))
+    return dict(contents)
+
+
+def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
+    """The tables of all papers that the runs were made for; nothing for runs of no preset. Rows as `report.collect` gives them."""
+    found = []
+    for name in dict.fromkeys(row["paper"]["table"] for row in rows if row.get("paper")):
+        runs = [row for row in rows if row.get("paper") and row["paper"]["table"] == name]
+        found += _tables(results()[name], runs)
+    return found
+
+
+def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComparison]:
+    """One comparison for each model in the paper's table; runs that are in no row come at the end of the last."""
+    citation = results()["papers"][data["paper"]]
+    models = data.get("models") or {"": []}
+    tables, used = [], []
+    for model, lines in models.items():
+        names = list(dict.fromkeys([*(data.get("columns") or []), *(key for line in lines for key in line if key != "run")]))
+        table = PaperComparison(f"{data['title']}{f', {model}' if model else ''}", [COLUMNS[name] for name in names])
+        for line in lines:
+            ours = [run for run in runs if fits(run, line["run"])]
+            used += ours
+            table.lines.append((_label(line["run"]), [_cell(COLUMNS[name], line.get(name), ours) for name in names]))
+        tables.append(table)
+    last = tables[-1]
+    for run in (run for run in runs if all(run is not one for one in used)):
+        last.lines.append((_name(run), [_cell(column, None, [run]) for column in last.columns]))
+    last.notes = [f"Paper: {citation}", *(data.get("notes") or []), *_about(runs)]
+    last.notes += list(dict.fromkeys(column.note for table in tables for column in table.columns if column.note))
+    return tables
+
+
+def fits(run: PaperRow, wanted: Mapping[str, Any]) -> bool:
+    """Whether the run has all the options of a paper's row."""
+    same = run["paper"].get("same") or {}
+    for option, value in wanted.items():
+        ours = {str(key): one for key, one in (same.get(option) or {}).items()}.get(str(value), value)
+        if run["settings"].get(option) not in (value, ours):
+            return False
+    return True
+
+
+def _label(wanted: Mapping[str, Any]) -> str:
+    method = [str(wanted["method"])] if "method" in wanted else []
+    return " ".join([*method, *(f"{name}={value}" for name, value in wanted.items() if name != "method")])
+
+
+def _name(run: PaperRow) -> str:
+    delta = run["delta"]
+    return f"{run['family']}{'' if delta is None else f' delta={delta:g}'}"
+
+
+def _cell(column: PaperColumn, paper: float | None, runs: Sequence[PaperRow]) -> tuple[str, str]:
+    """The paper's value and ours, the mean over runs that differ in their seed; – where there is none."""
+    values = [value for value in map(column.ours, runs) if value is not None]
+    ours = sum(values) / len(values) if values else None
+    return _number(paper, column.form), _number(ours, column.form)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _about(runs: Sequence[PaperRow]) -> list[str]:
+    models, machines = (sorted({str(run[key]) for run in runs}) for key in ("model", "machine"))
+    images = sorted({run["images"] for run in runs})
+    notes = [f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, {', '.join(machines)}."]
+    if any(model.startswith("embedded") for model in models):
+        notes.append(
+            "The embedded models and their judges are tiny and know one small world: compare differences between rows, not levels."
+        )
+    return notes
+
+
+def markdown(tables: Sequence[PaperComparison]) -> list[str]:
+    """Lines of a report; none without tables."""
+    lines = ["## Beside the paper", ""] if tables else []
+    for table in tables:
+        head = ["run", *(f"{column.title}: {whose}" for column in table.columns for whose in ("paper", "ours"))]
+        cells = [[label, *(cell for pair in pairs for cell in pair)] for label, pairs in table.lines]
+        lines += [f"### {table.title}", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        lines += [*("| " + " | ".join(line) + " |" for line in cells), "", *(f"> {note}\n" for note in table.notes)]
+    return lines
+
+
+def show(tables: Sequence[PaperComparison], console: Console | None = None) -> None:
+    """Print the tables."""
+    console = console or Console()
+    for table in tables:
+        printed = Table(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        printed.add_column("run")
+        for column in table.columns:
+            printed.add_column(f"{column.title}\npaper", justify="right")
+            printed.add_column("\nours", justify="right", style="bold")
+        for label, pairs in table.lines:
+            printed.add_row(label, *(cell for pair in pairs for cell in pair))
+        console.print(printed)
+        for note in table.notes:
+            console.print(note, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Files, processes, tracking and weights: what every package above stands on."""

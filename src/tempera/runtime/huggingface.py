@@ -1,0 +1,38 @@
+"""What tempera takes from transformers, which must be imported through here.
+
+transformers imports torchvision on the way to its models, and next to a CPU-only torch that import fails unless it was mended before.
+"""
+
+import importlib
+from typing import Any
+
+from tempera.runtime.torchvision import import_torchvision
+
+import_torchvision()
+
+from transformers import LlamaConfig, LlamaModel  # noqa: E402
+from transformers.cache_utils import Cache, CacheLayerMixin  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding  # noqa: E402
+
+__all__ = ["Cache", "CacheLayerMixin", "LlamaConfig", "LlamaDecoderLayer", "LlamaModel", "LlamaRotaryEmbedding"]
+
+_LATER = {
+    "ChameleonConfig": "transformers.models.chameleon.configuration_chameleon",
+    "ChameleonDecoderLayer": "transformers.models.chameleon.modeling_chameleon",
+    "ChameleonModel": "transformers.models.chameleon.modeling_chameleon",
+    "Emu3DecoderLayer": "transformers.models.emu3.modeling_emu3",
+    "Emu3TextConfig": "transformers.models.emu3.configuration_emu3",
+    "Emu3TextModel": "transformers.models.emu3.modeling_emu3",
+    "Emu3VQVAE": "transformers.models.emu3.modeling_emu3",
+    "Emu3VQVAEConfig": "transformers.models.emu3.configuration_emu3",
+    "PreTrainedTokenizerFast": "transformers",
+    "T5Config": "transformers.models.t5.configuration_t5",
+    "T5EncoderModel": "transformers.models.t5.modeling_t5",
+}
+"""What only some models need, and where it is: imported when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,62 @@
+"""Rows keyed by id, kept in Parquet parts that survive a kill."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import replacing
+
+Row = dict[str, Any]
+
+
+class Store:
+    """Rows keyed by their `id`, in Parquet part files named after the ids within; a part appears whole or not at all.
+
+    Several processes may add rows to one store. When an id appears in two parts, either row serves.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def rows(self) -> dict[str, Row]:
+        """All rows by id."""
+        found: dict[str, Row] = {}
+        for path in sorted(self.directory.glob("*.parquet")):
+            for row in _read(path):
+                found[row["id"]] = row
+        return found
+
+    def missing(self, ids: Iterable[str]) -> list[str]:
+        """Those of the ids that have no row yet."""
+        present = {row["id"] for path in self.directory.glob("*.parquet") for row in _read(path, ["id"])}
+        return [name for name in ids if name not in present]
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rows as one part, all or none."""
+        name = hashlib.sha256("\n".join(row["id"] for row in rows).encode()).hexdigest()[:16]
+        write_table(self.directory / f"{name}.parquet", rows)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as a Parquet file, atomically; columns in the order of the first row; NaN, which nothing equals, as null."""
+    columns = {name: [_cell(row.get(name)) for row in rows] for name in (rows[0] if rows else {})}
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns), temporary)
+
+
+def _cell(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _read(path: Path, columns: list[str] | None = None) -> list[Row]:
+    try:
+        rows: list[Row] = pq.read_table(path, columns=columns, partitioning=None).to_pylist()
+    except (pa.ArrowException, OSError) as problem:
+        raise TemperaError(f"{path} is damaged ({str(problem).splitlines()[0][:80]}): delete it and run again.") from None
+    return rows

@@ -1,0 +1,191 @@
+"""Experiment tracking: Weights & Biases, online when logged in and offline otherwise, or nothing. Only the main process tracks."""
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import write_text
+
+MODES = ("auto", "online", "offline")
+_RUN_ID = "wandb_run_id"
+
+
+class Tracker(Protocol):
+    """Where a run's numbers and pictures go."""
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Log scalars as a run goes; a resumed run may log steps again that it logged before it was killed."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Set the run's final numbers."""
+
+    def image(self, name: str, path: Path, caption: str = "") -> None:
+        """Log one picture from a file."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Log a table; a `Path` in a row is shown as a picture."""
+
+    def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
+        """Keep files or directories as a versioned artifact."""
+
+    def finish(self) -> None:
+        """Write out what is left and close the run."""
+
+
+class NoTracker:
+    """Tracks nothing."""
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Nothing."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def image(self, name: str, path: Path, caption: str = "") -> None:
+        """Nothing."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Nothing."""
+
+    def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class WandbTracker:
+    """A live W&B run. Steps are a metric of their own, the x-axis of all others: W&B's internal step refuses to go back on a resume."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Log scalars."""
+        self.run.log({**values, **({} if step is None else {"step": step})})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Set the run's final numbers."""
+        self.run.summary.update(dict(values))
+
+    def image(self, name: str, path: Path, caption: str = "") -> None:
+        """Log one picture."""
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path), caption=caption or None)})
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Log a table, paths as pictures."""
+        import wandb
+
+        data = [[wandb.Image(str(cell)) if isinstance(cell, Path) else cell for cell in row] for row in rows]
+        self.run.log({name: wandb.Table(columns=list(columns), data=data)})
+
+    def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
+        """Keep files or directories."""
+        import wandb
+
+        artifact = wandb.Artifact(name=name, type=kind)
+        for path in paths:
+            if path.is_dir():
+                artifact.add_dir(str(path), name=path.name)
+            else:
+                artifact.add_file(str(path))
+        self.run.log_artifact(artifact)
+
+    def finish(self) -> None:
+        """Close the run."""
+        self.run.finish()
+
+
+def no_tracker(
+    *, directory: Path, job_type: str = "", group: str | None = None, tags: Sequence[str] = (), config: Mapping[str, Any] | None = None
+) -> Tracker:
+    """`tracking=none`: takes what `wandb_tracker` takes and tracks nothing."""
+    return NoTracker()
+
+
+def wandb_tracker(
+    *,
+    directory: Path,
+    project: str = "tempera",
+    entity: str | None = None,
+    mode: str = "auto",
+    job_type: str = "",
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
+) -> Tracker:
+    """`tracking=wandb`: start, or resume, the W&B run of a run directory. Processes other than the main one get a `NoTracker`.
+
+    Args:
+        directory: the run directory; the W&B files lie in it, and the run's id, so that a resumed run goes on in the same W&B run.
+        mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that says how to sync.
+        group, job_type, tags, config: shown on the W&B run.
+
+    Raises:
+        TemperaError: unknown mode.
+    """
+    if mode not in MODES:
+        raise TemperaError(f"tracking.mode={mode} is unknown: choose {', '.join(MODES)} (or tracking=none).")
+    if int(os.environ.get("RANK", "0")) != 0:
+        return NoTracker()
+    mode = _mode(mode)
+    arguments: dict[str, Any] = {
+        "dir": str(directory),
+        "project": project,
+        "entity": entity,
+        "group": group,
+        "job_type": job_type or None,
+        "tags": [tag[:64] for tag in tags],
+        "config": dict(config or {}),
+        "id": _run_id(directory),
+        "resume": "allow",
+        "name": directory.name,
+    }
+    return WandbTracker(_start(arguments, mode))
+
+
+def _mode(mode: str) -> str:
+    import wandb
+
+    if mode != "auto":
+        return mode
+    if os.environ.get("WANDB_MODE"):
+        return os.environ["WANDB_MODE"]
+    return "online" if wandb.login(prompt=False, verify=False) else "offline"
+
+
+def _run_id(directory: Path) -> str:
+    """The W&B run id kept in the run directory."""
+    path = directory / _RUN_ID
+    if path.is_file() and path.read_text(encoding="utf-8").strip():
+        return path.read_text(encoding="utf-8").strip()
+    run_id = secrets.token_hex(4)
+    write_text(path, run_id + "\n")
+    return run_id
+
+
+def _start(arguments: dict[str, Any], mode: Any) -> Any:
+    """Start the run; an unreachable server means offline, never a lost evaluation."""
+    import wandb
+
+    settings = wandb.Settings(silent=True, console="off", disable_git=True)
+    why = "not logged in" if mode == "offline" else ""
+    if mode == "offline":
+        arguments = {key: value for key, value in arguments.items() if key != "resume"}
+    try:
+        run = wandb.init(mode=mode, settings=settings, **arguments)
+    except wandb.Error as problem:
+        if mode == "offline":
+            raise
+        why = f"unreachable ({' '.join(str(problem).split())[:80]})"
+        run = wandb.init(mode="offline", settings=settings, **{key: value for key, value in arguments.items() if key != "resume"})
+    if why:
+        print(f"W&B: {why}, so the run is logged offline; send it with: wandb sync {Path(run.dir).parent}")
+    return run

@@ -1,0 +1,105 @@
+"""The embedded default: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the package."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tempera.drafters.independent import Smaller
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.vq import VQModel, load_vq
+from tempera.shapes.world import WORDS
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
+
+SHIPPED = Path(__file__).resolve().with_name("weights")
+"""Where the package keeps the trained weights."""
+
+VOCABULARY = ("<pad>", "<unknown>", *WORDS)
+
+
+def tokenize(prompts: list[str], length: int) -> Tensor:
+    """Word ids int64 [B, length], padded on the left with 0; words outside the world are `<unknown>`, words past `length` are dropped."""
+    known = {word: i for i, word in enumerate(VOCABULARY)}
+    ids = torch.zeros(len(prompts), length, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        words = [known.get(word.strip(".,;:!?\"'()"), 1) for word in prompt.lower().split()][:length]
+        if not words:
+            raise TemperaError(f"prompt {row + 1} of {len(prompts)} is empty: give it at least one word.")
+        ids[row, -len(words) :] = torch.tensor(words)
+    return ids
+
+
+class TextEncoder(nn.Module):
+    """Word embedding, learned positions and a small bidirectional transformer: word ids [B, T] → features [B, T, D]."""
+
+    def __init__(self, length: int, width: int, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.config = {"length": length, "width": width, "layers": layers, "heads": heads}
+        self.words = nn.Embedding(len(VOCABULARY), width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        nn.init.normal_(self.words.weight, std=0.5)
+
+    @property
+    def length(self) -> int:
+        """Words a caption can have."""
+        return int(self.config["length"])
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids int64 [B, T] → features [B, T, D], and which of them are real, bool [B, T]."""
+        keep = ids != 0
+        features: Tensor = self.layers(self.words(ids) + self.positions, src_key_padding_mask=~keep)
+        return features * keep[..., None], keep
+
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Prompts → features [B, T, D] and mask [B, T] on the encoder's device."""
+        out: tuple[Tensor, Tensor] = self(tokenize(prompts, self.length).to(self.positions.device))
+        return out
+
+
+def _load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    for name in ("config.json", "model.safetensors"):
+        if not (directory / name).is_file():
+            raise TemperaError(
+                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`."
+            )
+    state = load_file(directory / "model.safetensors")
+    return json.loads((directory / "config.json").read_text()), {
+        key: value.float() if value.is_floating_point() else value for key, value in state.items()
+    }
+
+
+def load_text_encoder(directory: Path = SHIPPED / "text_encoder") -> TextEncoder:
+    """The shipped text encoder, frozen."""
+    config, state = _load(directory)
+    encoder = TextEncoder(**config)
+    encoder.load_state_dict(state)
+    return encoder.eval().requires_grad_(False)
+
+
+def load_target_network(directory: Path = SHIPPED / "target") -> LlamaGen:
+    """The shipped target, frozen; its file is in LlamaGen's official key layout."""
+    config, state = _load(directory)
+    network = LlamaGen(LlamaGenConfig(**{**config, "grid": tuple(config["grid"])}))
+    network.load_state_dict(from_official(state, network.config.num_attention_heads))
+    return network.eval().requires_grad_(False)
+
+
+def load_tokenizer(directory: Path = SHIPPED / "tokenizer") -> VQModel:
+    """The shipped image tokenizer, frozen."""
+    return load_vq(directory)
+
+
+def target_config(network: LlamaGen) -> dict[str, Any]:
+    """What the target's config.json holds."""
+    return asdict(network.config)
+
+
+def load_smaller(directory: Path = SHIPPED / "independent") -> Smaller:
+    """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder, that drafts for `method=independent`."""
+    return Smaller(load_target_network(directory), load_text_encoder(directory / "text_encoder"))

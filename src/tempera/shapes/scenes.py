@@ -1,0 +1,74 @@
+"""Scenes of the world as prompts, as pictures with captions, and as codes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tempera.data.encoders import VQEncoder
+from tempera.data.prompts import Prompt, check_slice
+from tempera.data.sources import Broken, Entry
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.vq import VQModel
+from tempera.shapes.world import World
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.dataset import HOLDOUT, Captioned, vq_encoder
+
+
+class WorldCodes:
+    """The embedded world's scenes, encoded as they are needed: unlimited. Scene 0, 20, 40, … are the hold-out."""
+
+    def __init__(self, encoder: VQEncoder, seed: int = 0) -> None:
+        self.world, self.encoder = World(seed), encoder
+
+    def train(self, positions: list[int]) -> Captioned:
+        """Scenes that are no multiple of 20."""
+        return self._scenes([position + position // (HOLDOUT - 1) + 1 for position in positions])
+
+    def holdout(self, positions: list[int]) -> Captioned:
+        """Scenes that are multiples of 20."""
+        return self._scenes([position * HOLDOUT for position in positions])
+
+    def _scenes(self, indices: list[int]) -> Captioned:
+        samples = [self.world.sample(index) for index in indices]
+        entries = [Entry(f"world scene {i}", str(i), sample.caption, sample.image) for i, sample in zip(indices, samples, strict=True)]
+        return Captioned([sample.caption for sample in samples], torch.from_numpy(self.encoder.encode(entries).codes).long())
+
+
+class WorldScenes:
+    """The embedded world's scenes `first` … `first + count − 1`."""
+
+    def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
+        if count < 1:
+            raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
+        self.world, self.scenes, self.first = World(seed), count, first
+
+    def describe(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.scenes}
+
+    def count(self) -> int | None:
+        """See `Source`."""
+        return self.scenes
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`."""
+        for index in range(self.first + start, self.first + self.scenes):
+            sample = self.world.sample(index)
+            yield Entry(f"world scene {index}", f"world-{self.world.seed}-{index}", sample.caption, sample.image)
+
+
+def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
+    """Captions `offset` … `offset + limit − 1` of the embedded world with that seed; ids are world-000123.
+
+    The default seed differs from the training world's (0), so the scenes are unseen.
+    """
+    check_slice(limit, offset)
+    world = World(seed)
+    return [Prompt(f"world-{index:06d}", world.sample(index).caption) for index in range(offset, offset + limit)]
+
+
+def world_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0) -> WorldCodes:
+    """`train_data=shapes`: scenes of the embedded world, encoded as they are needed."""
+    return WorldCodes(vq_encoder(target.grid, tokenizer), seed)

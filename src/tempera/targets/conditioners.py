@@ -1,0 +1,153 @@
+"""What LlamaGen (Sun et al. 2024) is conditioned on: Flan-T5-XL features of a caption, or the number of an ImageNet class."""
+
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote_plus
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.runtime.huggingface import T5Config, T5EncoderModel
+from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, read
+from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
+
+
+class CaptionFeatures(nn.Module):
+    """Captions → features of a T5 encoder, `length` tokens padded on the left with zeros, as LlamaGen's sampling script gives them.
+
+    Args:
+        encoder: a Hugging Face T5 encoder.
+        tokenize: text → ids, without the end of text (1), which is appended.
+        length: tokens of a caption, its end included.
+        truncate: cut a caption that is too long, as the script does, instead of refusing it.
+    """
+
+    END = 1
+
+    def __init__(self, encoder: Any, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.tokenize, self.length, self.truncate = encoder, tokenize, length, truncate
+
+    @torch.no_grad()
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Captions → features [B, length, D] and which of them are real, bool [B, length].
+
+        Raises:
+            TemperaError: a caption is empty or too long.
+        """
+        rows = [self._ids(prompt, f"prompt {number} of {len(prompts)}") for number, prompt in enumerate(prompts, start=1)]
+        device = self.encoder.get_input_embeddings().weight.device
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+        real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
+        states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        features = states.new_zeros(len(rows), self.length, states.shape[-1])
+        keep = torch.zeros(len(rows), self.length, dtype=torch.bool, device=device)
+        for number, row in enumerate(rows):
+            features[number, -len(row) :], keep[number, -len(row) :] = states[number, : len(row)], True
+        return features, keep
+
+    def _ids(self, prompt: str, where: str) -> list[int]:
+        ids = self.tokenize(clean_caption(clean_caption(prompt)))
+        if not ids:
+            raise TemperaError(f"{where} is empty: give it at least one word.")
+        if len(ids) >= self.length and not self.truncate:
+            raise TemperaError(
+                f"{where} has {len(ids) + 1} tokens, the model reads {self.length}: shorten it, or cut it with "
+                "model.text_encoder.truncate=true."
+            )
+        return [*ids[: self.length - 1], self.END]
+
+
+class RandomFeatures(nn.Module):
+    """Features that depend on nothing but the caption's letters: to measure speed without a text encoder."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.length, self.width = length, width
+        self.register_buffer("like", torch.zeros(0), persistent=False)
+
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Captions → features [B, length, width] and a mask that keeps all of them."""
+        seeds = [int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) >> 1 for prompt in prompts]
+        rows = [torch.randn(self.length, self.width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return torch.stack(rows).to(self.like), torch.ones(len(rows), self.length, dtype=torch.bool)  # type: ignore[arg-type]
+
+
+class ClassLabels(nn.Module):
+    """Prompts that are class numbers."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
+        for number, prompt in enumerate(prompts, start=1):
+            if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
+                raise TemperaError(
+                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no class: give a number from 0 to {self.classes - 1}, "
+                    "as in prompt=207 or data=classes."
+                )
+        return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(len(prompts), 1, dtype=torch.bool)
+
+
+T5_FILES = ("model.safetensors",)
+FLAN_T5_XL = {"d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32, "vocab_size": 32128}
+
+
+def load_flan_t5(
+    weights: str, hub: str, length: int = 120, truncate: bool = False, sizes: dict[str, int] | None = None, width: int = 2048
+) -> CaptionFeatures | RandomFeatures:
+    """Flan-T5-XL's encoder (Chung et al. 2022), or another of `sizes`, with its tokenizer; `random` gives `RandomFeatures`."""
+    release = PretrainedFiles(weights, T5_FILES, hub, "model.text_weights")
+    if release.random:
+        return RandomFeatures(length, width)
+    config = T5Config(**(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    encoder: Any = on_meta(lambda: T5EncoderModel(config))
+    tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub, "model.text_weights").find()[0]
+    found = release.find()
+    state = {name: tensor for name, tensor in read(found).items() if not name.startswith(("decoder.", "lm_head."))}
+    shared = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
+    if shared is not None:
+        state |= {"shared.weight": shared, "encoder.embed_tokens.weight": shared}
+    fill(encoder, state, str(found[0]))
+    encoder.encoder.embed_tokens.weight = encoder.shared.weight
+    return CaptionFeatures(encoder, load_tokenize(tokenizer), length, truncate)
+
+
+_CLEANING: Sequence[tuple[str, str]] = (
+    (r"\b(?:https?:|www[:.])\S+", ""),
+    (r"<[^<>]+>", ""),
+    (r"@\w+\b", ""),
+    ("[\u31c0-\u31ff\u3200-\u33ff\u3400-\u4dbf\u4dc0-\u4dff\u4e00-\u9fff]+", ""),
+    ("[\u002d\u058a\u2010-\u2015\u2212\u3030\ufe58\ufe63\uff0d]+", "-"),
+    ("[`´«»“”¨]", '"'),
+    ("[‘’]", "'"),
+    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),
+    (r"#\d+\b", ""),
+    (r"\b\d{6,}\b", ""),
+    (r"\S+\.(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)", ""),
+    (r"[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
+    (r"\s+\.\s+", " "),
+    (r"\s+", " "),
+)
+
+
+def clean_caption(caption: str) -> str:
+    """A caption as LlamaGen's training saw it, up to rare patterns: lower case, without addresses, file names, Chinese and odd punctuation.
+
+    The original (DeepFloyd's, by way of PixArt) also mends encodings with ftfy and removes advertising phrases and letter-digit codes.
+    """
+    text = html.unescape(unquote_plus(str(caption))).strip().lower().replace("<person>", "person")
+    for pattern, replacement in _CLEANING:
+        text = re.sub(pattern, replacement, text)
+    if len(re.findall(r"[-_]", text)) > 3:  # this-is-my-cute-cat
+        text = re.sub(r"[-_]", " ", text)
+    return re.sub(r"^[',:;_-]|[',:_+-]$", "", text.strip()).strip()

@@ -1,0 +1,141 @@
+"""Networks whose prompt is a row of tokens of the same vocabulary as the image (Chameleon, Emu3), as a `TransformerTarget` takes them.
+
+Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.decoding.probabilities import Sampling
+from tempera.errors import TemperaError
+from tempera.runtime.huggingface import PreTrainedTokenizerFast
+from tempera.runtime.pretrained import PretrainedFiles
+from tempera.targets.token_format import ModelSpec
+from tempera.targets.transformer import Conditioner, TransformerTarget
+
+Tokenize = Callable[[str], list[int]]
+PADDING = -1
+"""What stands in a condition where there is no token."""
+
+
+class SharedVocabularyLM(nn.Module):
+    """A decoder, its head and the format of its sequences.
+
+    Args:
+        model: a Hugging Face decoder with `embed_tokens` and `rotary_emb`.
+        config: its configuration.
+    """
+
+    def __init__(self, model: Any, config: Any, spec: ModelSpec) -> None:
+        super().__init__()
+        self.model, self.config, self.spec = model, config, spec
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """The network's ids int64 [...] → [..., H]."""
+        out: Tensor = self.model.embed_tokens(tokens)
+        return out
+
+    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
+        """Condition int64 [R, 2, T] (the prompt, and what stands for none), rows that are null-conditioned bool [R] → [R, T, H]."""
+        return self.embed_tokens(_chosen(condition, drop).clamp(min=0))
+
+    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
+        """Which condition tokens are there, bool [R, T]: a null-conditioned row has its own."""
+        return _chosen(condition, drop) != PADDING
+
+
+def _chosen(condition: Tensor, drop: Tensor) -> Tensor:
+    return torch.where(drop[:, None], condition[:, 1], condition[:, 0])
+
+
+class PromptEncoder(nn.Module):
+    """Prompts to the network's ids, by the model's format.
+
+    Args:
+        tokenize: text → ids, without any special token.
+        truncate: cut a text that is too long, instead of refusing it.
+    """
+
+    def __init__(self, spec: ModelSpec, tokenize: Tokenize, truncate: bool = False) -> None:
+        super().__init__()
+        self.spec, self.tokenize, self.truncate = spec, tokenize, truncate
+
+    @torch.no_grad()
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Prompts → condition int64 [B, 2, T], padded on the left with −1, and which tokens of the prompts are there, bool [B, T].
+
+        Raises:
+            TemperaError: a prompt is empty or longer than the context has room for.
+        """
+        null = self._ids(self.spec.null, "")
+        rows = [self._row(prompt, f"prompt {number} of {len(prompts)}") for number, prompt in enumerate(prompts, start=1)]
+        width = max(map(len, [null, *rows]))
+        padded = [[[PADDING] * (width - len(ids)) + ids for ids in (row, null)] for row in rows]
+        condition = torch.tensor(padded)
+        return condition, condition[:, 0] != PADDING
+
+    def _row(self, prompt: str, where: str) -> list[int]:
+        if not prompt.strip():
+            raise TemperaError(f"{where} is empty: give it at least one word.")
+        ids = self._ids(self.spec.prompt, prompt)
+        if len(ids) <= self.spec.room:
+            return ids
+        if not self.truncate:
+            raise TemperaError(
+                f"{where} has {len(ids)} tokens, the model has room for {self.spec.room}: shorten it, or cut it with "
+                "model.text_encoder.truncate=true."
+            )
+        words = prompt.split()
+        while words and len(ids) > self.spec.room:
+            words.pop()
+            ids = self._ids(self.spec.prompt, " ".join(words))
+        return ids
+
+    def _ids(self, pieces: Sequence[int | str], text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            ids += [piece] if isinstance(piece, int) else self.tokenize(piece.replace("{text}", text))
+        return ids
+
+
+def load_prompts(spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False) -> PromptEncoder:
+    """The prompt encoder with the model's own text tokenizer, a `tokenizer.json`; with `random`, a token for every byte."""
+    release = PretrainedFiles(weights, files, hub, "model.prompt_weights")
+    return PromptEncoder(spec, _by_bytes if release.random else load_tokenize(release.find()[0]), truncate)
+
+
+def _by_bytes(text: str) -> list[int]:
+    return [10 + byte for byte in text.encode()]
+
+
+def load_tokenize(file: Path) -> Tokenize:
+    """The tokenizer of a `tokenizer.json`."""
+    try:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as problem:  # the tokenizers library raises nothing more special
+        raise TemperaError(f"{file} is no tokenizer ({str(problem).splitlines()[0]}): download it again.") from None
+
+    def tokenize(text: str) -> list[int]:
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+    return tokenize
+
+
+def prompted_target(network: Any, conditioner: Conditioner, sampling: Sampling, identity: str | None = None) -> TransformerTarget:
+    """A target that emits the codes of the image tokenizer and the ends of lines that the network's format has."""
+    spec: ModelSpec = network.spec
+    return TransformerTarget(
+        network,
+        conditioner,
+        sampling,
+        grid=spec.grid,
+        token_ids=spec.token_ids,
+        token_bias=spec.token_bias,
+        forced=spec.forced,
+        identity=identity,
+    )
