@@ -19,16 +19,16 @@ def main(cfg: DictConfig) -> dict[str, float]:
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     prompts = build.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
-    judge, protocol = build.instantiate(cfg.metrics), build.instantiate(cfg.speed)
+    evaluator, protocol = build.instantiate(cfg.metrics), build.instantiate(cfg.speed)
     target = build.build_target(cfg)
     build.compile_steps(cfg, target)
     method = build.build_method(cfg, target)
-    painter = build.instantiate(cfg.painter, target=target, method=method, image_decoder=build.build_tokenizer(cfg), device=device)
+    pipeline = build.instantiate(cfg.pipeline, target=target, method=method, image_decoder=build.build_tokenizer(cfg), device=device)
     choices = _hydra(cfg, "choices") or {}
-    identity = run_identity({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, painter)
+    identity = run_identity({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline)
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
     notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
-    plan = build.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), run_identity=identity, about=notes)
+    plan = build.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes)
 
     def start_tracker() -> Tracker:
         tags = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice]
@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
         )
         return tracker
 
-    return evaluate(plan, painter, prompts, judge, protocol, start_tracker, processes)
+    return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:

@@ -17,7 +17,7 @@ from tempera.errors import TemperaError
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, window=); in training also a larger "
-    "accumulation=, mixed_precision=bf16, or FSDP on several devices"
+    "gradient_accumulation=, mixed_precision=bf16, or FSDP on several devices"
 )
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.ENAMETOOLONG}
 

@@ -240,7 +240,7 @@ class Parallel(Decoding):
 
 @dataclass(frozen=True)
 class Speculative(Decoding):
-    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the target judges them all at once.
+    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the target evaluators them all at once.
 
     Args:
         drafter: the smaller model.
@@ -290,7 +290,7 @@ class Speculative(Decoding):
             yield least
 
     def _round(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> None:
-        """Draft, judge, append."""
+        """Draft, evaluator, append."""
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas)
@@ -330,7 +330,7 @@ class Speculative(Decoding):
         draft = self.drafter
         if draft.grid != target.grid:
             raise TemperaError(
-                f"the draft paints {draft.grid[0]}×{draft.grid[1]} tokens and the target {target.grid[0]}×{target.grid[1]}; "
+                f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target {target.grid[0]}×{target.grid[1]}; "
                 "take a draft of the target's family."
             )
         if draft.channels != target.channels:

@@ -331,7 +331,7 @@ def read_mar(directory: str | Path) -> MAR:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise TemperaError(
-                f"{directory / name} is missing: train it with `python train_draft/build_embedded.py stages=[mar]` and give "
+                f"{directory / name} is missing: train it with `python train_draft/build_shapes.py stages=[mar]` and give "
                 "weights=DIR, the directory that it wrote."
             )
     values = json.loads((directory / "config.json").read_text(encoding="utf-8"))

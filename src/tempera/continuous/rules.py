@@ -107,7 +107,7 @@ class CSpDReferenceCode:
     """CSpD as its public code computes it, which departs from the paper.
 
     Σ is inverted. A temperature, 42 there, multiplies σ in the exponent of both densities, and there only: with 1 hardly anything is
-    accepted. The draft's last stage adds no noise (`last_noise`). The target does not see the drafts that it judges, and nothing is
+    accepted. The draft's last stage adds no noise (`last_noise`). The target does not see the drafts that it evaluators, and nothing is
     rolled back: what follows a rejected token was drafted after it and stays. Where the public code gives zeros after `trials` failures,
     the target draws the token afresh.
 

@@ -20,7 +20,7 @@ PROCESSES = (1, 2, 4, 8)
 """Numbers of processes that times are told for."""
 
 RESAMPLED = 1000
-"""Images of the shard that the disk is judged by; more hardly change what one takes."""
+"""Images of the shard that the disk is evaluated by; more hardly change what one takes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Prompts and where they come from: the embedded world, a text, TSV or MS-COCO file, or a string."""
+"""Prompts and where they come from: the shapes world, a text, TSV or MS-COCO file, or a string."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to paint. The `id` seeds the row's random stream and keys every result, so it is unique in a run and safe as a file name."""
+    """What to generate. The `id` seeds the row's random stream and keys every result, so it is unique in a run and safe as a file name."""
 
     id: str
     text: str

@@ -29,7 +29,7 @@ class IndependentDraft:
         target: the target.
 
     Raises:
-        TemperaError: the two do not paint the same tokens.
+        TemperaError: the two do not generate the same tokens.
     """
 
     def __init__(self, draft: TransformerTarget, target: TransformerTarget) -> None:
@@ -40,7 +40,7 @@ class IndependentDraft:
             )
         if draft.grid != target.grid:
             sizes = ["×".join(map(str, model.grid)) for model in (draft, target)]
-            raise TemperaError(f"the draft paints {sizes[0]} tokens, the target {sizes[1]}: give a draft of the same image size.")
+            raise TemperaError(f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of the same image size.")
         self.draft, self.target = draft, target
         self._places = Places(draft)
         self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)

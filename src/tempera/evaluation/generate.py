@@ -38,7 +38,7 @@ def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt
 
 
 def generate(
-    painter: Pipeline,
+    pipeline: Pipeline,
     waiting: Sequence[Sequence[Prompt]],
     directory: Path,
     store: Store,
@@ -51,22 +51,22 @@ def generate(
     """
     for batch in waiting:
         seen = _Increments(len(batch), progress)
-        with painter.text_encoded(batch):
-            start = painter.now()
-            output = painter.tokens(batch, diagnostics=diagnostics, progress=seen)
-        rows = records(batch, output, painter.now() - start)
-        for prompt, picture in zip(batch, painter.pictures(output.tokens), strict=True):
+        with pipeline.text_encoded(batch):
+            start = pipeline.now()
+            output = pipeline.tokens(batch, diagnostics=diagnostics, progress=seen)
+        rows = records(batch, output, pipeline.now() - start)
+        for prompt, picture in zip(batch, pipeline.pictures(output.tokens), strict=True):
             write_picture(picture_path(directory, prompt.id), picture)
         store.add(rows)
         if progress is not None:
             progress(len(batch), 0, sum(row["rounds"] for row in rows) - seen.rounds)
 
 
-def restore_pictures(painter: Pipeline, rows: Sequence[Row], directory: Path) -> None:
-    """Paint again, from their tokens, pictures that have been deleted."""
+def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -> None:
+    """Generate again, from their tokens, pictures that have been deleted."""
     for row in rows:
         if not picture_path(directory, row["id"]).is_file():
-            write_picture(picture_path(directory, row["id"]), painter.pictures(torch.tensor([row["tokens"]]))[0])
+            write_picture(picture_path(directory, row["id"]), pipeline.pictures(torch.tensor([row["tokens"]]))[0])
 
 
 class _Increments:

@@ -47,7 +47,7 @@ class SpeedProtocol:
 
 
 def measure(
-    painter: Pipeline,
+    pipeline: Pipeline,
     prompts: Sequence[Prompt],
     store: Store,
     warmup: int = 1,
@@ -61,14 +61,14 @@ def measure(
     """
     groups = [list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)]
     waiting = set(store.missing([group[0].id for group in groups]))
-    kinds = [painter.method] if painter.method.is_plain else [painter.method.plain, painter.method]
+    kinds = [pipeline.method] if pipeline.method.is_plain else [pipeline.method.plain, pipeline.method]
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
-                painter.pictures(painter.tokens(groups[0], kind).tokens)
+                pipeline.pictures(pipeline.tokens(groups[0], kind).tokens)
     for place, group in enumerate(groups):
         if group[0].id in waiting:
-            store.add([_time_one(painter, group, kinds if place % 2 == 0 else kinds[::-1])])
+            store.add([_time_one(pipeline, group, kinds if place % 2 == 0 else kinds[::-1])])
             if progress is not None:
                 progress(group[0])
     rows = store.rows()
@@ -82,27 +82,27 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     return [*prompts[:wanted], *again]
 
 
-def _time_one(painter: Pipeline, prompts: list[Prompt], kinds: Sequence[Method]) -> Row:
+def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Method]) -> Row:
     """One timed batch of each kind, in that order, then the clocked one."""
     seconds, outputs = {}, {}
-    with painter.text_encoded(prompts) as text_seconds:
+    with pipeline.text_encoded(prompts) as text_seconds:
         for kind in kinds:
-            start = painter.now()
+            start = pipeline.now()
             name = "ar" if kind.is_plain else "method"
-            outputs[name] = painter.tokens(prompts, kind)
-            seconds[name] = (painter.now() - start) / len(prompts)
-        clock = Clock(painter.device)
-        painter.tokens(prompts, clock=clock)
+            outputs[name] = pipeline.tokens(prompts, kind)
+            seconds[name] = (pipeline.now() - start) / len(prompts)
+        clock = Clock(pipeline.device)
+        pipeline.tokens(prompts, clock=clock)
     output = outputs.get("method", outputs.get("ar"))
     assert output is not None
-    start = painter.now()
-    painter.pictures(output.tokens)
+    start = pipeline.now()
+    pipeline.pictures(output.tokens)
     return {
         "id": prompts[0].id,
         "ar": seconds["ar"],
         "method": seconds.get("method", seconds["ar"]),
         "text_encoder": text_seconds,
-        "image_decoder": painter.now() - start,
+        "image_decoder": pipeline.now() - start,
         "rounds": output.trace.rounds.float().mean().item(),
         **{f"part_{part}": clock.seconds.get(part, 0.0) for part in PARTS},
     }

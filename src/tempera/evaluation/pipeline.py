@@ -23,7 +23,7 @@ from tempera.runtime.row_store import Row
 
 
 class ImageDecoder(Protocol):
-    """The half of an image tokenizer that paints."""
+    """The half of an image tokenizer that generates."""
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
@@ -77,7 +77,7 @@ class Pipeline:
         clock: Parts = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
-        """Decode one image per prompt, with `method` in place of the painter's own where given."""
+        """Decode one image per prompt, with `method` in place of the pipeline's own where given."""
         method = method or self.method
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]

@@ -16,7 +16,7 @@ class Bar:
         title: what is going on.
     """
 
-    def __init__(self, images: int, done: int, length: int, shown: bool = True, title: str = "painting") -> None:
+    def __init__(self, images: int, done: int, length: int, shown: bool = True, title: str = "generating") -> None:
         note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True))
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, TimeRemainingColumn(elapsed_when_finished=True))
         self.progress = Progress(*columns, disable=not shown, refresh_per_second=4, expand=True)

@@ -1,4 +1,4 @@
-"""An evaluation, from prompts to metrics.json: generate, time, judge, report. Interrupted anywhere, it goes on where it was."""
+"""An evaluation, from prompts to metrics.json: generate, time, evaluate, report. Interrupted anywhere, it goes on where it was."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from tempera.evaluation.run_directory import claim
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import Evaluator
-from tempera.metrics.quality import ENOUGH, judge_pictures, quality, reference_features
+from tempera.metrics.quality import ENOUGH, evaluate_pictures, quality, reference_features
 from tempera.reporting import figures
 from tempera.reporting.console import print_results
 from tempera.reporting.run_names import method_label
@@ -60,9 +60,9 @@ class RunPlan:
 
 def evaluate(
     plan: RunPlan,
-    painter: Pipeline,
+    pipeline: Pipeline,
     prompts: Sequence[Prompt],
-    judge: Evaluator | None,
+    evaluator: Evaluator | None,
     protocol: SpeedProtocol,
     start_tracker: Callable[[], Tracker],
     processes: Processes,
@@ -73,67 +73,67 @@ def evaluate(
         The metrics by name, without intervals; in processes other than the main one nothing.
 
     Raises:
-        TemperaError: the judge does not fit, the directory is another run's or cannot be written, or decoding failed.
+        TemperaError: the evaluator does not fit, the directory is another run's or cannot be written, or decoding failed.
     """
-    if judge is not None:
-        judge.check(plan.model)
+    if evaluator is not None:
+        evaluator.check(plan.model)
     claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
     tracker = start_tracker()
-    rows = _generated(plan, painter, prompts, processes)
+    rows = _generated(plan, pipeline, prompts, processes)
     if not processes.is_main:
         return {}
-    timings = _timed(plan, painter, prompts[: protocol.prompts], protocol.warmup)
-    larger = {size: _timed(plan, painter, whole_batches(prompts, protocol.prompts, size), 0, size) for size in protocol.batches}
-    verdicts, metrics = _judged(plan, painter, prompts, judge)
+    timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
+    larger = {size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size) for size in protocol.batches}
+    verdicts, metrics = _evaluated(plan, pipeline, prompts, evaluator)
     metrics = acceptance(rows) | metrics
-    result = _assemble(plan, rows, timings, metrics, judge)
+    result = _assemble(plan, rows, timings, metrics, evaluator)
     result["metrics"] |= batch_speedups(larger)
-    _write(plan, painter, rows, timings, verdicts, result)
+    _write(plan, pipeline, rows, timings, verdicts, result)
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
     print(f"results in {plan.directory}")
     return {name: interval["value"] for name, interval in result["metrics"].items() if interval["value"] is not None}
 
 
-def _generated(plan: RunPlan, painter: Pipeline, prompts: Sequence[Prompt], processes: Processes) -> list[Row]:
+def _generated(plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes) -> list[Row]:
     """Generate what is missing; the records in the prompts' order."""
     store = Store(plan.directory / "records")
     waiting = todo(store, prompts, plan.batch_size)
     processes.wait()  # everyone has seen the same gaps
     missing = sum(map(len, waiting))
     mine = waiting[processes.rank :: processes.count]
-    with Bar(len(prompts), len(prompts) - missing, painter.target.length, processes.is_main) as bar:
-        generate(painter, mine, plan.directory, store, plan.diagnostics, bar.advance)
+    with Bar(len(prompts), len(prompts) - missing, pipeline.target.length, processes.is_main) as bar:
+        generate(pipeline, mine, plan.directory, store, plan.diagnostics, bar.advance)
     processes.wait()
     if not processes.is_main:
         return []
     found = store.rows()
     rows = [found[prompt.id] for prompt in prompts]
-    restore_pictures(painter, rows, plan.directory)
+    restore_pictures(pipeline, rows, plan.directory)
     return rows
 
 
-def _timed(plan: RunPlan, painter: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1) -> list[Row]:
+def _timed(plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1) -> list[Row]:
     """Timings of the prompts in batches, kept apart by machine and batch size."""
     if not prompts:
         return []
-    store = Store(plan.directory / "timings" / f"{latency.machine(painter.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}")
+    store = Store(plan.directory / "timings" / f"{latency.machine(pipeline.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}")
     groups = prompts[::batch_size]
     with Bar(len(groups), len(groups) - len(store.missing([prompt.id for prompt in groups])), 1, title="timing") as bar:
-        return latency.measure(painter, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size)
+        return latency.measure(pipeline, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size)
 
 
-def _judged(
-    plan: RunPlan, painter: Pipeline, prompts: Sequence[Prompt], judge: Evaluator | None
+def _evaluated(
+    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator | None
 ) -> tuple[dict[str, Row], dict[str, Interval]]:
     """Verdicts by prompt id, and the quality metrics."""
-    if judge is None:
+    if evaluator is None:
         return {}, {}
-    networks = judge.load(painter.device)
-    store = Store(plan.directory / f"judged-{judge.identity}")
-    verdicts = judge_pictures(networks, prompts, lambda prompt: read_picture(picture_path(plan.directory, prompt.id)), store)
-    reference = reference_features(judge, networks)
-    return verdicts, quality([verdicts[prompt.id] for prompt in prompts], reference, judge.neighbours, judge.resamples)
+    networks = evaluator.load(pipeline.device)
+    store = Store(plan.directory / f"evaluated-{evaluator.identity}")
+    verdicts = evaluate_pictures(networks, prompts, lambda prompt: read_picture(picture_path(plan.directory, prompt.id)), store)
+    reference = reference_features(evaluator, networks)
+    return verdicts, quality([verdicts[prompt.id] for prompt in prompts], reference, evaluator.neighbours, evaluator.resamples)
 
 
 def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
@@ -175,7 +175,7 @@ def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
 
 
 def _assemble(
-    plan: RunPlan, rows: Sequence[Row], timings: Sequence[Row], metrics: Mapping[str, Interval], judge: Evaluator | None
+    plan: RunPlan, rows: Sequence[Row], timings: Sequence[Row], metrics: Mapping[str, Interval], evaluator: Evaluator | None
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     timing = latency.summary(timings, len(rows[0]["tokens"])) if timings else {}
@@ -192,7 +192,7 @@ def _assemble(
         "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested) if "tv_sums" in rows[0] else [],
         "time": _plain(timing),
         "about": dict(plan.about),
-        "notes": _notes(len(rows), judge is not None, timing),
+        "notes": _notes(len(rows), evaluator is not None, timing),
     }
 
 
@@ -214,12 +214,12 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
 
 
-def _notes(images: int, judged: bool, timing: Mapping[str, Any]) -> list[str]:
+def _notes(images: int, evaluated: bool, timing: Mapping[str, Any]) -> list[str]:
     """What a reader of the table must know."""
     notes = []
-    if judged and images < ENOUGH:
+    if evaluated and images < ENOUGH:
         notes.append(f"FID, KID, precision and recall need {ENOUGH} images or more; this run has {images}.")
-    elif judged:
+    elif evaluated:
         notes.append(f"FID and recall depend on the number of images ({images}): compare runs of equal size.")
     if timing:
         parts = ", ".join(f"{part} {values['share']:.0%}" for part, values in timing["parts"].items())
@@ -231,7 +231,7 @@ def _notes(images: int, judged: bool, timing: Mapping[str, Any]) -> list[str]:
 
 
 def _write(
-    plan: RunPlan, painter: Pipeline, rows: Sequence[Row], timings: Sequence[Row], verdicts: Mapping[str, Row], result: Mapping[str, Any]
+    plan: RunPlan, pipeline: Pipeline, rows: Sequence[Row], timings: Sequence[Row], verdicts: Mapping[str, Row], result: Mapping[str, Any]
 ) -> None:
     """metrics.json, results.parquet, grid.png, acceptance_map.png and, of drafts, accepted.png; metrics.json last, as the sign of a
     finished run.
@@ -246,9 +246,9 @@ def _write(
     shown = rows[:SHOWN]
     pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]
     figures.grid(plan.directory / "grid.png", _title(result), pictures, [row["text"] for row in shown])
-    figures.acceptance_map(plan.directory / "acceptance_map.png", _title(result), rows, painter.target.grid)
+    figures.acceptance_map(plan.directory / "acceptance_map.png", _title(result), rows, pipeline.target.grid)
     if result["acceptance_by_depth"]:
-        figures.accepted(plan.directory / "accepted.png", _title(result), pictures, shown, painter.target.grid)
+        figures.accepted(plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid)
     write_json(plan.directory / "metrics.json", result)
 
 

@@ -4,7 +4,7 @@ A run directory holds
     run.json            what made it: model, method, sampling, seed; another setting is refused
     records/            generated tokens and their trace, a part file per batch
     images/<id>.png     the pictures
-    judged-…/           what the networks of the metrics say of each picture
+    evaluated-…/           what the networks of the metrics say of each picture
     timings/            one timed pair per prompt, or per batch
 and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of drafts accepted.png.
 """

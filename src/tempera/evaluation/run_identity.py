@@ -33,18 +33,18 @@ FREE = (
 """Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
 
 
-def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Mapping[str, Any], painter: Pipeline) -> dict[str, Any]:
+def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
     """The run's identity, in the order in which differences are reported.
 
     Args:
         options: the configuration's top-level values.
         choices: Hydra's choice in each group.
         drafter: the drafter's configuration; weights that its values point to count by their hash.
-        painter: target and method, built.
+        pipeline: target and method, built.
     """
-    target: Any = painter.target
-    rule = getattr(painter.method, "rule", painter.method)
-    built = getattr(painter.method, "drafter", None)
+    target: Any = pipeline.target
+    rule = getattr(pipeline.method, "rule", pipeline.method)
+    built = getattr(pipeline.method, "drafter", None)
     tree = getattr(built, "tree", None)
     weights = [Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)]
     scalars = {name: value for name, value in options.items() if isinstance(value, str | int | float | None) and name not in FREE}

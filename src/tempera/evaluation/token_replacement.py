@@ -1,4 +1,4 @@
-"""LANTERN's Table 4: are near codes interchangeable? Paint every token as one drawn from its nearest codes and judge the pictures."""
+"""LANTERN's Table 4: are near codes interchangeable? Generate every token as one drawn from its nearest codes and evaluator the pictures."""
 
 import hashlib
 
@@ -12,13 +12,13 @@ from tempera.rules.codebook_neighbours import Neighbours
 
 
 class Replacing:
-    """An image decoder that paints each code as one drawn uniformly from its nearest, itself included.
+    """An image decoder that generates each code as one drawn uniformly from its nearest, itself included.
 
     The replacement is made in the finished image, so that the tokens keep the target's own law; the paper leaves open whether later tokens
     see it. An image's draws depend on its codes and the seed only.
 
     Args:
-        decoder: what paints.
+        decoder: what generates.
         neighbours: the nearest codes of every code.
         seed: of the draws.
     """
@@ -38,10 +38,10 @@ class Replacing:
         return self.decoder.decode_codes(torch.stack(replaced))
 
 
-def replacing_painter(
+def replacing_pipeline(
     target: Target, method: Method, image_decoder: VQModel, device: torch.device, seed: int, replace: int = 1
 ) -> Pipeline:  # fmt: skip
-    """A painter that replaces each token by one of the `replace` codes nearest to it; 1 replaces none.
+    """A pipeline that replaces each token by one of the `replace` codes nearest to it; 1 replaces none.
 
     Raises:
         TemperaError: there are fewer codes.

@@ -266,7 +266,7 @@ def _streams(rows: int, seed: int) -> RandomStreams:
 
 
 def draft_alone(head: Head, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0) -> SampleComparison:
-    """How far the draft of `prove` is from the target's law if nothing judges it."""
+    """How far the draft of `prove` is from the target's law if nothing evaluators it."""
     coupling = 0.4 if length > 1 else 0.0
     streams = copy.copy(_streams(rows, seed))
     output = Parallel().decode(Toy(head.imitation(spread, 1), length, coupling), streams, streams.ids)
@@ -297,8 +297,8 @@ def biases(rows: int = 200_000) -> str:
     for name, rule in rules.items():
         cells = []
         for head, noiseless, length in heads.values():
-            judged = noiseless if isinstance(rule, CSpDReferenceCode) else head
-            proof = draft_alone(head, length=length, rows=rows) if rule is None else prove(rule, judged, length=length, rows=rows)
+            evaluated = noiseless if isinstance(rule, CSpDReferenceCode) else head
+            proof = draft_alone(head, length=length, rows=rows) if rule is None else prove(rule, evaluated, length=length, rows=rows)
             cells.append(f"{proof.distance:.3f}" + (" (exact)" if proof.agrees else ""))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\nEach ± {proof.margin:.3f} (95 %), {rows} images."

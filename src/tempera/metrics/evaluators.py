@@ -1,4 +1,4 @@
-"""Who judges pictures: the networks behind FID, KID, precision and recall, CLIP score and attribute accuracy, and their reference images.
+"""Who evaluates pictures: the networks behind FID, KID, precision and recall, CLIP score and attribute accuracy, and their reference images.
 
 Pictures are uint8 [B, 3, h, w]. Networks are loaded late, when the first pictures exist; what they need is checked early.
 """
@@ -47,7 +47,7 @@ class Evaluator(Protocol):
     resamples: int
 
     def check(self, model: str) -> None:
-        """Raise TemperaError when something is missing or this judge does not fit the model; before anything is generated."""
+        """Raise TemperaError when something is missing or this evaluator does not fit the model; before anything is generated."""
 
     def load(self, device: torch.device) -> Networks:
         """Load the networks."""
@@ -56,14 +56,14 @@ class Evaluator(Protocol):
         """Real pictures in batches, uint8 [B, 3, h, w]; none when there is no reference."""
 
 
-def no_judge() -> None:
+def no_evaluator() -> None:
     """`metrics=none`: speed and acceptance only."""
     return
 
 
 @dataclass(frozen=True)
-class RealJudge:
-    """Judges pictures of any model with networks that the user supplies, against a directory of real images.
+class RealEvaluator:
+    """Evaluates pictures of any model with networks that the user supplies, against a directory of real images.
 
     Args:
         inception: weights of the FID Inception network in torch-fidelity's format (weights-inception-2015-12-05-6726825d.pth).
@@ -94,7 +94,7 @@ class RealJudge:
         """The files exist."""
         if not self.inception and not self.clip_weights:
             raise TemperaError(
-                "metrics=real has no network to judge with: give metrics.inception=FILE (weights-inception-2015-12-05-6726825d.pth of "
+                "metrics=real has no network to evaluate with: give metrics.inception=FILE (weights-inception-2015-12-05-6726825d.pth of "
                 "torch-fidelity) with metrics.reference_dir=DIR for FID, and metrics.clip_weights=FILE for CLIP score."
             )
         for name, path in (("inception", self.inception), ("clip_weights", self.clip_weights)):

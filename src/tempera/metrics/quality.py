@@ -30,7 +30,7 @@ MAIN = ("shape", "colour", "background")
 """Those that make up `attribute_accuracy`."""
 
 
-def judge_pictures(
+def evaluate_pictures(
     networks: Networks, prompts: Sequence[Prompt], pictures: Callable[[Prompt], Pictures], store: Store, batch: int = 64
 ) -> dict[str, Row]:
     """Verdicts on each prompt's picture: those missing are made, in batches; returns all, by prompt id.
@@ -61,18 +61,18 @@ def _verdicts(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures)
 
 
 @torch.inference_mode()
-def reference_features(judge: Evaluator, networks: Networks, cache: Path | None = None) -> Array | None:
-    """Features of the judge's real pictures, [m, D]; kept in `cache` (~/.cache/tempera) under the judge's identity. None without any."""
+def reference_features(evaluator: Evaluator, networks: Networks, cache: Path | None = None) -> Array | None:
+    """Features of the evaluator's real pictures, [m, D]; kept in `cache` (~/.cache/tempera) under the evaluator's identity. None without any."""
     if networks.features is None:
         return None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tempera" if cache is None else cache
-    path = cache / f"reference-{judge.identity}.npy"
+    path = cache / f"reference-{evaluator.identity}.npy"
     try:
         known: Array = np.load(path)
         return known
     except (OSError, ValueError):
         pass
-    batches = [networks.features(torch.from_numpy(pictures)).double().cpu().numpy() for pictures in judge.reference()]
+    batches = [networks.features(torch.from_numpy(pictures)).double().cpu().numpy() for pictures in evaluator.reference()]
     if not batches:
         return None
     features: Array = np.concatenate(batches)

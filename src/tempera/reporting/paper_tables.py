@@ -1,6 +1,6 @@
 """A paper's figures beside ours: a preset of conf/experiment/ names a table of `data/paper_results.yaml`, whose rows meet the runs here.
 
-A run belongs to a row of the paper when it has the row's options. Where the embedded model needs another value, as its codebook is smaller
+A run belongs to a row of the paper when it has the row's options. Where the shipped model needs another value, as its codebook is smaller
 than the papers', the preset says so under `paper.same`, as {option: {the paper's value: ours}}.
 """
 
@@ -198,9 +198,9 @@ def _about(runs: Sequence[PaperRow]) -> list[str]:
     models, machines = (sorted({str(run[key]) for run in runs}) for key in ("model", "machine"))
     images = sorted({run["images"] for run in runs})
     notes = [f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, {', '.join(machines)}."]
-    if any(model.startswith("embedded") for model in models):
+    if any(model.startswith("shapes") for model in models):
         notes.append(
-            "The embedded models and their judges are tiny and know one small world: compare differences between rows, not levels."
+            "The shipped models and their evaluators are tiny and know one small world: compare differences between rows, not levels."
         )
     return notes
 

@@ -26,7 +26,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that times, judges and reports."""
+        """Whether this is the process that times, evaluates and reports."""
         return self.rank == 0
 
     def wait(self) -> None:

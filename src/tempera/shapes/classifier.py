@@ -1,4 +1,4 @@
-"""The embedded judge: a small network that reads a scene's attributes and whose features feed FID, KID and precision/recall."""
+"""The shipped evaluator: a small network that reads a scene's attributes and whose features feed FID, KID and precision/recall."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The embedded CLIP, through open_clip's own code path: a directory with open_clip_config.json and open_clip_model.safetensors."""
+"""The shipped CLIP, through open_clip's own code path: a directory with open_clip_config.json and open_clip_model.safetensors."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ TINY_CLIP: dict[str, Any] = {
     },
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "squash"},
 }
-"""The embedded CLIP's configuration, in open_clip's format."""
+"""The shipped CLIP's configuration, in open_clip's format."""
 
 
 def load_clip(directory: Path = SHIPPED / "clip") -> tuple[nn.Module, Callable[[list[str]], Tensor], Callable[[Any], Tensor]]:

@@ -20,7 +20,7 @@ NETWORKS = (SHIPPED / "classifier" / "model.safetensors", SHIPPED / "clip" / "op
 
 @dataclass(frozen=True)
 class ShapesEvaluator:
-    """Judges pictures of the embedded world with the shipped classifier and CLIP, against real scenes.
+    """Evaluates pictures of the shapes world with the shipped classifier and CLIP, against real scenes.
 
     Args:
         reference_count: how many real scenes.
@@ -42,15 +42,15 @@ class ShapesEvaluator:
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self, model: str) -> None:
-        """Only the embedded models paint this world."""
-        if model not in ("embedded", "embedded_mar"):
+        """Only the shipped models generate this world."""
+        if model not in ("shapes", "shapes_mar"):
             raise TemperaError(
-                f"metrics=default judges pictures of the embedded world, not model={model}: use metrics=real with metrics.inception=FILE "
+                f"metrics=shapes evaluates pictures of the shapes world, not model={model}: use metrics=real with metrics.inception=FILE "
                 "and metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP score, or metrics=none."
             )
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
-            raise TemperaError(f"{missing[0]} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`.")
+            raise TemperaError(f"{missing[0]} is missing: reinstall tempera, or rebuild it with `python train_draft/build_shapes.py`.")
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(f"metrics.reference_count={self.reference_count} is too small: give at least {2 * (self.neighbours + 1)}.")
 

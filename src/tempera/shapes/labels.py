@@ -1,4 +1,4 @@
-"""The classes of the embedded MAR: a shape in a colour."""
+"""The classes of the shipped MAR: a shape in a colour."""
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class ShapeLabels(nn.Module):
             if label is None:
                 raise TemperaError(
                     f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no shape: give one shape in one colour, as in "
-                    'prompt="a red ring" or data=shapes.'
+                    'prompt="a red ring" or data=shape_classes.'
                 )
         return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
 

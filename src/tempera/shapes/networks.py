@@ -1,4 +1,4 @@
-"""The embedded default: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the package."""
+"""The shipped model: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the package."""
 
 import json
 from dataclasses import asdict
@@ -66,7 +66,7 @@ def _load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise TemperaError(
-                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_embedded.py`."
+                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_shapes.py`."
             )
     state = load_file(directory / "model.safetensors")
     return json.loads((directory / "config.json").read_text()), {

@@ -17,7 +17,7 @@ from tempera.training.dataset import HOLDOUT, Captioned, vq_encoder
 
 
 class WorldCodes:
-    """The embedded world's scenes, encoded as they are needed: unlimited. Scene 0, 20, 40, … are the hold-out."""
+    """The shapes world's scenes, encoded as they are needed: unlimited. Scene 0, 20, 40, … are the hold-out."""
 
     def __init__(self, encoder: VQEncoder, seed: int = 0) -> None:
         self.world, self.encoder = World(seed), encoder
@@ -37,7 +37,7 @@ class WorldCodes:
 
 
 class WorldScenes:
-    """The embedded world's scenes `first` … `first + count − 1`."""
+    """The shapes world's scenes `first` … `first + count − 1`."""
 
     def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
         if count < 1:
@@ -60,7 +60,7 @@ class WorldScenes:
 
 
 def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
-    """Captions `offset` … `offset + limit − 1` of the embedded world with that seed; ids are world-000123.
+    """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are world-000123.
 
     The default seed differs from the training world's (0), so the scenes are unseen.
     """
@@ -70,5 +70,5 @@ def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Promp
 
 
 def world_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0) -> WorldCodes:
-    """`train_data=shapes`: scenes of the embedded world, encoded as they are needed."""
+    """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(vq_encoder(target.grid, tokenizer), seed)

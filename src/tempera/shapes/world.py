@@ -1,4 +1,4 @@
-"""The embedded world: a procedural, seeded, unlimited source of captioned 64×64 scenes.
+"""The shapes world: a procedural, seeded, unlimited source of captioned 64×64 scenes.
 
 A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a plain, striped or checkered background,
 under a lighting gradient and a natural-looking noise texture. Scene `i` of a world is a pure function of `(world seed, i)`.
@@ -198,9 +198,9 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 
 def render(scene: Scene) -> Image:
-    """Paint a fully specified scene: float32 [64, 64, 3] in [0, 1]."""
+    """Generate a fully specified scene: float32 [64, 64, 3] in [0, 1]."""
     if scene.background is None or scene.pattern is None or any(thing.radius is None for thing in scene.things):
-        raise TemperaError("only a fully specified scene can be painted: background, pattern and every position must be known.")
+        raise TemperaError("only a fully specified scene can be generated: background, pattern and every position must be known.")
     rng = np.random.default_rng(scene.seed)
     image = _background(scene.background, scene.pattern, rng)
     for thing in scene.things:

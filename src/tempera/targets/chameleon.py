@@ -1,4 +1,4 @@
-"""Chameleon (Chameleon team 2024) and its descendants that paint: Lumina-mGPT (Liu et al. 2024) and Anole (Chern et al. 2024).
+"""Chameleon (Chameleon team 2024) and its descendants that generate: Lumina-mGPT (Liu et al. 2024) and Anole (Chern et al. 2024).
 
 The transformer is Hugging Face's inner model; its `ForConditionalGeneration` would set the logits of image tokens to −∞. Facts about the
 vocabulary are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image codes 4 … 8195 in order, `<eoss>` (end of image) 8196,

@@ -150,7 +150,7 @@ class TransformerTarget:
             TemperaError: no prompts, or a prompt padded on the right.
         """
         if not prompts:
-            raise TemperaError("there are no prompts to paint: give at least one.")
+            raise TemperaError("there are no prompts to generate: give at least one.")
         condition, keep = (part.to(self.device) for part in self.conditioner(prompts))
         if not bool(keep[:, -1].all()):
             raise TemperaError("a prompt's last condition token is padding, but decoding starts from it: pad prompts on the left.")

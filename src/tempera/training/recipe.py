@@ -14,35 +14,35 @@ class Recipe:
     Attributes:
         steps: optimiser steps.
         batch_size: images per optimiser step, over all processes and accumulated parts.
-        accumulation: parts that a process takes a batch in, one after the other, to save memory; it does not change the gradients.
-        lr: peak learning rate, reached linearly over `warmup` steps, then decayed to 0 as `decay` says: linear, cosine or constant.
-        clip: largest norm of the gradient; 0 does not clip.
-        noise: the input hidden states are moved by uniform noise in ± this.
-        unroll: drafted steps that are learned besides the first, each from the draft's own predictions of the step before (HASS; 0 is
+        gradient_accumulation: parts that a process takes a batch in, one after the other, to save memory; it does not change the gradients.
+        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed to 0 as `decay` says: linear, cosine or constant.
+        grad_clip: largest norm of the gradient; 0 does not clip.
+        hidden_noise: the input hidden states are moved by uniform noise in ± this.
+        ttt_steps: drafted steps that are learned besides the first, each from the draft's own predictions of the step before (HASS; 0 is
             EAGLE-1). With k of them the draft's pass that is learned from is over 1 + k copies of
             the images, after k passes without gradient over 1 … k copies.
-        drop: probability that an image becomes null-conditioned, for target and draft alike.
+        cfg_dropout: probability that an image becomes null-conditioned, for target and draft alike.
         cross_entropy: weight of the cross-entropy beside the regression of hidden states.
         ema: decay of the moving average of the weights, which is then what is validated and saved; 0 keeps none.
         mixed_precision: "no" or "bf16".
         validate_every, checkpoint_every: in steps.
         holdout: held-out images per validation; `decodes`: how many of their captions are drawn with the draft at `depth`.
-        chunk: positions whose logits are held in memory at a time.
+        logit_chunk: positions whose logits are held in memory at a time.
     """
 
     steps: int = 125_000
     batch_size: int = 16
-    accumulation: int = 1
+    gradient_accumulation: int = 1
     lr: float = 1e-4
-    warmup: int = 2000
+    warmup_steps: int = 2000
     decay: Literal["linear", "cosine", "constant"] = "linear"
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.0
-    clip: float = 0.5
-    noise: float = 0.1
-    unroll: int = 0
-    drop: float = 0.1
+    grad_clip: float = 0.5
+    hidden_noise: float = 0.1
+    ttt_steps: int = 0
+    cfg_dropout: float = 0.1
     cross_entropy: float = 0.1
     ema: float = 0.0
     mixed_precision: Literal["no", "bf16"] = "no"
@@ -53,16 +53,26 @@ class Recipe:
     holdout: int = 64
     decodes: int = 4
     depth: int = 5
-    chunk: int = 4096
+    logit_chunk: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulation", "validate_every", "checkpoint_every", "log_every", "holdout", "depth", "chunk"):
+        for name in (
+            "steps",
+            "batch_size",
+            "gradient_accumulation",
+            "validate_every",
+            "checkpoint_every",
+            "log_every",
+            "holdout",
+            "depth",
+            "logit_chunk",
+        ):
             if getattr(self, name) < 1:
                 raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
-        for name in ("warmup", "weight_decay", "clip", "noise", "unroll", "cross_entropy", "decodes"):
+        for name in ("warmup_steps", "weight_decay", "grad_clip", "hidden_noise", "ttt_steps", "cross_entropy", "decodes"):
             if not getattr(self, name) >= 0:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
-        for name in ("drop", "ema", "beta1", "beta2"):
+        for name in ("cfg_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give a number in [0, 1).")
         if not self.lr > 0:
@@ -73,9 +83,9 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """Learning rate of step number `step` (from 0)."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
         factors = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}
         return self.lr * factors[self.decay]
 
@@ -85,10 +95,10 @@ class Recipe:
         Raises:
             TemperaError: the batch does not divide.
         """
-        parts = self.accumulation * processes
+        parts = self.gradient_accumulation * processes
         if self.batch_size % parts:
             raise TemperaError(
-                f"batch_size={self.batch_size} does not divide into accumulation={self.accumulation} × {processes} processes: "
+                f"batch_size={self.batch_size} does not divide into gradient_accumulation={self.gradient_accumulation} × {processes} processes: "
                 f"give a multiple of {parts}."
             )
         return self.batch_size // parts

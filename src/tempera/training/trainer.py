@@ -149,10 +149,10 @@ class Run:
         for positions, last in self._parts(number):
             with nullcontext() if last else self._gradients_stay():
                 loss = self.losses(positions)
-                self.accelerator.backward(loss[0] / recipe.accumulation)
+                self.accelerator.backward(loss[0] / recipe.gradient_accumulation)
             losses.append(loss.detach())
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
-        norm = fsdp.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.clip or torch.inf))
+        norm = fsdp.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.grad_clip or torch.inf))
         if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
             raise TemperaError(
                 f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
@@ -172,22 +172,22 @@ class Run:
     def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
         """This process's parts of a step, as numbers of training images, and whether a part is the last."""
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
-        for part in range(self.recipe.accumulation):
-            yield self.recipe.positions(number, part, process, processes), part == self.recipe.accumulation - 1
+        for part in range(self.recipe.gradient_accumulation):
+            yield self.recipe.positions(number, part, process, processes), part == self.recipe.gradient_accumulation - 1
 
     def losses(self, positions: list[int]) -> Tensor:
         """Losses of these training images, [3]: total, regression, cross-entropy."""
         recipe, images = self.recipe, self.codes.train(positions)
         with self.accelerator.autocast():
-            lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.drop))
-            states = [nudge(lesson.previous, recipe.seed, positions, recipe.noise)]
-            for _ in range(recipe.unroll):
+            lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.cfg_dropout))
+            states = [nudge(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
+            for _ in range(recipe.ttt_steps):
                 with torch.no_grad():
                     ahead = self.draft(*_floats(lesson.unrolled(states)))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
             predicted = self.model(*_floats(lesson.unrolled(states))).unflatten(1, (len(states), -1))
             mine, true = predicted[:, :, lesson.start :], lesson.hidden[:, None, lesson.start :].expand(-1, len(states), -1, -1)
-            loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.chunk)
+            loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.logit_chunk)
         return torch.stack([loss.total, loss.regression, loss.cross_entropy])
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training of the embedded evaluation networks: the attribute classifier and the tiny CLIP."""
+"""Training of the shapes evaluation networks: the attribute classifier and the tiny CLIP."""
 
 import json
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def measure_classifier(model: Classifier, world: World, count: int = 2000) -> di
 
 
 def new_clip() -> tuple[nn.Module, Callable[[list[str]], Tensor]]:
-    """An untrained CLIP of the embedded configuration and its tokenizer, built by open_clip."""
+    """An untrained CLIP of the shapes configuration and its tokenizer, built by open_clip."""
     open_clip = import_open_clip()
     with TemporaryDirectory() as directory:
         (Path(directory) / "open_clip_config.json").write_text(json.dumps(TINY_CLIP))

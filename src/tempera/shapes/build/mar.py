@@ -1,4 +1,4 @@
-"""Training of the embedded MAR: a KL tokenizer, then a small network and a smaller one that drafts for it, on scenes of one shape."""
+"""Training of the shipped MAR: a KL tokenizer, then a small network and a smaller one that drafts for it, on scenes of one shape."""
 
 import copy
 import math
@@ -62,7 +62,7 @@ class MARTraining:
         variance: weight of the variational bound that teaches the variances, beside the squared error of the noise.
         denoising_steps, denoising_start: of the sampling that the variances are learned for, as in `Sampling`. In a step from one of 1,000
             levels to the next their bounds are next to each other, and nothing is learned of what a step over forty needs.
-        drop: share of images without a class, for guidance.
+        cfg_dropout: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
     """
@@ -79,7 +79,7 @@ class MARTraining:
     lr: float = 2e-3
     matrix_lr: float = 5e-3
     weight_decay: float = 0.02
-    warmup: int = 100
+    warmup_steps: int = 100
     repeats: int = 1
     shown: float = 0.5
     emphasis: float = 10.0
@@ -88,7 +88,7 @@ class MARTraining:
     variance: float = 0.3
     denoising_steps: int = 25
     denoising_start: int = 960
-    drop: float = 0.1
+    cfg_dropout: float = 0.1
     ema: float = 0.998
     bf16: bool = False
     seed: int = 0
@@ -131,10 +131,10 @@ def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None 
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
             mean, log_variance = model.moments(images)
             latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-            painted = model.decoder(model.post_quant_conv(latents)).float()
-        error = F.mse_loss(painted, images)
+            generated = model.decoder(model.post_quant_conv(latents)).float()
+        error = F.mse_loss(generated, images)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
-        loss = error + 0.5 * F.l1_loss(painted, images) + settings.kl * divergence
+        loss = error + 0.5 * F.l1_loss(generated, images) + settings.kl * divergence
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -291,7 +291,7 @@ def train_mar(
     model = _Averaged(network, settings.ema)
     network.class_emb.weight.register_hook(_taught_together)
     optimisers = _optimisers(network, settings)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup, steps)) for optimiser in optimisers]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup_steps, steps)) for optimiser in optimisers]
     for step in range(_resume(directory, model, optimisers, schedules), steps):
         torch.manual_seed(settings.seed * 1_000_003 + step)  # so that an interrupted training ends the same
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
@@ -346,7 +346,7 @@ def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimiz
 def _measure(network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512) -> dict[str, float]:
     """The losses with a class on unseen scenes."""
     torch.manual_seed(settings.seed)
-    unseen, told = encode_scenes(World(settings.seed + 1), count, tokenizer), replace(settings, drop=0.0, emphasis=1.0, bf16=False)
+    unseen, told = encode_scenes(World(settings.seed + 1), count, tokenizer), replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False)
     batches = torch.arange(count).split(64)
     losses = [_losses(network, unseen.draw(batch, tokenizer), unseen.classes[batch], told) for batch in batches]
     error, divergence = (torch.stack(part).mean().item() for part in zip(*losses, strict=True))
@@ -359,7 +359,7 @@ def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining,
     nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
     known = min(int(length * share), length - 1)
     order = torch.rand(len(tokens), length).argsort()
-    drop = torch.rand(len(tokens)) < settings.drop
+    drop = torch.rand(len(tokens)) < settings.cfg_dropout
     taken = NoiseSchedule(settings.denoising_steps, start=settings.denoising_start)
     # on a CPU, fused attention's backward pass takes twice as long
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):

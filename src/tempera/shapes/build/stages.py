@@ -1,4 +1,4 @@
-"""Building the embedded default, stage by stage, into one directory; each stage leaves a record of how it was trained."""
+"""Building the shipped model, stage by stage, into one directory; each stage leaves a record of how it was trained."""
 
 import json
 import logging
@@ -126,13 +126,13 @@ class _recorded:
 def write_readme(output: Path) -> None:
     """Write README.md beside the weights: what each network is, the commands, seeds, times and final metrics, from the stages' records."""
     lines = [
-        "# The embedded default",
+        "# The shipped model",
         "",
         "Trained by this repository's own scripts on the procedural world of `tempera.shapes.world`; nothing else went in. Weights are",
         "float16 safetensors, computed with in float32. To rebuild everything (about six hours on two CPU cores):",
         "",
-        "    python train_draft/build_embedded.py output=src/tempera/embedded",
-        "    python train_draft/main.py model=embedded",
+        "    python train_draft/build_shapes.py output=src/tempera/shapes/weights",
+        "    python train_draft/main.py model=shapes",
         "",
         "| network | parameters file | seed | steps | seconds | final metrics | machine |",
         "|---|---|---|---|---|---|---|",

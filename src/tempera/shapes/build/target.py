@@ -1,4 +1,4 @@
-"""Training of the embedded target: a tiny LlamaGen and its text encoder, jointly, on world images encoded by the embedded tokenizer."""
+"""Training of the shipped target: a tiny LlamaGen and its text encoder, jointly, on world images encoded by the shapes tokenizer."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ class TargetTraining:
     lr: float = 3e-3
     matrix_lr: float = 6e-3
     weight_decay: float = 0.02
-    warmup: int = 60
+    warmup_steps: int = 60
     caption_dropout: float = 0.1
     object_weight: float = 3.0
     onset_weight: float = 8.0
@@ -180,7 +180,7 @@ def train_target(
         model.network.load_state_dict(load_target_network(Path(settings.start) / "target").state_dict())
     model.network.model.set_attn_implementation("eager")  # on a CPU, fused attention's backward pass takes twice as long
     optimisers = _optimisers(model, settings)
-    shape = trapezoid(settings.warmup, settings.steps)
+    shape = trapezoid(settings.warmup_steps, settings.steps)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, shape) for optimiser in optimisers]
     first = _resume(directory, model, optimisers, schedules)
     forward = torch.compile(model) if settings.compile else model

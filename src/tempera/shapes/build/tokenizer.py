@@ -1,4 +1,4 @@
-"""Training of the embedded VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA quantisation, straight-through."""
+"""Training of the shapes VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA quantisation, straight-through."""
 
 import logging
 from collections.abc import Callable

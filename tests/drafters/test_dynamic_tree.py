@@ -1,0 +1,141 @@
+"""Dynamic trees: they are what EAGLE-2 defines, each row has its own, and decoding with them is lossless."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from dynamic_trees import grown, token_paths
+from host_reads import HostReads
+from random_drafts import Spy
+
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.errors import TemperaError
+from tempera.exactness.tables import TableDraft, TableTarget, check, emit
+from tempera.rules.standard import Exact, Relaxed
+
+SIZES = [(2, 3, 6), (3, 2, 7), (3, 4, 4), (1, 3, 3)]
+"""Branches, depth and nodes; the third expands more nodes than it keeps, the last is a chain."""
+
+
+def drafter_of(branches, depth, nodes):
+    return lambda draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_trees_are_those_of_the_definition(size):
+    target = TableTarget(6, 6)
+    draft = TableDraft(target)
+    spy = Spy(drafter_of(*size)(draft))
+    output = emit(target, spy, Exact(), rows=20)
+    shapes, written = set(), torch.zeros(20, dtype=torch.int64)
+    for drafted, _, _, emitted in spy.heard:
+        assert drafted.q.sum(-1).eq(1).all() and drafted.q.gather(-1, drafted.tokens.unsqueeze(-1)).eq(1).all()
+        for row in range(20):
+            prefix = output.tokens[row, : written[row]].tolist()
+            if len(prefix) + size[1] > 6:
+                continue  # a part of the tree is past the image, where the tables end
+            paths = token_paths(drafted, row)
+            wanted = dict(grown(lambda path, prefix=prefix: law_after(draft, [*prefix, *path]), *size))
+            assert set(paths) == set(wanted) and len(paths) == size[2]
+            for first, second in pairwise(paths):
+                assert len(first) <= len(second)
+                assert first[:-1] != second[:-1] or wanted[first] > wanted[second]  # siblings: the more probable one is tested first
+            shapes.add(tuple(drafted.tree.parents[row].tolist()))
+        written += emitted
+    assert len(shapes) > 3 or size[0] == 1
+
+
+def law_after(draft, tokens):
+    prefix = 0
+    for token in tokens:
+        prefix = prefix * draft.vocab_size + 1 + token
+    return draft.table[prefix].tolist()
+
+
+SAMPLINGS = {
+    "plain": Sampling(1.0),
+    "guided": Sampling(3.0, temperature=1.7),
+    "guided top-k": Sampling(2.0, 1.3, top_k=3, top_p=0.9),
+    "greedy": Sampling(1.0, temperature=0),
+}
+
+
+@pytest.mark.parametrize("size", SIZES[:3])
+@pytest.mark.parametrize("sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()])
+def test_the_law_is_the_target_s(sampling, size):
+    proof = check(Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000)
+    assert proof.agrees, proof
+    assert proof.accepted_length > 1.5
+
+
+def test_the_law_over_many_rounds():
+    proof = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
+    assert proof.agrees, proof
+    assert proof.accepted_length < 3
+
+
+def test_forced_positions_stand():
+    proof = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
+    assert proof.agrees, proof
+
+
+def test_no_more_than_one_with_the_optimal_residual_is_exact():
+    proof = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
+    assert proof.agrees, proof
+
+
+class Drawn(DynamicTreeDrafter):
+    """Claims that the proposals were drawn from a distribution."""
+
+    def propose(self, uniforms):
+        draft = super().propose(uniforms)
+        return Draft(draft.tokens, 0.5 * draft.q + 0.5 / self.vocab_size, draft.tree)
+
+
+def test_a_wrong_label_is_caught():
+    assert not check(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=200_000).agrees
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, 0)], ids=["plain", "greedy"])
+def test_a_round_reads_back_one_number(sampling):
+    target = TableTarget(4, 6, sampling)
+    drafter = drafter_of(3, 3, 8)(TableDraft(target))
+    rounds, names = [], ["a", "b", "c"]
+    emit(target, drafter, Exact(), rows=3)
+    with HostReads() as reads:
+        decode(target, drafter, Exact(), RandomStreams(0, names), names, progress=lambda count, _: rounds.append(count))
+    assert len(rounds) >= 2 and reads.count == {"_local_scalar_dense": len(rounds)}
+
+
+def test_a_sick_draft_is_told():
+    target = TableTarget(4, 6)
+    draft, names = TableDraft(target), ["a", "b"]
+    draft.table[1:5] = torch.nan
+    with pytest.raises(TemperaError, match="the draft gave NaN probabilities for prompt 'a'"):
+        decode(target, drafter_of(2, 3, 6)(draft), Exact(), RandomStreams(0, names), names)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ((2, 0, 1), "depth=0 drafts nothing; give it 1 or more, or use method=ar"),
+        ((5, 2, 4), "branches=5 is not possible with a vocabulary of 4 tokens; give 1 to 4"),
+        ((0, 2, 4), "branches=0 is not possible with a vocabulary of 4 tokens; give 1 to 4"),
+        ((2, 3, 11), "nodes=11 is not possible: branches=2 and depth=3 expand to 10; give 1 to 10"),
+        ((2, 3, 0), "nodes=0 is not possible: branches=2 and depth=3 expand to 10; give 1 to 10"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(size, told):
+    with pytest.raises(TemperaError, match=f"^{told}$"):
+        drafter_of(*size)(TableDraft(TableTarget(4, 3)))
+
+
+def test_the_largest_tree_is_all_candidates():
+    target = TableTarget(4, 6)
+    spy = Spy(drafter_of(2, 3, 10)(TableDraft(target)))
+    emit(target, spy, Exact(), rows=4)
+    assert spy.heard[0][0].tree.nodes == 10

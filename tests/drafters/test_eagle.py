@@ -1,0 +1,172 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from host_reads import HostReads
+from scipy.stats import chi2
+from tiny_networks import (
+    GRID,
+    LENGTH,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    TextLlama,
+    captions,
+    check_q,
+    full_draft,
+    lively,
+    llamagen,
+    random_rounds,
+    tiny_eagle,
+    tiny_target,
+)
+
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft, build_eagle
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.rules.standard import Exact, Relaxed
+
+TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
+
+
+def eagle_drafter(target, tree, eagle=None):
+    return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target), tree)
+
+
+@torch.no_grad()
+def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
+    """Random rounds to the end: every q equals the one computed from scratch, with true hidden states wherever they are known."""
+    for draft, images in random_rounds(target, eagle_drafter(target, tree, eagle), prompts, generator):
+        for row, image in enumerate(images):
+
+            def law(path, row=row, image=image):
+                hidden = full_draft(eagle, target, prompts, image, row, path)[:, None]
+                place = None if forced is None else forced[len(image) + len(path)][None, None]
+                return target.sampling.distribution(target.lm_logits(hidden), place)[0, 0]
+
+            check_q(draft, row, law, target.length - len(image) - 1)
+
+
+@pytest.mark.parametrize(("name", "guidance"), [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)])
+def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
+    target = tiny_target(Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4)
+    check_bookkeeping(target, tiny_eagle(target), TREES[name], PROMPTS[1:4:2], torch.Generator().manual_seed(1))
+
+
+def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
+    network, forced = lively(TextLlama()), torch.full((6,), -1)
+    forced[[2, 5]] = 0
+    ids = torch.tensor([29, 11, 12, 13, 20])
+    target = tiny_target(
+        Sampling(2.0), network=network, conditioner=network.conditioner, grid=(2, 3), token_ids=ids, forced=forced, granularity=4
+    )
+    eagle = lively(EagleModel(EagleConfig.of(network, "text", vocab_size=5)), 1)
+    check_bookkeeping(target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced)
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_greedy_eagle_generates_what_greedy_autoregression_generates(name):
+    target = tiny_target(Sampling(3.0, temperature=0))
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    eagle = decode(target, eagle_drafter(target, TREES[name]), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert torch.equal(plain.tokens, eagle.tokens)
+    assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_batch_generates_what_single_prompts_paint(name, guidance):
+    target = tiny_target(Sampling(guidance, top_k=6))
+    drafter = eagle_drafter(target, TREES[name])
+
+    def generate(prompts):
+        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
+        return output.tokens, output.trace.rounds
+
+    tokens, rounds = generate(PROMPTS)
+    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate([prompt])
+        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+
+
+def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
+    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1))
+    drafter, rows = eagle_drafter(target, TREE), 3000
+    prompts = ["bb"] * rows
+    with torch.no_grad():
+        target.begin(prompts, drafter.nodes)
+        drafter.begin(prompts)
+        draft = drafter.propose(torch.rand(rows, drafter.uniforms, generator=torch.Generator().manual_seed(0)))
+    assert torch.isfinite(draft.q).all()
+    for node in range(TREE.nodes):
+        expected, observed = draft.q[:, node].sum(0), torch.bincount(draft.tokens[:, node], minlength=VOCAB)
+        variance = (draft.q[:, node] * (1 - draft.q[:, node])).sum(0)
+        likely = variance > 5
+        assert likely.sum() > 4 and not observed[expected == 0].any()
+        deviations = ((observed - expected).square() / variance)[likely]
+        assert deviations.sum() < chi2.isf(1e-5, int(likely.sum()))
+
+
+def test_drafts_at_forced_places_are_always_kept():
+    forced = torch.full((LENGTH,), -1)
+    forced[4::5] = 3
+    target = tiny_target(forced=forced)
+    output = decode(target, eagle_drafter(target, Tree.chain(3)), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
+    assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
+    drafted = output.trace.place.view(4, *GRID)[..., -1] <= 3  # wherever a draft reached a forced place, it was kept
+    assert drafted.any() and (output.trace.origin.view(4, *GRID)[..., -1][drafted] != 1).all()
+
+
+def test_built_from_a_directory(tmp_path):
+    target = tiny_target()
+    tiny_eagle(target).save_pretrained(tmp_path / "draft")
+    drafter = build_eagle(str(tmp_path / "draft"), target, Tree.chain(2))
+    reference = eagle_drafter(target, Tree.chain(2))
+    generate = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, reference)]
+    assert torch.equal(*generate)
+    with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
+        build_eagle(str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2))
+
+
+@pytest.mark.parametrize("name", ["ar", "chain", "tree"])
+def test_a_round_reads_back_one_number(name):
+    target = tiny_target()
+    drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
+    counts = []
+    with HostReads() as reads:
+        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+    assert {after - before for before, after in pairwise(counts)} == {1}
+
+
+def test_the_next_images_use_the_same_memory():
+    target = tiny_target()
+    drafter = eagle_drafter(target, Tree.chain(3))
+    storages = []
+    for _ in range(2):
+        decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+        storages.append((target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()))
+    assert storages[0] == storages[1]
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_half_precision_decodes_too(name):
+    target = tiny_target(network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts))
+    eagle = tiny_eagle(tiny_target())
+    output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
+    assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
+
+
+def test_a_random_draft_fits_any_target_and_says_so(capsys):
+    target = tiny_target(identity="in another precision")
+    drafter = build_eagle("random", target, Tree.chain(2))
+    assert "draft: random weights" in capsys.readouterr().out
+    assert decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"]).tokens.shape == (1, LENGTH)

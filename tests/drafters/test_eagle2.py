@@ -1,0 +1,104 @@
+"""EAGLE-2 on networks: trees grown with a cache are those grown from whole forward passes, and images do not depend on the batch."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from dynamic_trees import grown, token_paths
+from host_reads import HostReads
+from tiny_networks import GRID, LENGTH, PROMPTS, full_draft, llamagen, random_rounds, tiny_eagle, tiny_target
+
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import EagleDraft, build_eagle2, confidence
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.rules.standard import Exact
+
+
+def eagle2(target, branches=3, depth=3, nodes=8):
+    return DynamicTreeDrafter(EagleDraft(tiny_eagle(target), target, confidence), target.vocab_size, branches, depth, nodes)
+
+
+def law_after(target, eagle, prompts, image, row):
+    """What the draft ranks by after a path, by forward passes over whole sequences."""
+
+    def law(path):
+        hidden = full_draft(eagle, target, prompts, image, row, list(path))
+        return confidence(target.sampling).distribution(target.lm_logits(hidden))[0].tolist()
+
+    return law
+
+
+@pytest.mark.parametrize("size", [(3, 3, 8), (3, 4, 4)])
+@pytest.mark.parametrize("sampling", [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)], ids=["plain", "guided", "greedy"])
+@torch.no_grad()
+def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling, size):
+    target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
+    eagle, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
+    for draft, images in random_rounds(target, eagle2(target, *size), prompts, torch.Generator().manual_seed(1)):
+        for row, image in enumerate(images):
+            if len(image) + size[1] <= target.length:
+                wanted = grown(law_after(target, eagle, prompts, image, row), *size)
+                assert set(token_paths(draft, row)) == {path for path, _ in wanted}
+                shapes.add(tuple(draft.tree.parents[row].tolist()))
+    assert len(shapes) > 1 or size[2] == 4
+
+
+def test_greedy_trees_generate_what_greedy_autoregression_generates():
+    target = tiny_target(Sampling(3.0, temperature=0))
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    trees = decode(target, eagle2(target), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert torch.equal(plain.tokens, trees.tokens)
+    assert len(plain.tokens.unique()) > 3 and (trees.trace.rounds < plain.trace.rounds).all()
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_batch_generates_what_single_prompts_paint(guidance):
+    target = tiny_target(Sampling(guidance, top_k=6))
+    drafter = eagle2(target)
+
+    def generate(prompts):
+        output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
+        return output.tokens, output.trace.rounds
+
+    tokens, rounds = generate(PROMPTS)
+    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate([prompt])
+        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+
+
+def test_drafts_at_forced_places_are_always_kept():
+    forced = torch.full((LENGTH,), -1)
+    forced[4::5] = 3
+    target = tiny_target(forced=forced)
+    output = decode(target, eagle2(target, 2, 3, 6), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
+    assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
+
+
+def test_a_round_reads_back_one_number():
+    target = tiny_target()
+    drafter = eagle2(target)
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
+    counts = []
+    with HostReads() as reads:
+        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+    assert {after - before for before, after in pairwise(counts)} == {1}
+
+
+def test_built_from_a_directory(tmp_path):
+    target = tiny_target()
+    tiny_eagle(target).save_pretrained(tmp_path / "draft")
+    drafter = build_eagle2(str(tmp_path / "draft"), target, branches=3, depth=3, nodes=8)
+    generate = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, eagle2(target))]
+    assert torch.equal(*generate)
+    with pytest.raises(TemperaError, match=r"branches=12 is not possible with a vocabulary of 11 tokens; give 1 to 11$"):
+        build_eagle2(str(tmp_path / "draft"), target, branches=12)
+
+
+def test_candidates_are_ranked_uncut_and_never_for_certain():
+    assert confidence(Sampling(3.0, 0.5, top_k=2, top_p=0.5)) == Sampling(3.0, 0.5)
+    assert confidence(Sampling(3.0, 0.0, top_k=2)) == Sampling(3.0, 1.0)

@@ -1,0 +1,183 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from paths import SUPPORT
+from PIL import Image
+from tiny_evaluation import Fuse, ToyJudge, tiny_evaluate, tiny_pipeline
+
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
+from tempera.reporting import figures
+from tempera.runtime.tracking import NoTracker
+from tempera.shapes.scenes import world_prompts
+
+TIMED = ("latency", "latency_ar", "speedup", "efficiency", "throughput")
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A cache of its own; and only the tests that look at them draw the figures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if "promises" not in request.node.name:
+        monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
+        monkeypatch.setattr(figures, "grid", lambda path, *_: path.touch())
+
+
+def results(directory: Path) -> dict[str, Any]:
+    """What does not depend on the clock."""
+    metrics = json.loads((directory / "metrics.json").read_text())
+    rows = pq.read_table(directory / "results.parquet").to_pylist()
+    for row in rows:
+        for name in ("seconds", "latency", "latency_ar"):
+            row.pop(name)
+    pictures = {path.name: path.read_bytes() for path in (directory / "images").iterdir()}
+    untimed = {name: value for name, value in metrics["metrics"].items() if name not in TIMED}
+    return {"metrics": untimed, "depth": metrics["acceptance_by_depth"], "rows": rows, "pictures": pictures}
+
+
+def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
+    metrics = tiny_evaluate(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"run.json", "metrics.json", "results.parquet", "grid.png", "acceptance_map.png", "images"}
+    content = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert content["images"] == 20
+    assert content["name"] == "coolsd δ=1.5"
+    expected = {"accepted_length", "tau", "fid", "kid", "precision", "recall", "clip_score", "shape_accuracy", "speedup", "tv", "tv_bound"}
+    assert set(metrics) == set(content["metrics"]) >= expected
+    for name, interval in content["metrics"].items():
+        assert interval["low"] <= interval["value"] <= interval["high"], name
+    rows = {row["id"]: row for row in pq.read_table(tmp_path / "run" / "results.parquet").to_pylist()}
+    assert set(rows) == {prompt.id for prompt in world_prompts(20)}
+    row = rows["world-000003"]
+    assert row["text"] == world_prompts(4)[3].text
+    assert len(row["tokens"]) == 6
+    assert row["accepted_length"] == pytest.approx(6 / row["rounds"])
+    assert metrics["accepted_length"] == pytest.approx(6 * 20 / sum(row["rounds"] for row in rows.values()))
+    assert metrics["tau"] == pytest.approx(sum(sum(row["accepted"]) for row in rows.values()) / sum(row["rounds"] for row in rows.values()))
+    grey = np.asarray(Image.open(tmp_path / "run" / "images" / "world-000003.png"))
+    assert grey.shape == (8, 48, 3)
+    assert sum(row["latency"] is not None for row in rows.values()) == 3
+    assert sum(part["share"] for part in content["time"]["parts"].values()) == pytest.approx(1, abs=0.1)
+
+
+def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path / "whole")
+    for call in range(1, 9):  # batches, warm-up and timings in turn
+        with pytest.raises(KeyboardInterrupt):
+            tiny_evaluate(tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 4, _interrupt)))
+        assert not (tmp_path / "broken" / "metrics.json").exists()
+        if len(list((tmp_path / "broken").glob("timings/*/*"))) == 2:
+            break
+    else:
+        pytest.fail("the run made no progress between interruptions")
+    tiny_evaluate(tmp_path / "broken")
+    assert results(tmp_path / "broken") == results(tmp_path / "whole")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_killed_it_ends_the_same(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path / "whole")
+    script = str(SUPPORT.joinpath("tiny_evaluation.py"))
+    killed = subprocess.run([sys.executable, script, str(tmp_path / "broken"), "2"], capture_output=True, timeout=120, check=False)
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert len(list((tmp_path / "broken" / "records").glob("*.parquet"))) == 1
+    tiny_evaluate(tmp_path / "broken")
+    assert results(tmp_path / "broken") == results(tmp_path / "whole")
+
+
+def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
+    evaluator = ToyJudge()
+    tiny_evaluate(tmp_path, evaluator=evaluator)
+    before = results(tmp_path)
+    timings = json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"]
+
+    def never() -> None:
+        pytest.fail("generated again")
+
+    tiny_evaluate(tmp_path, tiny_pipeline(before=never), evaluator=evaluator)
+    assert results(tmp_path) == before
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"] == timings
+
+
+def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: Path) -> None:
+    prompts = world_prompts(20)
+    tiny_evaluate(tmp_path / "a", prompts=prompts)
+    tiny_evaluate(tmp_path / "b", prompts=prompts[::-1], batch_size=3)
+    tiny_evaluate(tmp_path / "b", prompts=prompts, batch_size=8)
+    tiny_evaluate(tmp_path / "c", prompts=prompts[:9])
+    tiny_evaluate(tmp_path / "c", prompts=prompts)
+    a, b, c = (results(tmp_path / name) for name in "abc")
+    for row in [*a["rows"], *b["rows"], *c["rows"]]:
+        row.pop("batch")
+    assert a == b
+    assert a == c
+
+
+def test_a_deleted_picture_is_generated_from_its_tokens(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path)
+    picture = tmp_path / "images" / "world-000007.png"
+    before = picture.read_bytes()
+    picture.unlink()
+    tiny_evaluate(tmp_path)
+    assert picture.read_bytes() == before
+
+
+def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")])
+    with pytest.raises(TemperaError, match=r"made with delta=1\.5 and this one has delta=2"):
+        tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
+    with pytest.raises(TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"):
+        tiny_evaluate(tmp_path, prompts=[Prompt("a", "a blue ring")])
+
+
+def test_one_prompt_and_plain_autoregression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = tiny_evaluate(tmp_path, tiny_pipeline(plain=True), [Prompt("a", "a red ring")], method="ar", delta=None)
+    assert metrics["accepted_length"] == metrics["speedup"] == 1
+    assert "fid" not in metrics
+    shown = capsys.readouterr().out
+    assert "FID, KID, precision and recall need 16 images or more; this run has 1." in shown
+    assert "accepted length" in shown
+
+
+def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    class Spy(NoTracker):
+        def summary(self, values: Any) -> None:
+            seen.update(values)
+
+        def image(self, name: str, path: Path, caption: str = "") -> None:
+            seen[name] = path.is_file()
+
+        def table(self, name: str, columns: Any, rows: Any) -> None:
+            seen[name] = len(rows)
+            assert rows[0][-1].is_file()
+
+        def artifact(self, name: str, kind: str, paths: Any) -> None:
+            seen[name] = all(path.is_file() for path in paths)
+
+        def finish(self) -> None:
+            seen["finished"] = True
+
+    metrics = tiny_evaluate(tmp_path, tracker=Spy())
+    assert {name: seen[name] for name in metrics} == metrics
+    assert seen["grid"]
+    assert seen["acceptance_map"]
+    assert seen["images"] == 20
+    assert seen["evaluation"]
+    assert seen["finished"]
+
+
+def test_seeds_and_prompts_decide_the_pictures(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path / "a")
+    tiny_evaluate(tmp_path / "b", tiny_pipeline(seed=1))
+    assert results(tmp_path / "a")["pictures"] != results(tmp_path / "b")["pictures"]

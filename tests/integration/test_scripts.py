@@ -1,0 +1,144 @@
+"""Bad input, given to the real scripts on the shipped model: one sentence, exit status 1, nothing half-written."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import ROOT
+from safetensors.torch import load_file, save_file
+from tiny_training import tiny_draft, tiny_target
+
+from tempera.shapes.networks import SHIPPED
+
+SHORT = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call a script in an empty directory, in this process: (exit status, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(script: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return status, capsys.readouterr().err
+
+    return call
+
+
+def refused(status: int, err: str, *words: str) -> None:
+    assert status == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err, err
+
+
+def nothing_written(directory: Path) -> None:
+    """Neither results nor temporary files; Hydra's own record of the options may be there."""
+    left = [path for path in (directory / "outputs").rglob("*") if path.is_file() and ".hydra" not in path.parts]
+    assert [path.name for path in left if path.name not in ("run.json", "multirun.yaml")] == []
+
+
+def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
+    """A copy of the shipped draft, with some of its tensors replaced."""
+    directory.mkdir()
+    (directory / "config.json").write_bytes((SHIPPED / "draft" / "config.json").read_bytes())
+    save_file({**load_file(SHIPPED / "draft" / "model.safetensors"), **tensors}, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("method=foo", ["there is no method=foo", "choose one of ar, block, coolsd, "]),
+        ("model=foo", ["there is no model=foo", "shapes"]),
+        ("dleta=2", ["`dleta`", "did you mean `delta`"]),
+        ("delta=abc", ["`delta=abc` is not possible; it must be a number"]),
+        ("delta=-1", ["delta=-1 is not a relaxation budget"]),
+        ("method=eagle delta=2", ["`delta` with method=eagle", "rule=lantern, relaxed", "method=coolsd"]),
+        ("drafter.path=nowhere", ["nowhere"]),
+        ("prompt=", ["prompt", "empty"]),
+        ("data=file path=nowhere.txt", ["nowhere.txt"]),
+        ("limit=0", ["limit=0"]),
+        ("batch_size=0", ["batch_size"]),
+        ("top_p=0", ["top_p=0"]),
+    ],
+)
+def test_bad_options(arguments: str, words: list[str], run: Any, tmp_path: Path) -> None:
+    refused(*run("eval/run.py", *SHORT, *arguments.split()), *words)
+    nothing_written(tmp_path)
+
+
+def test_a_draft_of_another_target(run: Any, tmp_path: Path) -> None:
+    tiny_draft(tiny_target()).save_pretrained(tmp_path / "tiny")
+    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'tiny'}"), "tiny", "hidden size")
+    nothing_written(tmp_path)
+
+
+def test_a_truncated_draft(run: Any, tmp_path: Path) -> None:
+    weights = a_draft(tmp_path / "cut") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'cut'}"), str(weights), "truncated")
+    nothing_written(tmp_path)
+
+
+def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> None:
+    weights = a_draft(tmp_path / "pickled") / "model.safetensors"
+    torch.save({name: tensor.clone() for name, tensor in load_file(weights).items()}, weights.with_suffix(".new"))
+    weights.with_suffix(".new").replace(weights)
+    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'pickled'}"), str(weights), "pickle")
+    nothing_written(tmp_path)
+
+
+def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
+    weights = load_file(SHIPPED / "draft" / "model.safetensors")
+    name = next(name for name in weights if name.startswith("fc"))
+    a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
+    status, err = run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}")
+    assert status == 1
+    assert "error: the draft gave NaN probabilities for prompt 'world-000000'" in err.splitlines()[-1]
+    nothing_written(tmp_path)
+
+
+def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "captions.tsv").write_text("Prompt\tCategory\na red ring\tshapes\na blue\tstar\tshapes\n", encoding="utf-8")
+    refused(*run("eval/run.py", *SHORT, "data=file", "path=captions.tsv", "limit=2"), "captions.tsv:3", "broken")
+    nothing_written(tmp_path)
+
+
+def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
+    refused(*run("train_draft/main.py", "tracking=none", "lr=fast"), "`lr=fast` is not possible; it must be a number")
+    refused(*run("train_draft/main.py", "tracking=none", "learning_rate=1"), "there is no option `learning_rate`")
+    refused(*run("train_draft/prepare.py", "source=imagefolder"), "`source.path` has no value; give source.path=")
+    nothing_written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["method=eagle", "delta=2"], ["it belongs to rule=lantern, relaxed (method=coolsd, lantern, uniform_rsd)"]),
+        (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
+        (["-m", "delta=2,-1"], ["delta=-1 is not a relaxation budget"]),
+    ],
+)
+def test_in_a_process_of_its_own(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, str(ROOT / "eval" / "run.py"), *arguments, *SHORT]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in last

@@ -1,0 +1,199 @@
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from paths import ROOT
+
+from tempera.errors import TemperaError
+from tempera.reporting import console, report
+from tempera.reporting.report import collect, find_runs, report_markdown, write_report
+from tempera.reporting.wandb_report import blocks, publish
+from tempera.runtime.image_files import picture_path, write_picture
+from tempera.runtime.row_store import write_table
+from tempera.shapes.scenes import world_prompts
+
+SCRIPT = ROOT / "eval" / "report.py"
+
+
+def interval(value: float, width: float = 0.1) -> dict[str, float]:
+    return {"value": value, "low": value - width, "high": value + width, "n": 20}
+
+
+def make_run(directory: Path, method: str, delta: float | None = None, quality: float = 0.0, **settings: Any) -> Path:
+    """A finished run directory as eval/run.py leaves it."""
+    gain = 1.0 if method == "ar" else 1.5 + (delta or 0) / 2
+    metrics = {
+        "accepted_length": interval(gain), "speedup": interval(0.8 * gain), "efficiency": interval(0.8), "fid": interval(20 + quality, 3),
+        "kid": interval(0.05 + quality / 100, 0.01), "clip_score": interval(0.6 - quality / 50, 0.02), "recall": interval(0.5),
+        "attribute_accuracy": interval(0.9 - quality / 40, 0.03), "kl_per_token": interval(quality / 100, 0.01),
+    }  # fmt: skip
+    known = {"method": method, "model": "shapes", "guidance": 3.0, "seed": 0, "target": "abc", **settings}
+    known |= {} if delta is None else {"delta": delta, "floor": 0, "residual": "optimal", "schedule": "exponential", **settings}
+    prompts = world_prompts(10)
+    content = {"name": method, "settings": known, "images": len(prompts), "metrics": metrics, "about": {"machine": "cpu"}}
+    rows = [
+        {"id": prompt.id, "text": prompt.text, "tokens": [0, 1], "logprob": -4.0 - quality, "clip_score": 0.6 - quality / 50 + 0.01 * place,
+         "shape1": float(place % 2), "shape2": None, "colour1": 1.0, "colour2": None, "background": 1.0}
+        for place, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    directory.mkdir(parents=True)
+    write_table(directory / "results.parquet", rows)
+    for prompt in prompts:
+        write_picture(picture_path(directory, prompt.id), np.full((3, 16, 16), 40 + int(quality), np.uint8))
+    (directory / "run.json").write_text("{}")
+    (directory / "metrics.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(tmp_path: Path) -> None:
+    directories = [
+        make_run(tmp_path / "mar", "mar", steps=None),
+        make_run(tmp_path / "fewer", "mar", steps=16),
+        make_run(tmp_path / "cspd", "cspd", gamma=8),
+    ]
+    for directory in directories:  # vectors have densities, and no probabilities
+        rows = [
+            {name: value for name, value in row.items() if name != "logprob"}
+            for row in pq.read_table(directory / "results.parquet").to_pylist()
+        ]
+        write_table(directory / "results.parquet", rows)
+    rows = collect(directories)
+    assert [bool(row["versus_ar"]) for row in rows] == [False, True, True]
+    assert rows[0]["settings"]["steps"] is None and "logprob_per_token" not in rows[1]["versus_ar"]
+    text = report_markdown(rows, tmp_path, [])
+    assert "no run of plain autoregression" not in text and "mar steps=16" in text
+    assert "no run of plain autoregression here (method=ar, of continuous tokens mar)" in report_markdown(rows[1:], tmp_path, [])
+
+
+def test_a_difference_has_its_sign() -> None:
+    assert [console.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == ["+0.50", "-0.50", "+0.00"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "ar", "ar")
+    make_run(tmp_path / "eagle", "eagle")
+    for number, delta in enumerate((2.0, 1.1)):
+        make_run(tmp_path / "sweep" / str(number), "coolsd", delta, quality=delta)
+        make_run(tmp_path / "sweep" / f"floor{number}", "coolsd", delta, quality=delta / 2, floor=1)
+    (tmp_path / "sweep" / "unfinished").mkdir()
+    (tmp_path / "sweep" / "unfinished" / "run.json").write_text("{}")
+    return tmp_path
+
+
+def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
+    finished, unfinished = find_runs([runs])
+    assert len(finished) == 6
+    assert [path.name for path in unfinished] == ["unfinished"]
+    rows = collect(finished)
+    assert [row["family"] for row in rows] == ["ar", "eagle", "coolsd floor=0", "coolsd floor=0", "coolsd floor=1", "coolsd floor=1"]
+    assert [row["delta"] for row in rows] == [None, None, 1.1, 2.0, 1.1, 2.0]
+    files = {path.name for path in write_report(rows, tmp_path / "out", unfinished)}
+    assert files == {"results.csv", "report.md", "pareto.png", "pareto_more.png", "comparison.png"}
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| coolsd floor=1 | 2 | 10 | 2.50 (2.40 … 2.60) |" in text
+    assert "Left out because unfinished" in text
+    assert "](../sweep/floor0/grid.png)" in text
+    table = list(csv.DictReader((tmp_path / "out" / "results.csv").open()))
+    assert len(table) == 6
+    assert float(table[3]["fid"]) == pytest.approx(22)
+    assert float(table[3]["fid_low"]) == pytest.approx(19)
+    assert table[0]["delta"] == ""
+
+
+def test_differences_to_plain_autoregression_are_paired(runs: Path) -> None:
+    rows = collect(find_runs([runs])[0])
+    assert rows[0]["versus_ar"] == {}
+    difference = rows[3]["versus_ar"]["clip_score"]
+    assert difference["value"] == pytest.approx(-0.04)
+    assert difference["high"] - difference["low"] == pytest.approx(0, abs=1e-9)  # each prompt differs by the same
+    assert rows[3]["versus_ar"]["logprob_per_token"]["value"] == pytest.approx(-1.0)
+    make_run(runs / "other", "coolsd", 3.0, seed=1)
+    assert [row["versus_ar"] for row in collect(find_runs([runs])[0]) if row["delta"] == 3] == [{}]
+
+
+def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
+    rows = collect(find_runs([runs / "sweep", runs / "ar"])[0])
+    assert rows == collect(find_runs([runs / "ar", runs / "sweep", runs / "sweep" / "0"])[0])
+    first, second = write_report(rows, tmp_path / "a"), write_report(rows, tmp_path / "b")
+    for left, right in zip(first, second, strict=True):
+        assert left.read_bytes() == right.read_bytes(), left.name
+
+
+def test_runs_of_several_models_and_missing_metrics(runs: Path, tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "large", "eagle", model="large")
+    content = json.loads((directory / "metrics.json").read_text())
+    content["metrics"] = {"accepted_length": interval(2.0), "fid": {"value": None, "low": None, "high": None, "n": 0}}
+    (directory / "metrics.json").write_text(json.dumps(content | {"images": 3}))
+    rows = collect(find_runs([runs / "ar", directory])[0])
+    names = {path.name for path in write_report(rows, tmp_path / "out")}
+    assert {"pareto_embedded.png", "report.md"} <= names
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "The runs differ in their number of images" in text
+    assert "| eagle |  | 3 | 2.00 (1.90 … 2.10) | – |" in text
+
+
+def test_bad_directories(tmp_path: Path) -> None:
+    with pytest.raises(TemperaError, match="nowhere is not a directory"):
+        find_runs([tmp_path / "nowhere"])
+    with pytest.raises(TemperaError, match="there is no finished run in"):
+        find_runs([tmp_path])
+    directory = make_run(tmp_path / "a", "ar")
+    (directory / "metrics.json").write_text("{}")
+    with pytest.raises(TemperaError, match=r"metrics\.json is not a result of eval/run\.py"):
+        collect([directory])
+    (directory / "metrics.json").write_text('{"half')
+    with pytest.raises(TemperaError, match=r"metrics\.json is not valid JSON"):
+        collect([directory])
+
+
+def test_the_script(runs: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(runs), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "out" / "pareto.png") in done.stdout
+    done = subprocess.run([*command[:2], str(tmp_path / "none")], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+class Reports:
+    """Stands in for wandb_workspaces.reports.v2: each block is what it was made from."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **values: {"block": name, **values}
+
+
+def test_the_published_report_shows_tables_figures_and_scatter_plots(runs: Path, tmp_path: Path) -> None:
+    rows = collect(find_runs([runs])[0])
+    text = report_markdown(rows, tmp_path, [tmp_path / "pareto.png"])
+    markdown, pictures, evaluations = blocks(Reports(), rows, text, ["pareto"], "tempera", None)
+    assert "| coolsd floor=1 |" in markdown["text"]
+    assert "![" not in markdown["text"]
+    assert pictures["panels"][0]["media_keys"] == ["pareto"]
+    assert {"block": "ScatterPlot", "x": "speedup", "y": "fid"} in evaluations["panels"]
+    assert evaluations["runsets"][0]["filters"] == "JobType = 'eval'"
+
+
+def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
+    with pytest.raises(TemperaError, match="--publish needs wandb-workspaces, which is not installed: pip install wandb-workspaces"):
+        publish([], tmp_path)
+
+
+def test_zero_has_no_sign() -> None:
+    assert console.number(-0.0001, ".3f") == "0.000"
+    assert console.number(-0.1, ".3f") == "-0.100"
+
+
+def test_what_is_not_finite_has_no_interval() -> None:
+    assert report._span({"value": float("-inf"), "low": float("nan"), "high": float("nan")}, "+.4f") == "-inf"
+    assert report._span({"value": 0.5, "low": 0.25, "high": 0.75}, ".2f") == "0.50 (0.25 … 0.75)"

@@ -1,0 +1,145 @@
+"""Table models, a block-generating image decoder and a toy evaluator for the evaluation tests; as a script, one evaluation that kills itself."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tempera.data.prompts import Prompt
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.evaluation.latency import SpeedProtocol
+from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.evaluation.run import RunPlan, evaluate
+from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.metrics.evaluators import Networks
+from tempera.rules.standard import Exact, Relaxed
+from tempera.runtime.distributed import Processes
+from tempera.runtime.tracking import NoTracker, Tracker
+from tempera.shapes.networks import TextEncoder
+from tempera.shapes.scenes import world_prompts
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+
+
+class Blocks:
+    """Generates token k as a block of grey; calls `before` each time."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self.before = before
+
+    def decode_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        self.before()
+        grey = codes.float() / 2 - 1
+        return grey[:, None].repeat_interleave(8, 2).repeat_interleave(8, 3).expand(-1, 3, -1, -1)
+
+
+@dataclass
+class ToyJudge:
+    """Features are mean greys of the blocks; the CLIP score is the first of them."""
+
+    identity: str = "toy"
+    neighbours: int = 3
+    resamples: int = 50
+    loaded: int = 0
+
+    def check(self, model: str) -> None:
+        pass
+
+    def load(self, device: torch.device) -> Networks:
+        self.loaded += 1
+
+        def features(pictures: torch.Tensor) -> torch.Tensor:
+            return pictures[:, 0, 0, ::8].double()
+
+        def attributes(pictures: torch.Tensor, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+            right = (pictures[:, 0, 0, 0] > 100).float()
+            return {"shape1": right, "shape2": torch.full_like(right, torch.nan), "colour1": right, "background": 1 - right}
+
+        return Networks(features, lambda pictures, prompts: features(pictures)[:, 0] / 255, attributes)
+
+    def reference(self) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
+
+
+def tiny_pipeline(plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0) -> Pipeline:
+    """A relaxed chain of two on tables of 4 tokens, images of 1×6; or plain autoregression."""
+    target = TableTarget(vocab_size=4, length=6)
+    method = Method(NoDraft(), Exact())
+    if not plain:
+        method = Method(StaticTreeDrafter(TableDraft(target), Tree.chain(2)), Relaxed((2.0, 1.0)))
+    return Pipeline(target, method, Blocks(before), seed, torch.device("cpu"))
+
+
+def tiny_evaluate(
+    directory: Path,
+    pipeline: Pipeline | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    evaluator: ToyJudge | None = None,
+    tracker: Tracker | None = None,
+    timed: int = 3,
+    batch_size: int = 8,
+    **settings: object,
+) -> dict[str, float]:
+    """A whole evaluation."""
+    plan = RunPlan(directory, "tiny", {"method": "coolsd", "delta": 1.5, **settings}, {"overrides": []}, batch_size)
+    return evaluate(
+        plan,
+        pipeline or tiny_pipeline(),
+        world_prompts(20) if prompts is None else prompts,
+        evaluator or ToyJudge(),
+        SpeedProtocol(timed),
+        lambda: tracker or NoTracker(),
+        Processes(cpu=True),
+    )
+
+
+def network() -> LlamaGen:
+    """A random LlamaGen of 2 layers × 16 on 4×4 tokens of 32 codes: `model.network` of a tiny model for the script."""
+    torch.manual_seed(0)
+    model = LlamaGen(LlamaGenConfig(32, 16, 32, 2, 2, (4, 4), prefix_length=6, caption_dim=8))
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0, 0.5)
+    return model
+
+
+def text_encoder() -> TextEncoder:
+    torch.manual_seed(1)
+    return TextEncoder(6, 8, layers=1, heads=2)
+
+
+def tokenizer() -> VQModel:
+    torch.manual_seed(2)
+    return VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
+
+
+def tiny_options(directory: Path) -> list[str]:
+    """Command-line options that put the tiny model in place of the shapes one, with a draft in `directory`."""
+    EagleModel(EagleConfig.of(network(), "tiny")).save_pretrained(directory / "draft")
+    parts = [f"model.{part}._target_=tiny_evaluation.{part}" for part in ("network", "text_encoder", "tokenizer")]
+    quick = ["limit=6", "batch_size=4", "speed.prompts=1", "speed.warmup=0", "metrics=none", "tracking=none"]
+    return [*parts, f"drafter.path={directory / 'draft'}", *quick]
+
+
+class Fuse:
+    """Does `blow` at the given call."""
+
+    def __init__(self, call: int, blow: Callable[[], None]) -> None:
+        self.left, self.blow = call, blow
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.blow()
+
+
+if __name__ == "__main__":
+    fuse = Fuse(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    tiny_evaluate(Path(sys.argv[1]), tiny_pipeline(before=fuse))

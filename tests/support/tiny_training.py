@@ -1,0 +1,101 @@
+"""A tiny random target with the world's data, for the training tests; as a script it is one training run of theirs."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tempera.data.shards import Images
+from tempera.decoding.probabilities import Sampling
+from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.runtime.distributed import Processes
+from tempera.runtime.network_identity import identity_of
+from tempera.runtime.tracking import NoTracker
+from tempera.shapes.networks import TextEncoder
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.dataset import ShardCodes
+from tempera.training.fsdp import launched, split_target
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import train
+
+GRID = (3, 4)
+RECIPE: dict[str, Any] = {
+    "steps": 12, "batch_size": 4, "lr": 3e-3, "warmup_steps": 2, "validate_every": 4, "checkpoint_every": 3, "log_every": 1,
+    "holdout": 4, "decodes": 2, "depth": 2, "ema": 0.9, "seed": 1,
+}  # fmt: skip
+
+
+def tiny_target(
+    guidance: float = 2.0, dtype: torch.dtype = torch.float32, place: Callable[[Any, torch.device], None] | None = None
+) -> TransformerTarget:
+    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the shapes world's words; `place` may split it."""
+    torch.manual_seed(0)
+    config = LlamaGenConfig(24, 16, 32, 2, 2, GRID, prefix_length=6, caption_dim=8)
+    network = LlamaGen(config)
+    with torch.no_grad():
+        network.lm_head.weight.normal_(0, 0.5)
+    encoder = TextEncoder(6, 8, layers=1, heads=2).eval()
+
+    def conditioner(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            features, keep = encoder.encode(prompts)
+        return features.to(dtype), keep
+
+    network = network.to(dtype).requires_grad_(False)
+    identity = identity_of(network)
+    if place is not None:
+        place(network, torch.device("cpu"))
+    return TransformerTarget(network, conditioner, Sampling(guidance=guidance), identity=identity)
+
+
+def tiny_draft(target: TransformerTarget) -> EagleModel:
+    """An untrained draft, always the same."""
+    torch.manual_seed(0)
+    return EagleModel(EagleConfig.of(target.network, "tiny", identity=target.identity))
+
+
+def tiny_codes(count: int = 60) -> ShardCodes:
+    """Random images with world-like captions."""
+    generator = torch.Generator().manual_seed(0)
+    colours = ("red", "green", "blue", "white", "black")
+    captions = [f"a {'small ' if i % 2 else ''}{colours[i % 5]} ring" for i in range(count)]
+    codes = torch.randint(24, (count, GRID[0] * GRID[1]), generator=generator)
+    return ShardCodes(Images([f"image-{i}" for i in range(count)], captions, codes.int().numpy()))
+
+
+def tiny_train(directory: Path, tracker: Any = None, target: TransformerTarget | None = None, **changes: Any) -> dict[str, Any]:
+    """A whole training run."""
+    target = target or tiny_target()
+    recipe = Recipe(**{**RECIPE, **changes})
+    return train(target, tiny_draft(target), tiny_codes(), recipe, directory, lambda: tracker or NoTracker(), {"data": "tiny"}, quiet=True)
+
+
+class Killer(NoTracker):
+    """Ends its own process without ceremony when a step is logged."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def split_in_halves(network: Any, device: torch.device) -> None:
+    """Split a target between two processes, and see that each has about half of every layer."""
+    whole = [sum(parameter.numel() for parameter in layer.parameters()) for layer in network.model.layers]
+    split_target(network, device)
+    mine = [sum(parameter.to_local().numel() for parameter in layer.parameters()) for layer in network.model.layers]
+    assert all(0.4 < part / size < 0.6 for part, size in zip(mine, whole, strict=True)), (mine, whole)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Processes(cpu=True)
+    tracker = Killer(int(os.environ.get("KILL_AT", "-1")))
+    tiny_train(Path(sys.argv[1]), tracker, tiny_target(place=split_in_halves) if launched() else None, gradient_accumulation=2)

@@ -1,0 +1,156 @@
+import pytest
+import torch
+from round_checks import check_rounds, per_row_tree
+from tiny_networks import (
+    LENGTH,
+    PREFIX,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    TextLlama,
+    captions,
+    lively,
+    llamagen,
+    random_draft,
+    random_verdict,
+    tiny_target,
+)
+
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.rules.standard import Exact
+from tempera.runtime.network_identity import identity_of
+
+TREES = {"ar": Tree.empty(), "chain": Tree.chain(4), "tree": TREE}
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("name", TREES)
+def test_scores_equal_a_forward_pass_without_a_cache(name, guidance):
+    target = tiny_target(Sampling(guidance), granularity=4)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        target.begin(PROMPTS[:3], TREES[name].nodes)
+        check_rounds(target, PROMPTS[:3], lambda: TREES[name], generator)
+
+
+def test_trees_may_change_from_round_to_round_and_from_row_to_row():
+    target = tiny_target(granularity=4)
+    generator = torch.Generator().manual_seed(3)
+    trees = [lambda: per_row_tree(3, generator), lambda: Tree.chain(2), lambda: TREE]
+    with torch.no_grad():
+        target.begin(PROMPTS[:3], TREE.nodes)
+        check_rounds(target, PROMPTS[:3], lambda: trees[int(torch.randint(3, (), generator=generator))](), generator)
+
+
+def test_a_target_begins_again_at_another_size():
+    target = tiny_target(granularity=4)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for prompts, tree in ((PROMPTS[:2], TREE), (PROMPTS[1:], Tree.chain(3)), (PROMPTS[1:], Tree.chain(3)), (PROMPTS[:1], Tree.empty())):
+            target.begin(prompts, tree.nodes)
+            check_rounds(target, prompts, lambda tree=tree: tree, generator)
+
+
+def test_away_from_the_cpu_as_many_keys_are_offered_as_the_rounds_could_have_filled():
+    target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        target.begin(PROMPTS[:2], 2)
+        target._host = None
+        check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
+        assert target.reach == LENGTH
+
+
+def test_constant_shapes_on_request():
+    target, generator = tiny_target(granularity=1000), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        target.begin(PROMPTS[:2], 2)
+        assert target.visible(3) == target.cache.capacity
+        check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
+
+
+def test_what_stands_on_padding_does_not_matter():
+    def noisy(prompts):
+        features, keep = captions(prompts)
+        return torch.where(keep[..., None], features, 7.0), keep
+
+    generator = torch.Generator().manual_seed(0)
+    draft = random_draft(TREE, 3, generator)
+    results = []
+    for conditioner in (captions, noisy):
+        target = tiny_target(Sampling(1.0), conditioner=conditioner)
+        target.begin(PROMPTS[:3], TREE.nodes)
+        results.append(target.score(draft).p)
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_finished_rows_freeze_and_do_not_disturb_the_others():
+    target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(0)
+    target.begin(PROMPTS[:2], 3)
+    with torch.no_grad():
+        for _ in range(6):
+            draft = random_draft(Tree.chain(3), 2, generator)
+            target.score(draft)
+            target.commit(draft, random_verdict(draft, generator), torch.tensor([0, 1]))
+    assert target.lengths.tolist() == [0, 6]
+    assert target.root_slots.tolist() == [PREFIX - 1, PREFIX + 5] * 2
+
+
+def test_a_batch_generates_what_single_prompts_paint():
+    target = tiny_target()
+
+    def generate(prompts):
+        return decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
+
+    together = generate(PROMPTS)
+    assert len(together.unique()) > 5
+    for row, prompt in enumerate(PROMPTS):
+        assert torch.equal(generate([prompt])[0], together[row])
+
+
+def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions():
+    ids = torch.tensor([29, 11, 12, 13, 20])
+    forced = torch.full((6,), -1)
+    forced[[2, 5]] = 0
+    network = lively(TextLlama())
+    options = {"network": network, "conditioner": network.conditioner, "grid": (2, 3), "token_ids": ids, "forced": forced, "granularity": 4}
+    target = tiny_target(Sampling(2.0, top_k=3), **options)
+    assert target.vocab_size == 5 and target.length == 6
+    generator = torch.Generator().manual_seed(0)
+    prompts = ["xyz", "a", "bc"]
+    with torch.no_grad():
+        target.begin(prompts, 3)
+        logits = target.lm_logits(target.prefix_hidden)
+        torch.testing.assert_close(logits, network.lm_head(target.prefix_hidden)[..., ids])
+        check_rounds(target, prompts, lambda: Tree.chain(3), generator, forced)
+    generated = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
+    assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).any()
+
+
+def test_identity_names_the_weights_whatever_their_type():
+    network = llamagen()
+    name = identity_of(network)
+    assert len(name) == 16 and name == tiny_target(network=network).identity == identity_of(llamagen().bfloat16())
+    assert name != identity_of(llamagen(seed=1)) and name != identity_of(llamagen(intermediate_size=32))
+    assert tiny_target(identity="mine").identity == "mine"
+
+
+def test_storing_weights_by_column_changes_no_value():
+    network, other = llamagen(), llamagen()
+    target = tiny_target(network=network)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True))
+    assert target.vocab_size == VOCAB
+
+
+def test_bad_input_is_told_in_one_sentence():
+    target = tiny_target()
+    with pytest.raises(TemperaError, match="no prompts to generate"):
+        target.begin([], 0)
+    with pytest.raises(TemperaError, match="pad prompts on the left"):
+        tiny_target(conditioner=lambda prompts: [part.flip(1) for part in captions(prompts)]).begin(["a", "b"], 0)
+    with pytest.raises(TemperaError, match="forced positions do not fit an image of 20 tokens"):
+        tiny_target(forced=torch.zeros(3, dtype=torch.int64))

@@ -1,0 +1,209 @@
+"""The training loop: exact resumption, accumulation, several processes, refusals, and that it trains."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from paths import SUPPORT
+from safetensors.torch import load_file
+from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_train
+
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.eagle_network import EagleModel
+from tempera.errors import TemperaError
+from tempera.runtime.tracking import NoTracker
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import Run
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    AcceleratorState._reset_state(True)
+    torch.set_num_threads(1)
+
+
+class Notebook(NoTracker):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        self.rows.append({**values, "step": step})
+
+    def series(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows if name in row]
+
+
+def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run tests/tiny_training.py in a process of its own."""
+    here = SUPPORT
+    paths = os.pathsep.join([str(here.parent / "src"), str(here)])
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
+    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    tiny_train(tmp_path / "whole", gradient_accumulation=2)
+    main = TORCHRUN[-1]
+    killed = script(main, str(tmp_path / "killed"), KILL_AT="8")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    before = load_file(tmp_path / "killed" / "last.safetensors")
+    again = script(main, str(tmp_path / "killed"))
+    assert again.returncode == 0, again.stderr
+    for name in ("last.safetensors", "draft/model.safetensors"):
+        whole, resumed = load_file(tmp_path / "whole" / name), load_file(tmp_path / "killed" / name)
+        assert whole.keys() == resumed.keys()
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole), name
+    assert not torch.equal(before["draft/fc.weight"], whole["fc.weight"])
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {"draft", "last.safetensors", "training.json"}
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SUPPORT / "tiny_training.py"))
+
+
+def assert_same_training(two: Path, one: Path) -> None:
+    """Up to rounding."""
+    expected, found = (load_file(path / "last.safetensors") for path in (one, two))
+    assert expected.keys() == found.keys()
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
+    both = script(*TORCHRUN, str(tmp_path / "two"))
+    assert both.returncode == 0, both.stderr
+    alone = tiny_train(tmp_path / "one", gradient_accumulation=2)
+    assert_same_training(tmp_path / "two", tmp_path / "one")
+    assert '"processes": 2' in (tmp_path / "two" / "draft" / "metrics.json").read_text()
+    assert alone["processes"] == 1
+
+
+def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(tmp_path: Path) -> None:
+    class Stop(NoTracker):
+        def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+            if step == 8:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_train(tmp_path / "two", Stop(), gradient_accumulation=2)
+    both = script(*TORCHRUN, str(tmp_path / "two"), ACCELERATE_USE_FSDP="true")
+    assert both.returncode == 0, both.stderr
+    assert '"processes": 2' in (tmp_path / "two" / "draft" / "metrics.json").read_text()
+    alone = tiny_train(tmp_path / "one", gradient_accumulation=2)
+    assert_same_training(tmp_path / "two", tmp_path / "one")
+    found = json.loads((tmp_path / "two" / "draft" / "metrics.json").read_text())
+    assert found["best"] == pytest.approx(alone["best"], abs=1e-3)
+
+
+def run_of(directory: Path, **changes: Any) -> Run:
+    target = tiny_target()
+    recipe = Recipe(**{**RECIPE, **changes})
+    return Run(target, tiny_draft(target), tiny_codes(), recipe, directory, Accelerator(cpu=True), True)
+
+
+@pytest.mark.parametrize("unroll", [0, 2])
+def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
+    gradients = []
+    for accumulation in (1, 4):
+        run = run_of(tmp_path, batch_size=16, gradient_accumulation=accumulation, grad_clip=0.0, ttt_steps=unroll)
+        step = run.step(3)
+        gradients.append({name: parameter.grad for name, parameter in run.draft.named_parameters()})
+        assert step.losses.isfinite().all()
+    whole, parts = gradients
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-7)
+
+
+def test_it_learns_and_keeps_the_best_draft(tmp_path: Path) -> None:
+    notebook = Notebook()
+    target = tiny_target()
+    metrics = tiny_train(tmp_path, notebook, target, steps=60, validate_every=20, ema=0.0, lr=1e-2, batch_size=8)
+    losses = notebook.series("train/loss")
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    top3, tv = notebook.series("validation/top3"), notebook.series("validation/tv")
+    assert len(top3) == len(notebook.series("validation/accepted_length")) == 3
+    assert all(1 <= length <= 3 for length in notebook.series("validation/accepted_length"))
+    assert tv[-1] < tv[0]
+    assert metrics["best"]["top3"] == max(top3)
+    assert metrics["finished"]
+    EagleDraft(EagleModel.from_pretrained(tmp_path / "draft"), target)
+    assert "top3" in (tmp_path / "draft" / "README.md").read_text()
+    assert {"train/regression", "train/cross_entropy", "train/gradient_norm", "train/lr"} <= notebook.rows[0].keys()
+
+
+def test_a_finished_run_says_so_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tempera.training.trainer import train
+
+    first = tiny_train(tmp_path, steps=2, decodes=0)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    target = tiny_target()
+    recipe = Recipe(**{**RECIPE, "steps": 2, "decodes": 0})
+
+    def no_tracker() -> NoTracker:
+        raise AssertionError("a finished run tracks nothing")
+
+    assert train(target, tiny_draft(target), tiny_codes(), recipe, tmp_path, no_tracker, {"data": "tiny"}) == first
+    assert "already trained, 2 steps" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
+
+
+def test_refusals(tmp_path: Path) -> None:
+    tiny_train(tmp_path / "run", steps=2, decodes=0)
+    with pytest.raises(TemperaError, match=r"was begun with recipe.lr=0.003, now it is 0.01"):
+        tiny_train(tmp_path / "run", steps=2, decodes=0, lr=0.01)
+    weights = tmp_path / "run" / "last.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(TemperaError, match=r"last.safetensors cannot be resumed from"):
+        tiny_train(tmp_path / "run", steps=2, decodes=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(TemperaError, match=r"cannot write in .*file/run"):
+        tiny_train(tmp_path / "file" / "run")
+    with pytest.raises(TemperaError, match="does not divide"):
+        tiny_train(tmp_path / "new", batch_size=5, gradient_accumulation=2)
+
+
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    target = tiny_target()
+
+    class Poison(NoTracker):
+        def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+            if step == 8:
+                target.network.lm_head.weight.fill_(float("nan"))
+
+    with pytest.raises(TemperaError, match=r"not finite at step 8 .*last good checkpoint is kept"):
+        tiny_train(tmp_path, Poison(), target, validate_every=6, decodes=0)
+    assert all(value.isfinite().all() for value in load_file(tmp_path / "last.safetensors").values())
+    assert (tmp_path / "draft" / "model.safetensors").is_file()
+
+
+UNABLE = {
+    "ACCELERATE_USE_FSDP": "among several processes, and there is one: give --num_processes",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is",
+    "FSDP_OFFLOAD_PARAMS": "set fsdp_offload_params to false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "set fsdp_activation_checkpointing to false",
+}
+
+
+@pytest.mark.parametrize("option", UNABLE)
+def test_a_launch_that_cannot_be_done_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(option, "true")  # as `accelerate launch` does
+    with pytest.raises(TemperaError, match=UNABLE[option]):
+        tiny_train(tmp_path)
+    assert not (tmp_path / "training.json").exists()
+
+
+def test_bfloat16_target_and_autocast(tmp_path: Path) -> None:
+    target = tiny_target(dtype=torch.bfloat16)
+    metrics = tiny_train(tmp_path, target=target, mixed_precision="bf16", steps=2, validate_every=2)
+    assert 0 <= metrics["best"]["tv"] <= 1
+    assert all(value.dtype == torch.float32 for value in load_file(tmp_path / "draft" / "model.safetensors").values())
