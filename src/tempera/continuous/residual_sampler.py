@@ -42,7 +42,7 @@ def reject_until(
         wanted: which tokens need a draw, bool [R].
         noise: the trials' random numbers.
         bound: trials a token at most.
-        exponent_temperature: widens both densities in the comparison (`speculate.Published`), not the proposals.
+        exponent_temperature: widens both densities in the comparison (`CSpDReferenceCode`), not the proposals.
     """
     channels, places = p.mean.shape[-1], len(wanted) // noise.batch
     left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(_FIRST, bound)

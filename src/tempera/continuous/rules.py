@@ -64,7 +64,7 @@ class CSpD:
     [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; then the target draws the token afresh.
 
     Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and redrawing give exactly that. Σ scales p
-    alone, which no later step mends. Measured (`laws.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003 at 95 %,
+    alone, which no later step mends. Measured (`exactness.gaussians.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003 at 95 %,
     2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003, which is nothing, for a head that is one Gaussian
     in one or two dimensions; 0.068 for three linear stages and 0.045 for three stages that are not linear. Without alignment 0.019 and
     0.135 for the Gaussians, 0.096 and 0.017 for three stages.

@@ -67,6 +67,7 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
 
 
 def check_slice(limit: int | None, offset: int) -> None:
+    """Refuse a slice of prompts that holds none, or a negative offset."""
     if limit is not None and limit < 1:
         raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
     if offset < 0:

@@ -8,7 +8,6 @@ from tempera.decoding.probabilities import at, normalise
 from tempera.decoding.trees import take
 from tempera.decoding.verification import Greedily, GreedyRule, JointRule, keep_probs, mean_residual
 from tempera.errors import TemperaError
-from tempera.rules.standard import Exact
 
 
 def has_children(draft: Draft, nodes: Tensor) -> Tensor:
@@ -49,15 +48,23 @@ def diagnose(
         TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the KL divergence: float32 [B, L + 1]
         each, for the L + 1 places of the round; places past the verdict's last token are undefined.
     """
+    visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
     if isinstance(rule, JointRule):
         if not rule.lossless:
             raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; run it without diagnostics")
-        tv, bound, kl = diagnose(draft, verdict, p, Exact())
-        return tv, torch.zeros_like(bound), torch.zeros_like(kl)
-    visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
+        tv = _first_test(draft, visited, take(p, visited))
+        return tv, torch.zeros_like(tv), torch.zeros_like(tv)
     if soft is not None and isinstance(rule, GreedyRule):
         rule = Greedily(rule, take(soft, visited))
     return _terms(draft, verdict, visited, take(p, visited), rule)
+
+
+def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
+    """TV(p, q) with the first child's q at the visited nodes, float32 [B, L + 1]; NaN at a leaf."""
+    if not draft.tree.nodes:
+        return truth.new_full(visited.shape, torch.nan)
+    first = take(draft.tree.children.expand(len(truth), -1, -1), visited)[..., 0]
+    return torch.where(first >= 0, 0.5 * (truth - take(draft.q, first)).abs().sum(-1), torch.nan)
 
 
 def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,7 +73,8 @@ def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule:
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
-    tv, reach, weight = torch.full_like(bound, torch.nan), torch.ones_like(bound), torch.ones_like(bound)
+    reach, weight = torch.ones_like(bound), torch.ones_like(bound)
+    tv = _first_test(draft, visited, truth)
     target = ideal = truth
     law = torch.zeros_like(truth)
     undecided = torch.ones_like(visited, dtype=torch.bool)
@@ -79,8 +87,6 @@ def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule:
         there, drawn = node >= 0, rejected.sum(-1, keepdim=True) * mean_residual(rule, target, q, token, depth)
         ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
         bound += torch.where(undecided & there, torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1)), 0.0)
-        if rank == 0:
-            tv = torch.where(there, 0.5 * (target - q).abs().sum(-1), torch.nan)
         law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
         chance, total = 1 - at(f, token), rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)

@@ -88,7 +88,7 @@ def decode(
 
 def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids: list[str]) -> int:
     """Tokens written so far over all rows: the round's one host read, which carries the check for NaN as well (as -1)."""
-    sick = scores.p[..., 0].isnan().any(-1)  # `probs`: a NaN makes the whole distribution NaN
+    sick = scores.p[..., 0].isnan().any(-1)  # `probabilities`: a NaN makes the whole distribution NaN
     if draft.tree.nodes:
         sick = sick | draft.q[..., 0].isnan().any(-1)
     sick = sick & (emitted > 0)

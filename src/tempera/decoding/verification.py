@@ -91,7 +91,7 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, so
         p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
         rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and greedy positions).
         uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token after the path.
-        soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a `GreedyRule`; see `types.Scores`.
+        soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a `GreedyRule`; see `interfaces.Scores`.
     """
     tree = draft.tree
     if tree.nodes == 0:

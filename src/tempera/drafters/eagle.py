@@ -27,7 +27,7 @@ class EagleDraft:
     """Draft distributions of an `EagleModel` beside its target, for chains and trees.
 
     The hidden states of accepted tokens come true with the target's forward pass. `observe` keeps them, and the next round's first
-    forward pass reruns all pairs of the accepted tokens at once (see `places`); the predicted ones in the cache are overwritten. Under
+    forward pass reruns all pairs of the accepted tokens at once (see `cache_slots`); the predicted ones in the cache are overwritten. Under
     guidance there are two rows per prompt, combined as the target combines its own.
 
     Args:

@@ -22,7 +22,7 @@ class IndependentDraft:
 
     It samples as the target does: the same temperature and cuts, and under guidance two rows per prompt, its own conditional and
     unconditional one. Of what the target decides it hears the tokens only. `observe` keeps them, and the next round's first forward pass
-    runs them all at once (see `places`), so that drafts that were refused are overwritten in the cache.
+    runs them all at once (see `cache_slots`), so that drafts that were refused are overwritten in the cache.
 
     Args:
         draft: the smaller model, with its own network, conditioner and grid; its sampling becomes the target's.

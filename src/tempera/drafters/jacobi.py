@@ -5,13 +5,13 @@ the guesses before it; these *stale* distributions are what the next window's gu
 drawn, the *refresh*, and in the rule that keeps guesses:
 
     method   refresh                                                       rule
-    jacobi   `FixedDraw`: each position's one random draw, kept for good   `acceptance.Match`: the target draws the same token with it
+    jacobi   `FixedDraw`: each position's one random draw, kept for good   `rules.standard.Match`: the target draws the same token with it
     sjd      `Redraw`: afresh                                              exact
     scd      `SharedNoise`: argmax(log p + g), each position's Gumbel g    exact
-    sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on the tree of `windows.Shape.proactive`
+    sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on the tree of `jacobi_window.Shape.proactive`
 
 Any rule that tests token by token goes with any of them: SJD with `Match` is what SJD's public code calls Jacobi decoding, and
-`FixedDraw` with the exact rule is speculative coupled decoding with another coupling. `acceptance.Block` goes with `Redraw` alone: it lets
+`FixedDraw` with the exact rule is speculative coupled decoding with another coupling. `rules.standard.BlockVerification` goes with `Redraw` alone: it lets
 later guesses decide on earlier ones, which (1) below forbids where they live on.
 
 **Why all of them are exact.** Let F_k be what has happened, in all iterations so far, at the positions before k: their guesses, draws and
@@ -26,7 +26,7 @@ Everything hangs on (2); it holds by induction over iterations, since the guess 
   position k decides the position and is the end of its noise, however often the guess was refreshed with it;
 - by `Continue` from the last guess x ~ q'_k: kept with probability min(1, q_k/q'_k), else replaced from Norm[q_k - q'_k]+, which is
   again a draw from q_k (a maximal coupling of the two) because q_k is a function of F_k and knows nothing of x;
-- on entering the window as `windows.Entrance` says; a repeated token is not random given F_k, and its q is one-hot.
+- on entering the window as `jacobi_window.Entrance` says; a repeated token is not random given F_k, and its q is one-hot.
 
 What breaks it, and what the tests break: a kept guess that keeps its old label q'_k, a redraw or a continuation that reuses the uniform
 draw with which a position was tested, a repeated token labelled with its neighbour's distribution. Neither SJD (arXiv 2410.01699), nor
@@ -59,7 +59,7 @@ class Refresh(Protocol):
     """How guesses are drawn from the stale distributions."""
 
     fresh: bool
-    """Whether no guess lives on from one round to the next, see `types.Draft`."""
+    """Whether no guess lives on from one round to the next, see `interfaces.Draft`."""
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Uniform draws a row that are wanted in the first round, and in each later one, for a window of S = `window` positions."""
@@ -195,13 +195,13 @@ class SharedNoise:
 
 
 class Jacobi:
-    """A window of guesses that the target refines (`types.Drafter`).
+    """A window of guesses that the target refines (`interfaces.Drafter`).
 
     Args:
         target: the target, or what is known of it.
         shape: the window.
         refresh: how guesses are drawn.
-        initialisation: how positions start that enter the window; see `windows.Entrance`.
+        initialisation: how positions start that enter the window; see `jacobi_window.Entrance`.
 
     Attributes:
         uniforms: draws that `propose` takes; the first round may want more than the later ones.
@@ -312,12 +312,12 @@ class Jacobi:
 
 
 def jacobi(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
-    """Jacobi decoding's drafter; its rule is `acceptance.Match`. See `windows.Entrance` for the initialisations."""
+    """Jacobi decoding's drafter; its rule is `rules.standard.Match`. See `jacobi_window.Entrance` for the initialisations."""
     return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
 
 
 def sjd(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
-    """Speculative Jacobi decoding's drafter (arXiv 2410.01699). See `windows.Entrance` for the initialisations."""
+    """Speculative Jacobi decoding's drafter (arXiv 2410.01699). See `jacobi_window.Entrance` for the initialisations."""
     return Jacobi(target, Shape.chain(window), Redraw(), initialisation)
 
 
@@ -346,7 +346,7 @@ def sjd_pac(
     without replacement from the stale distributions; they form a tree, whose first path goes on as a chain. The tree stands in every round:
     the last emitted token is always one that was just drawn (from a residual or, after a window that was kept whole, from the target), and
     that no guess below it has seen. The candidates of a level are the same ones under every parent, as their stale distribution is, and
-    tree and chain share the window; `windows.Shape.proactive` says how. After a walk that left the first path, the stale distributions are
+    tree and chain share the window; `jacobi_window.Shape.proactive` says how. After a walk that left the first path, the stale distributions are
     read along the path that it took as far as this goes, then along the first path.
 
     *Adaptive continuation*: see `jacobi.Continue`. With both, the first candidate of a level is the continued guess, whose law is the stale

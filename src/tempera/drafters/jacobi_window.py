@@ -22,7 +22,7 @@ Branching = Literal["ranked", "first", "full"]
 
 
 class Canvas(Protocol):
-    """What a window must know of a target: see `types.Target`."""
+    """What a window must know of a target: see `interfaces.Target`."""
 
     vocab_size: int
     length: int

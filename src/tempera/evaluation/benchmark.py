@@ -136,7 +136,7 @@ class BenchmarkReport:
 
 
 class Excerpt:
-    """A target that starts in the middle of the image and ends `length` tokens later. Implements `types.Target`."""
+    """A target that starts in the middle of the image and ends `length` tokens later. Implements `interfaces.Target`."""
 
     def __init__(self, target: TransformerTarget, length: int) -> None:
         self.target, self.length = target, length

@@ -31,7 +31,7 @@ UNGUIDED = Sampling(guidance=1.0)
 
 
 class TableTarget:
-    """A target whose conditional distributions are random: independent normal logits after every prefix. Implements `types.Target`.
+    """A target whose conditional distributions are random: independent normal logits after every prefix. Implements `interfaces.Target`.
 
     Prefixes are numbered as in a V-ary heap: the empty one is 0, and prefix s followed by token x is s·V + 1 + x.
 

@@ -5,7 +5,7 @@ and with the one that is optimal for its f: G* = Norm[p - q·f]+ (Cool-SD, Eq. 1
 
 Where p has all its mass on one token (forced positions) the rules are exact: no neighbour stands in for a forced token. In greedy decoding
 (temperature 0) p is like that everywhere, so there the neighbourhoods are read off the distribution before it was made greedy, as the
-papers must (LANTERN's Table 2 gains at temperature 0): see `verify.GreedyRule`.
+papers must (LANTERN's Table 2 gains at temperature 0): see `GreedyRule`.
 """
 
 import math
@@ -54,7 +54,7 @@ class _Aggregated(ABC):
         return normalise(law.clamp(min=0), otherwise=p)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """What replaces a rejected token, whichever it was: see `verify.PerTokenRule`.
+        """What replaces a rejected token, whichever it was: see `PerTokenRule`.
 
         For a rejected x the published residual is [p - q]+ without A(x), divided by what is left of it.
         """

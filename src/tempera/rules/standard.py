@@ -80,13 +80,13 @@ class Match:
 
     With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021); with the round's own draws it is the
     naive verification of SpecInfer (Miao et al. 2023), which is also what SJD's public code calls Jacobi decoding. Lossless for every
-    draft, as every emitted token is a draw from the target. It implements `verify.JointRule`.
+    draft, as every emitted token is a draw from the target. It implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See `verify.JointRule.walk`."""
+        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See `JointRule.walk`."""
         tree = draft.tree
         draws = uniforms[:, : 1 + tree.nodes].roll(1, 1) if draft.draws is None else draft.draws
         drawn = sample(p, draws)
@@ -109,13 +109,13 @@ class BlockVerification:
 
     q must be a token's law given those drafted before it, and a rejected token must leave no trace: later tokens decide on earlier ones
     here, so with guesses that live on into the next round (Jacobi drafters other than SJD's) the law would be another. It implements
-    `verify.JointRule`.
+    `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See `verify.JointRule.walk`.
+        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See `JointRule.walk`.
 
         Raises:
             TemperaError: the draft may branch, or is coupled to earlier rounds.

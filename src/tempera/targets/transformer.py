@@ -144,7 +144,7 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Run the prefix but its last token, which is the first root. See `types.Target.begin`.
+        """Run the prefix but its last token, which is the first root. See `interfaces.Target.begin`.
 
         Raises:
             TemperaError: no prompts, or a prompt padded on the right.
@@ -165,7 +165,7 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def score(self, draft: Draft) -> Scores:
-        """One forward pass over the root and all nodes; p float32 [B, 1 + N, V], hidden [R, 1 + N, H]. See `types.Target.score`."""
+        """One forward pass over the root and all nodes; p float32 [B, 1 + N, V], hidden [R, 1 + N, H]. See `interfaces.Target.score`."""
         layout = self._layout_of(draft.tree)
         slots = self.root_slots[:, None]
         visible = self.visible(layout.width)
@@ -182,7 +182,7 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Advance each row by `emitted`; compact an accepted tree path; the drawn token becomes the root. See `types.Target.commit`."""
+        """Advance each row by `emitted`; compact an accepted tree path; the drawn token becomes the root. See `interfaces.Target.commit`."""
         if draft.tree.nodes and not draft.tree.is_chain:
             first = self.root_slots[:, None] + 1
             path = verdict.path.clamp(min=0).repeat(self.sampling.rows, 1)

@@ -45,7 +45,7 @@ def train(
     """Train a draft for a frozen target, from where `directory` left off.
 
     Args:
-        target: the frozen target; under FSDP already split (`sharding.split_target`), or whole in every process.
+        target: the frozen target; under FSDP already split (`fsdp.split_target`), or whole in every process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
         recipe: how to train.
