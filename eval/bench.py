@@ -18,7 +18,10 @@ from tempera.runtime.files import write_json
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, and write bench.json."""
     if cfg.get("tokens", "discrete") != "discrete":
-        raise TemperaError("eval/bench.py times rounds of discrete tokens; eval/run.py times a method of continuous ones.")
+        raise TemperaError(
+            "eval/bench.py times rounds of discrete tokens; eval/run.py times a method of "
+            "continuous ones."
+        )
     plan = build.instantiate(cfg.plan)
     target = build.build_target(cfg)
 
@@ -28,7 +31,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     console = Console()
     with console.status("timing") as status:
-        report = benchmark.measure(target, make_method, plan, lambda part: status.update(f"timing: {part}"))
+        report = benchmark.measure(
+            target, make_method, plan, lambda part: status.update(f"timing: {part}")
+        )
     made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
     random = [what for what, path in made_of.items() if path == "random"]
     title = f"{cfg.model.name}{' (random ' + ' and '.join(random) + ')' if random else ''} · {report.device} · {report.dtype} · "

@@ -1,4 +1,6 @@
-"""Measure a draft for schedule=calibrated: p/q along the chains that it drafts; the options are in conf/calibrate.yaml."""
+"""Measure a draft for schedule=calibrated: p/q along the chains that it drafts; the options are in
+conf/calibrate.yaml.
+"""
 
 from pathlib import Path
 
@@ -12,20 +14,33 @@ from tempera.rules.optimal_schedule import reachable
 
 @build.script("calibrate")
 def main(cfg: DictConfig) -> dict[str, float]:
-    """Write the statistics; return the expected lengths of exact decoding and of the most relaxed schedule."""
+    """Write the statistics; return the expected lengths of exact decoding and of the most relaxed
+    schedule.
+    """
     build.check_tokens(cfg)
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
-            "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; methods of continuous ones have no schedule."
+            "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; "
+            "methods of continuous ones have no schedule."
         )
     measured_with = build.instantiate(cfg.measured_with)
     prompts, path = build.instantiate(cfg.data), Path(cfg.statistics)
     target = build.build_target(cfg)
-    ratios = record(target, build.build_drafter(cfg, target), prompts, cfg.seed, build.parse_device(cfg.device), cfg.batch_size)
+    ratios = record(
+        target,
+        build.build_drafter(cfg, target),
+        prompts,
+        cfg.seed,
+        build.parse_device(cfg.device),
+        cfg.batch_size,
+    )
     save_statistics(path, ratios, measured_with)
     low, high = reachable(load_statistics(path)[0])
     print(f"{len(ratios)} chains of {ratios.shape[1]} drafts in {path}")
-    print(f"now: python eval/run.py method=coolsd schedule=calibrated expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})")
+    print(
+        "now: python eval/run.py method=coolsd schedule=calibrated "
+        f"expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})"
+    )
     return {"chains": len(ratios), "shortest": low, "longest": high}
 
 

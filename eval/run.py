@@ -23,18 +23,35 @@ def main(cfg: DictConfig) -> dict[str, float]:
     target = build.build_target(cfg)
     build.compile_steps(cfg, target)
     method = build.build_method(cfg, target)
-    pipeline = build.instantiate(cfg.pipeline, target=target, method=method, image_decoder=build.build_tokenizer(cfg), device=device)
+    pipeline = build.instantiate(
+        cfg.pipeline,
+        target=target,
+        method=method,
+        image_decoder=build.build_tokenizer(cfg),
+        device=device,
+    )
     choices = _hydra(cfg, "choices") or {}
-    identity = run_identity({str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline)
+    identity = run_identity(
+        {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
+    )
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
     notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
-    plan = build.instantiate(cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes)
+    plan = build.instantiate(
+        cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes
+    )
 
     def start_tracker() -> Tracker:
-        tags = [f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice]
+        tags = [
+            f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice
+        ]
         group = choices.get("experiment") or cfg.model.name
         tracker: Tracker = build.instantiate(
-            cfg.tracking, directory=plan.directory, job_type="eval", group=group, tags=tags, config={**identity, **notes}
+            cfg.tracking,
+            directory=plan.directory,
+            job_type="eval",
+            group=group,
+            tags=tags,
+            config={**identity, **notes},
         )
         return tracker
 

@@ -1,4 +1,6 @@
-"""What every test starts from: a fixed seed, no network, no W&B account, and no Hydra left over from the test before."""
+"""What every test starts from: a fixed seed, no network, no W&B account, and no Hydra left over
+from the test before.
+"""
 
 import os
 
@@ -7,7 +9,9 @@ import torch
 
 import tempera.runtime.huggingface  # noqa: F401  before any test imports transformers itself
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true")
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,10 @@ def test_a_mistake_is_one_sentence_and_exit_status_1(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 1
-    assert capsys.readouterr().err == "error: delta=-1 is not a relaxation budget; give a number above 0\n"
+    assert (
+        capsys.readouterr().err
+        == "error: delta=-1 is not a relaxation budget; give a number above 0\n"
+    )
 
 
 def test_a_bug_keeps_its_traceback() -> None:

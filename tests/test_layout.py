@@ -1,4 +1,6 @@
-"""The packages of `tempera` stand on each other from the ground up: an import points downwards, and modules form no cycle."""
+"""The packages of `tempera` stand on each other from the ground up: an import points downwards, and
+modules form no cycle.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -28,7 +30,10 @@ FLOORS = (
 )
 """From bottom to top."""
 
-MODULES = {".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -45,17 +50,27 @@ def imported(path: Path) -> Iterator[str]:
 def upward(module: str, path: Path) -> list[str]:
     """Imports of a module that point to a floor above its own."""
     floor = FLOORS.index(module.split(".")[1])
-    return [name for name in imported(path) if "." in name and FLOORS.index(name.split(".")[1]) > floor]
+    return [
+        name for name in imported(path) if "." in name and FLOORS.index(name.split(".")[1]) > floor
+    ]
 
 
 def test_every_package_has_its_floor():
-    here = {path.stem if path.is_file() else path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and path.name[0] != "_"}
+    here = {
+        path.stem if path.is_file() else path.name
+        for path in PACKAGE.iterdir()
+        if path.suffix in ("", ".py") and path.name[0] != "_"
+    }
     assert here - {"py"} == set(FLOORS)
 
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_an_import_points_downwards(package):
-    wrong = {name: upward(name, path) for name, path in MODULES.items() if name.split(".")[1:2] == [package]}
+    wrong = {
+        name: upward(name, path)
+        for name, path in MODULES.items()
+        if name.split(".")[1:2] == [package]
+    }
     assert {name: names for name, names in wrong.items() if names} == {}
 
 
@@ -66,7 +81,10 @@ def test_an_upward_import_is_seen(tmp_path):
 
 
 def test_no_modules_form_a_cycle():
-    graph = {name: {other for other in imported(path) if other in MODULES} - {name} for name, path in MODULES.items()}
+    graph = {
+        name: {other for other in imported(path) if other in MODULES} - {name}
+        for name, path in MODULES.items()
+    }
     while leaves := [name for name, others in graph.items() if not others & graph.keys()]:
         for name in leaves:
             del graph[name]

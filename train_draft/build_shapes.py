@@ -1,5 +1,5 @@
-"""Train the networks of the shipped model on the procedural world: image tokenizer, target with text encoder, half-size target,
-classifier, tiny CLIP.
+"""Train the networks of the shipped model on the procedural world: image tokenizer, target with
+text encoder, half-size target, classifier, tiny CLIP.
 """
 
 import logging
@@ -33,7 +33,11 @@ def main(cfg: DictConfig) -> None:
         torch.set_num_threads(cfg.threads)
     settings = {stage: instantiate(cfg[stage]) for stage in cfg.stages}
     for stage in cfg.stages:
-        STAGES[stage](Path(cfg.output), settings[stage], lambda values, step, stage=stage: log.info("%s %d: %s", stage, step, values))
+        STAGES[stage](
+            Path(cfg.output),
+            settings[stage],
+            lambda values, step, stage=stage: log.info("%s %d: %s", stage, step, values),
+        )
     stages.write_readme(Path(cfg.output))
 
 

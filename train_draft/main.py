@@ -23,21 +23,33 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     recipe: Recipe = build.from_options(cfg, "tempera.training.recipe.Recipe")
     target: Any = build.build_target(cfg, split_target if launched() else None)
     directory = Path(cfg.directory)
-    codes = build.instantiate(cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory)
+    codes = build.instantiate(
+        cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
+    )
     torch.manual_seed(recipe.seed)
     fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size, target.identity)
     draft = EagleModel(fresh) if cfg.start is None else EagleModel.from_pretrained(cfg.start)
     apart = {*asdict(recipe), "device", "directory", "tracking"}
-    choices: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart]))
+    choices: Any = OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart])
+    )
 
     def start_tracker() -> Tracker:
-        settings = {"directory": directory, "job_type": "train_draft", "group": cfg.model.name, "config": {**choices, **asdict(recipe)}}
+        settings = {
+            "directory": directory,
+            "job_type": "train_draft",
+            "group": cfg.model.name,
+            "config": {**choices, **asdict(recipe)},
+        }
         tracker: Tracker = build.instantiate(cfg.tracking, **settings)
         return tracker
 
     metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)
     if processes.is_main:
-        print(f"the draft is in {directory / DRAFT}: python eval/run.py drafter.path={directory / DRAFT}")
+        print(
+            f"the draft is in {directory / DRAFT}: python eval/run.py "
+            f"drafter.path={directory / DRAFT}"
+        )
     return metrics
 
 

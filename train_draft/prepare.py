@@ -19,7 +19,9 @@ PATIENCE = timedelta(days=1)
 
 @build.script("prepare")
 def main(cfg: DictConfig) -> dict[str, int]:
-    """Encode the source, or the rest of it, and count what there is; with dry_run tell what that would take."""
+    """Encode the source, or the rest of it, and count what there is; with dry_run tell what that
+    would take.
+    """
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
@@ -30,11 +32,21 @@ def main(cfg: DictConfig) -> dict[str, int]:
     if cfg.dry_run:
         return _told(cfg, parts) if processes.is_main else {}
     with tqdm(desc="encode", unit="image", mininterval=1, disable=not processes.is_main) as bar:
-        parts |= {"report": bar.write if processes.is_main else _nothing, "bar": bar, "processes": processes}
+        parts |= {
+            "report": bar.write if processes.is_main else _nothing,
+            "bar": bar,
+            "processes": processes,
+        }
         manifest: Manifest = build.from_options(cfg, "tempera.data.prepare.prepare", **parts)
     if processes.is_main:
-        print(f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} broken entries: {directory}")
-        print(f"train on them: python train_draft/main.py model={cfg.model.name} train_data=shards train_data.path={directory}")
+        print(
+            f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
+            f"broken entries: {directory}"
+        )
+        print(
+            f"train on them: python train_draft/main.py model={cfg.model.name} train_data=shards "
+            f"train_data.path={directory}"
+        )
     return {"count": manifest.count, "broken": manifest.broken_count}
 
 

@@ -1,6 +1,8 @@
-"""A Hydra sweeper for tables: `hydra.sweeper.cases` is a list of command lines, and a sweep runs every point of every one of them.
+"""A Hydra sweeper for tables: `hydra.sweeper.cases` is a list of command lines, and a sweep runs
+every point of every one of them.
 
-Hydra's own sweeper runs one product of options, but the rows of a paper's table are different methods, each with options of its own:
+Hydra's own sweeper runs one product of options, but the rows of a paper's table are different
+methods, each with options of its own:
 
     defaults:
       - override /hydra/sweeper: cases
@@ -10,7 +12,8 @@ Hydra's own sweeper runs one product of options, but the rows of a paper's table
           - method=ar
           - method=coolsd delta=1.1,2
 
-What stands on the command line is added to every case, and wins where both give an option. All jobs go to the launcher together.
+What stands on the command line is added to every case, and wins where both give an option. All jobs
+go to the launcher together.
 """
 
 import shlex
@@ -26,7 +29,9 @@ from hydra.core.override_parser.types import Override
 
 @dataclass
 class CasesConf:
-    """`hydra.sweeper` under `override /hydra/sweeper: cases`; see Hydra's basic sweeper for the others."""
+    """`hydra.sweeper` under `override /hydra/sweeper: cases`; see Hydra's basic sweeper for the
+    others.
+    """
 
     _target_: str = "hydra_plugins.tempera_cases.CaseSweeper"
     cases: list[str] = field(default_factory=list)
@@ -37,14 +42,21 @@ class CasesConf:
 class CaseSweeper(BasicSweeper):
     """Hydra's basic sweeper, on each case in turn."""
 
-    def __init__(self, cases: Sequence[str], max_batch_size: int | None = None, params: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        cases: Sequence[str],
+        max_batch_size: int | None = None,
+        params: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(max_batch_size, params)
         self.cases = cases
 
     def split_arguments(  # type: ignore[override]
         self, overrides: list[Override], max_batch_size: int | None
     ) -> list[list[list[str]]]:
-        """The jobs of all cases, with `overrides` after each case's own, in batches of at most `max_batch_size`."""
+        """The jobs of all cases, with `overrides` after each case's own, in batches of at most
+        `max_batch_size`.
+        """
         jobs = []
         for case in self.cases or [""]:
             own = OverridesParser.create().parse_overrides(shlex.split(case))
@@ -55,4 +67,6 @@ class CaseSweeper(BasicSweeper):
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
 
 
-ConfigStore.instance().store(group="hydra/sweeper", name="cases", node=CasesConf, provider="tempera")
+ConfigStore.instance().store(
+    group="hydra/sweeper", name="cases", node=CasesConf, provider="tempera"
+)

@@ -14,7 +14,9 @@ class TemperaError(ValueError):
 
 
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a script's `main`: a `TemperaError` becomes `error: <sentence>` on standard error and exit status 1, without a traceback."""
+    """Wrap a script's `main`: a `TemperaError` becomes `error: <sentence>` on standard error and
+    exit status 1, without a traceback.
+    """
 
     @functools.wraps(main)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,6 @@
-"""conf/: everything that can be chosen composes and runs; everything that cannot is refused in one sentence."""
+"""conf/: everything that can be chosen composes and runs; everything that cannot is refused in one
+sentence.
+"""
 
 import inspect
 import sys
@@ -41,7 +43,10 @@ SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 TREES = ["chain", "mc_sim_7b_63", "naive_extend_57"]
 SCHEDULES = ["uniform", "exponential", "linear"]
-PLUGINS = {("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher", ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher"}
+PLUGINS = {
+    ("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher",
+    ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher",
+}
 OFFERED = {  # what the scripts hand to these nodes as objects
     "rule": ["schedule", "neighbours"],
     "schedule": ["length"],
@@ -50,10 +55,15 @@ OFFERED = {  # what the scripts hand to these nodes as objects
     "data": [],
     "metrics": [],
 }
-UNDER = {"rule": ["method=eagle"], "drafter": ["method=eagle"]}  # groups that need another method than the default to show all choices
+UNDER = {
+    "rule": ["method=eagle"],
+    "drafter": ["method=eagle"],
+}  # groups that need another method than the default to show all choices
 
 
-MODELS, ALL_METHODS = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("model", "method"))
+MODELS, ALL_METHODS = (
+    sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("model", "method")
+)
 
 
 TINY_CODES = f"model.tokenizer._target_={__name__}.tiny_tokenizer"
@@ -70,14 +80,21 @@ def choices() -> list[tuple[str, str, str]]:
     for config in SCRIPTS:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             used = compose(config, return_hydra_config=True).hydra.runtime.choices
-        found += [(config, group, path.stem) for group in GROUPS if group in used for path in sorted((CONF / group).glob("*.yaml"))]
+        found += [
+            (config, group, path.stem)
+            for group in GROUPS
+            if group in used
+            for path in sorted((CONF / group).glob("*.yaml"))
+        ]
     return found
 
 
 def resolves(*overrides: str, config: str = "eval") -> DictConfig:
     """The configuration, after every interpolation in it was followed, Hydra's own as in a run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose(config, [*overrides, "hydra.runtime.output_dir=run"], return_hydra_config=True)
+        cfg = compose(
+            config, [*overrides, "hydra.runtime.output_dir=run"], return_hydra_config=True
+        )
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
@@ -99,10 +116,17 @@ def test_no_group_is_forgotten() -> None:
 def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
-    cfg = resolves(*(UNDER.get(group, []) if config == "eval" else []), f"{group}={choice}", config=config)
+    cfg = resolves(
+        *(UNDER.get(group, []) if config == "eval" else []), f"{group}={choice}", config=config
+    )
     for name, offered in OFFERED.items():
         if OmegaConf.is_dict(cfg.get(name)):
-            check(cfg[name], dict.fromkeys(offered if name != "rule" else [other for other in offered if other in cfg]))
+            check(
+                cfg[name],
+                dict.fromkeys(
+                    offered if name != "rule" else [other for other in offered if other in cfg]
+                ),
+            )
 
 
 @pytest.mark.parametrize("config", SCRIPTS)
@@ -115,7 +139,11 @@ METHODS = [
     *[f"method=eagle tree={tree}" for tree in TREES],
     "method=eagle depth=2",
     *[f"method={method} tree={tree}" for method in ("coolsd", "uniform_rsd") for tree in TREES],
-    *[f"method=coolsd schedule={schedule} tree={tree} floor=1" for schedule in SCHEDULES for tree in TREES],
+    *[
+        f"method=coolsd schedule={schedule} tree={tree} floor=1"
+        for schedule in SCHEDULES
+        for tree in TREES
+    ],
     "method=coolsd residual=vanilla depth=3 nu=0.3",
     "method=coolsd schedule=linear ell=12",
     "method=eagle rule=relaxed delta=2 schedule=uniform",
@@ -124,14 +152,22 @@ METHODS = [
     "method=independent depth=3",
     *[f"method=independent tree={tree}" for tree in TREES],
     "method=eagle2 branches=2 depth=3 nodes=6 rule=relaxed delta=1.2",
-    *[f"method={method} window=8 initialisation=vertical_sample" for method in ("jacobi", "sjd", "scd")],
+    *[
+        f"method={method} window=8 initialisation=vertical_sample"
+        for method in ("jacobi", "sjd", "scd")
+    ],
     "method=scd window=8 coupling=maximal",
     "method=sjd window=8 rule=relaxed delta=1.2",
     "method=sjd window=8 rule=match",
     "method=sjd_pac window=12 branches=2 branching=first",
     "method=sjd_pac window=12 proactive=false",
-    *[f"method={method} k=5 tree={tree} residual=optimal" for method in ("lantern", "lanternpp") for tree in TREES],
-    "method=lantern k=24 drafter=eagle2 branches=3 depth=2 nodes=5 measure=jsd proximity=cosine delta=0.2",
+    *[
+        f"method={method} k=5 tree={tree} residual=optimal"
+        for method in ("lantern", "lanternpp")
+        for tree in TREES
+    ],
+    "method=lantern k=24 drafter=eagle2 branches=3 depth=2 nodes=5 measure=jsd proximity=cosine "
+    "delta=0.2",
     "method=lanternpp k=1 lam=0.5 proximity=random temperature=0",
     "method=gsd window=8 k=24",
     "method=gsd window=8 k=5 ranks=null residual=optimal",
@@ -149,8 +185,14 @@ UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method
 def tiny_tokenizer() -> VQModel:
     """With as many codes as `tiny_target` has tokens."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"encoder_multipliers": (1, 1), "decoder_multipliers": (1, 1), "norm_groups": 1}
-    return VQModel(VQConfig(codebook_size=24, codebook_dim=4, channels=8, res_blocks=1, z_channels=8, **sizes))
+    sizes: dict[str, Any] = {
+        "encoder_multipliers": (1, 1),
+        "decoder_multipliers": (1, 1),
+        "norm_groups": 1,
+    }
+    return VQModel(
+        VQConfig(codebook_size=24, codebook_dim=4, channels=8, res_blocks=1, z_channels=8, **sizes)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +204,16 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory, network, encoder = tmp_path_factory.mktemp("smaller"), tiny_target().network, networks.TextEncoder(6, 8, layers=1, heads=2)
-    save_network(to_official(network.state_dict(), network.config.num_attention_heads), networks.target_config(network), directory)
+    directory, network, encoder = (
+        tmp_path_factory.mktemp("smaller"),
+        tiny_target().network,
+        networks.TextEncoder(6, 8, layers=1, heads=2),
+    )
+    save_network(
+        to_official(network.state_dict(), network.config.num_attention_heads),
+        networks.target_config(network),
+        directory,
+    )
     save_network(encoder.state_dict(), encoder.config, directory / "text_encoder")
     return directory
 
@@ -179,14 +229,25 @@ def test_every_method_generates(method: str, draft: Path, smaller: Path, tmp_pat
     rule = build_rule(cfg, drafter.depth)
     output = decode(target, drafter, rule, RandomStreams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
-    assert drafter.nodes == cfg.get("nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0))
+    assert drafter.nodes == cfg.get(
+        "nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0)
+    )
 
 
 def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:
-    cfg, target = composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}"), tiny_target()
+    cfg, target = (
+        composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}"),
+        tiny_target(),
+    )
     drafter = build_drafter(cfg, target)
-    with pytest.raises(TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"):
-        decode(target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, ["a"]), ["a red ring"])
+    with pytest.raises(
+        TemperaError,
+        match="rule=block accepts one chain by its prefixes, but this draft has branches; take "
+        "tree=chain",
+    ):
+        decode(
+            target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, ["a"]), ["a red ring"]
+        )
 
 
 def test_neighbours_are_kept_for_the_next_run(tmp_path: Path) -> None:
@@ -194,7 +255,10 @@ def test_neighbours_are_kept_for_the_next_run(tmp_path: Path) -> None:
     rule = build_rule(composed(*options, TINY_CODES), 1)
     assert [path.name for path in tmp_path.iterdir()] == ["l2_5.safetensors"]
     assert build_rule(composed(*options, TINY_CODES), 1) == rule
-    with pytest.raises(TemperaError, match="l2_5.safetensors were built for another codebook .* neighbours.directory=DIR"):
+    with pytest.raises(
+        TemperaError,
+        match="l2_5.safetensors were built for another codebook .* neighbours.directory=DIR",
+    ):
         build_rule(composed(*options), 1)
 
 
@@ -206,13 +270,29 @@ def test_the_published_schedule_of_cool_sd() -> None:
 
 
 def test_options_reach_the_objects() -> None:
-    cfg = composed("method=coolsd", "delta=2", "floor=1", "residual=vanilla", "guidance=7.5", "temperature=0.9", "top_k=10", "top_p=0.8")
+    cfg = composed(
+        "method=coolsd",
+        "delta=2",
+        "floor=1",
+        "residual=vanilla",
+        "guidance=7.5",
+        "temperature=0.9",
+        "top_k=10",
+        "top_p=0.8",
+    )
     rule: Any = build_rule(cfg, 5)
-    assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3)
+    assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(
+        2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3
+    )
     assert min(rule.schedule) == 1
     assert rule.residual_kind == "vanilla"
     sampling = build_sampling(cfg)
-    assert (sampling.guidance, sampling.temperature, sampling.top_k, sampling.top_p) == (7.5, 0.9, 10, 0.8)
+    assert (sampling.guidance, sampling.temperature, sampling.top_k, sampling.top_p) == (
+        7.5,
+        0.9,
+        10,
+        0.8,
+    )
 
 
 def test_trees_are_the_public_ones() -> None:
@@ -220,7 +300,9 @@ def test_trees_are_the_public_ones() -> None:
     assert nodes == {"chain": 5, "mc_sim_7b_63": 25, "naive_extend_57": 57}
 
 
-@pytest.mark.skipif(not (networks.SHIPPED / "draft").is_dir(), reason="the shipped weights are not built yet")
+@pytest.mark.skipif(
+    not (networks.SHIPPED / "draft").is_dir(), reason="the shipped weights are not built yet"
+)
 def test_the_embedded_model_builds_with_every_method() -> None:
     cfg = composed("model=shapes")
     target = build_target(cfg)
@@ -236,12 +318,16 @@ def test_the_embedded_model_builds_with_every_method() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        combined = [compose("eval", [f"model={model}", f"method={method}"]) for method in ALL_METHODS]
+        combined = [
+            compose("eval", [f"model={model}", f"method={method}"]) for method in ALL_METHODS
+        ]
     for cfg in combined:
         if cfg.model.get("tokens", "discrete") == cfg.tokens:
             check_tokens(cfg)
             wanted = inspect.signature(get_object(cfg.decoding["_target_"])).parameters
-            check(cfg.decoding, dict.fromkeys(name for name in ("drafter", "rule") if name in wanted))
+            check(
+                cfg.decoding, dict.fromkeys(name for name in ("drafter", "rule") if name in wanted)
+            )
             continue
         with pytest.raises(TemperaError) as problem:
             build_target(cfg)
@@ -252,7 +338,11 @@ def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> N
 
 def test_both_kinds_of_tokens_have_models_and_methods() -> None:
     kinds = {composed(f"model={model}").model.get("tokens", "discrete") for model in MODELS}
-    assert kinds == {composed(f"method={method}").tokens for method in ALL_METHODS} == {"discrete", "continuous"}
+    assert (
+        kinds
+        == {composed(f"method={method}").tokens for method in ALL_METHODS}
+        == {"discrete", "continuous"}
+    )
 
 
 # What is refused, as a user meets it: through the command line
@@ -289,37 +379,60 @@ REFUSED = {
     "top_k=1.5": "`top_k=1.5` is not possible; it must be a whole number",
     "ar": "cannot read 'ar': options are written name=value, as in method=ar",
     "delta=[1": "cannot read 'delta=[1': quote a value",
-    "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to rule=lantern, relaxed (method=coolsd, lant",
-    "method=eagle lam=2": "there is no option `lam` with method=eagle: it belongs to rule=lanternpp (method=lanternpp)",
-    "method=lantern k=0": "k=0 nearest codes cannot be taken from a codebook of 1024; give a k between 1 and 1024",
-    "method=lantern k=1025": "k=1025 nearest codes cannot be taken from a codebook of 1024; give a k between 1 and 1024",
+    "method=eagle delta=2": "there is no option `delta` with method=eagle: it belongs to "
+    "rule=lantern, relaxed (method=coolsd, lant",
+    "method=eagle lam=2": "there is no option `lam` with method=eagle: it belongs to "
+    "rule=lanternpp (method=lanternpp)",
+    "method=lantern k=0": "k=0 nearest codes cannot be taken from a codebook of 1024; give a k "
+    "between 1 and 1024",
+    "method=lantern k=1025": "k=1025 nearest codes cannot be taken from a codebook of 1024; give "
+    "a k between 1 and 1024",
     "method=lantern k=1.5": "`k=1.5` is not possible; it must be a whole number",
-    "method=lantern k=2 delta=0": "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
-    "method=lantern k=2 delta=1.5": "delta=1.5 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
-    "method=lantern k=2 measure=jsd delta=0.7": "delta=0.7 does not bound a distortion by measure=jsd; give a number above 0, at most 0.",
+    "method=lantern k=2 delta=0": "delta=0 does not bound a distortion by measure=tvd; give a "
+    "number above 0, at most 1",
+    "method=lantern k=2 delta=1.5": "delta=1.5 does not bound a distortion by measure=tvd; give "
+    "a number above 0, at most 1",
+    "method=lantern k=2 measure=jsd delta=0.7": "delta=0.7 does not bound a distortion by "
+    "measure=jsd; give a number above 0, at most 0.",
     "method=lantern measure=kl": "`measure=kl` is not possible; it must be one of tvd, jsd",
-    "method=lantern proximity=l1": "`proximity=l1` is not possible; it must be one of l2, cosine, random",
-    "method=lantern residual=vanilla": "`residual=vanilla` is not possible; it must be one of published, optimal",
-    "method=lanternpp lam=0": "lam=0 lets a token take nothing from its neighbours; give a finite number above 0",
-    "method=lanternpp lam=-2": "lam=-2 lets a token take nothing from its neighbours; give a finite number above 0",
-    "method=gsd ranks=-1": "ranks=-1 is not a distance; give 0 (every code alone) or more, or null for static groups",
+    "method=lantern proximity=l1": "`proximity=l1` is not possible; it must be one of l2, "
+    "cosine, random",
+    "method=lantern residual=vanilla": "`residual=vanilla` is not possible; it must be one of "
+    "published, optimal",
+    "method=lanternpp lam=0": "lam=0 lets a token take nothing from its neighbours; give a "
+    "finite number above 0",
+    "method=lanternpp lam=-2": "lam=-2 lets a token take nothing from its neighbours; give a "
+    "finite number above 0",
+    "method=gsd ranks=-1": "ranks=-1 is not a distance; give 0 (every code alone) or more, or "
+    "null for static groups",
     "method=gsd ranks=abc": "`ranks=abc` is not possible; it must be a whole number or null",
-    "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs to rule=relaxed",
+    "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs "
+    "to rule=relaxed",
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
-    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain (method=",
-    "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs to tree=chain",
+    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain "
+    "(method=",
+    "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs "
+    "to tree=chain",
     "method=sjd window=abc": "`window=abc` is not possible; it must be a whole number",
     "method=eagle2 branches=abc": "`branches=abc` is not possible; it must be a whole number",
-    "method=sjd initialisation=foo": "`initialisation=foo` is not possible; it must be one of random, horizontal_repeat, vertical_repeat,",
-    "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to drafter=eagle2, sjd_pac (method=eagle2, ",
+    "method=sjd initialisation=foo": "`initialisation=foo` is not possible; it must be one of "
+    "random, horizontal_repeat, vertical_repeat,",
+    "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to "
+    "drafter=eagle2, sjd_pac (method=eagle2, ",
     "drafter.pth=x": "there is no option `drafter.pth`: did you mean `drafter.path`?",
 }
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Any:
     def run(*arguments: str) -> tuple[int | str | None, str, str]:
-        quiet = [f"hydra.run.dir={tmp_path / 'run'}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        quiet = [
+            f"hydra.run.dir={tmp_path / 'run'}",
+            "hydra/job_logging=none",
+            "hydra/hydra_logging=none",
+        ]
         monkeypatch.setattr(sys, "argv", ["run.py", *quiet, *arguments])
         monkeypatch.chdir(tmp_path)  # tables of neighbours are kept below
         status: int | str | None = 0
@@ -345,10 +458,16 @@ def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, _, err = command(f"hydra.run.dir={tmp_path / 'file' / 'run'}")
     assert (status, err.count("\n")) == (1, 1)
-    assert f"cannot write '{tmp_path / 'file' / 'run'}': Not a directory; choose another directory with hydra.run.dir=DIR" in err
+    assert (
+        f"cannot write '{tmp_path / 'file' / 'run'}': Not a directory; choose another directory "
+        "with hydra.run.dir=DIR" in err
+    )
 
 
-@pytest.mark.parametrize("text", ["a small red ring", "a dog's ball, and (two) cats: 50%", 'the "big" one \\', "${x}", "[a, b]"])
+@pytest.mark.parametrize(
+    "text",
+    ["a small red ring", "a dog's ball, and (two) cats: 50%", 'the "big" one \\', "${x}", "[a, b]"],
+)
 def test_a_prompt_is_taken_literally(text: str, command: Any) -> None:
     status, out, err = command(f"prompt={text}")
     assert (status, err) == (0, "")
@@ -366,7 +485,16 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def broken(cfg: DictConfig) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(sys, "argv", ["run.py", f"hydra.run.dir={tmp_path}", "hydra/job_logging=none", "hydra/hydra_logging=none"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "run.py",
+            f"hydra.run.dir={tmp_path}",
+            "hydra/job_logging=none",
+            "hydra/hydra_logging=none",
+        ],
+    )
     with pytest.raises(RuntimeError, match="a bug"):
         broken()
 
@@ -389,7 +517,14 @@ def example(
     thing: object = None,
 ) -> dict[str, Any]:
     """A target with all sorts of arguments."""
-    return {"number": number, "word": word, "kind": kind, "pair": pair, "maybe": maybe, "thing": thing}
+    return {
+        "number": number,
+        "word": word,
+        "kind": kind,
+        "pair": pair,
+        "maybe": maybe,
+        "thing": thing,
+    }
 
 
 def node(**values: Any) -> DictConfig:
@@ -399,7 +534,14 @@ def node(**values: Any) -> DictConfig:
 def test_values_and_objects_arrive() -> None:
     thing = object()
     made = instantiate(node(number=2, pair=[3, 4]), thing=thing)
-    assert made == {"number": 2, "word": "x", "kind": "a", "pair": [3, 4], "maybe": None, "thing": thing}
+    assert made == {
+        "number": 2,
+        "word": "x",
+        "kind": "a",
+        "pair": [3, 4],
+        "maybe": None,
+        "thing": thing,
+    }
     assert made["thing"] is thing
 
 
@@ -416,12 +558,24 @@ def test_nested_and_partial() -> None:
         ({"number": True}, "`number=True` is not possible; it must be a number"),
         ({"number": 1, "kind": "c"}, "`kind=c` is not possible; it must be one of a, b"),
         ({"number": 1, "pair": 3}, "`pair=3` is not possible; it must be a list"),
-        ({"number": 1, "maybe": "z"}, "`maybe=z` is not possible; it must be a whole number or null"),
-        ({"number": 1, "colour": 2}, "has no argument `colour`; it takes number, word, kind, pair, maybe, thing"),
-        ({}, "needs `number`"),
-        ({"number": 1, "thing": {"_target_": f"{__name__}.example", "number": "q"}}, "`thing.number=q` is not possible"),
         (
-            {"number": 1, "thing": {"_target_": "tempera.rules.schedules.uniform", "budget": -2, "length": 3}},
+            {"number": 1, "maybe": "z"},
+            "`maybe=z` is not possible; it must be a whole number or null",
+        ),
+        (
+            {"number": 1, "colour": 2},
+            "has no argument `colour`; it takes number, word, kind, pair, maybe, thing",
+        ),
+        ({}, "needs `number`"),
+        (
+            {"number": 1, "thing": {"_target_": f"{__name__}.example", "number": "q"}},
+            "`thing.number=q` is not possible",
+        ),
+        (
+            {
+                "number": 1,
+                "thing": {"_target_": "tempera.rules.schedules.uniform", "budget": -2, "length": 3},
+            },
             "delta=-2 is not a relaxation budget",
         ),
         ({"_target_": "tempera.nowhere.Thing"}, "cannot import tempera.nowhere.Thing"),
@@ -435,7 +589,9 @@ def test_what_does_not_fit_is_named(values: dict[str, Any], told: str) -> None:
 
 
 def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
-    cfg = OmegaConf.create({"delta": "abc", "rule": {"_target_": f"{__name__}.example", "number": "${delta}"}})
+    cfg = OmegaConf.create(
+        {"delta": "abc", "rule": {"_target_": f"{__name__}.example", "number": "${delta}"}}
+    )
     with pytest.raises(TemperaError, match="`delta=abc` is not possible"):
         instantiate(cfg.rule)
 
@@ -451,9 +607,14 @@ def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
     for options, expected in (([], False), (["compile=true"], True)):
         compile_steps(composed(*options), target)
         assert target.compiled is expected
-    with pytest.raises(TemperaError, match="`compile=maybe` is not possible; it must be true or false"):
+    with pytest.raises(
+        TemperaError, match="`compile=maybe` is not possible; it must be true or false"
+    ):
         compile_steps(composed("compile=maybe"), target)
-    with pytest.raises(TemperaError, match="compile=true is for models of discrete tokens, and model=mar_base has none"):
+    with pytest.raises(
+        TemperaError,
+        match="compile=true is for models of discrete tokens, and model=mar_base has none",
+    ):
         compile_steps(composed("compile=true", "model=mar_base", "method=mar"), object())
 
 
@@ -461,5 +622,8 @@ def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert parse_device("cuda:1") == torch.device("cuda", 1) and parse_device("cuda").index is None
     for name in ("cuda:2", "cuda:x", "gpu"):
-        with pytest.raises(TemperaError, match=rf"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N"):
+        with pytest.raises(
+            TemperaError,
+            match=rf"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N",
+        ):
             parse_device(name)

@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule, betas, denoise, kernels_along, respaced, resume
+from tempera.continuous.diffusion import (
+    Denoiser,
+    DiffusionSampling,
+    Kernel,
+    NoiseSchedule,
+    betas,
+    denoise,
+    kernels_along,
+    respaced,
+    resume,
+)
 from tempera.continuous.noise import normal_of
 from tempera.errors import TemperaError
 from tempera.exactness.gaussians import Linear
@@ -15,7 +25,10 @@ from tempera.exactness.gaussians import Linear
 def test_the_cosine_schedule_keeps_what_its_formula_says() -> None:
     kept = torch.cumprod(1 - betas("cosine"), 0)
     for t in (0, 1, 500, 998):
-        wanted = math.cos(((t + 1) / 1000 + 0.008) / 1.008 * math.pi / 2) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
+        wanted = (
+            math.cos(((t + 1) / 1000 + 0.008) / 1.008 * math.pi / 2) ** 2
+            / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
+        )
         assert float(kept[t]) == pytest.approx(wanted, rel=1e-9)
     assert float(betas("cosine")[-1]) == 0.999
 
@@ -32,7 +45,9 @@ def test_a_hundred_of_a_thousand_steps() -> None:
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 @pytest.mark.parametrize("t", [0, 1, 13, 24])
 def test_the_kernel_is_the_posterior_by_bayes(name: str, t: int) -> None:
-    """Prior N(√ᾱ_{t−1} x₀, 1 − ᾱ_{t−1}) times likelihood N(x_t; √α x_{t−1}, β), with x₀ from the predicted noise."""
+    """Prior N(√ᾱ_{t−1} x₀, 1 − ᾱ_{t−1}) times likelihood N(x_t; √α x_{t−1}, β), with x₀ from the
+    predicted noise.
+    """
     schedule = NoiseSchedule(25, name)  # type: ignore[arg-type]
     kept = torch.cumprod(1 - betas(name), 0)[respaced(1000, 25)]  # type: ignore[arg-type]
     x, noise, place = (torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
@@ -41,7 +56,9 @@ def test_the_kernel_is_the_posterior_by_bayes(name: str, t: int) -> None:
     alpha, start = now / before, (x - math.sqrt(1 - now) * noise) / math.sqrt(now)
     if t:
         variance = 1 / (1 / (1 - before) + alpha / (1 - alpha))
-        mean = variance * (math.sqrt(before) * start / (1 - before) + math.sqrt(alpha) * x / (1 - alpha))
+        mean = variance * (
+            math.sqrt(before) * start / (1 - before) + math.sqrt(alpha) * x / (1 - alpha)
+        )
     else:
         mean, variance = start, _posterior_variance(kept, 1)
     assert torch.allclose(kernel.mean, mean, atol=1e-9)
@@ -67,7 +84,9 @@ def test_ancestral_sampling_with_the_true_noise_draws_the_data() -> None:
             noise = (1 - kept).sqrt() * (x - kept.sqrt() * 3) / (kept / 4 + 1 - kept)
             return schedule.kernel(torch.cat([noise, torch.zeros_like(noise)], -1), x, t)
 
-    drawn = denoise(Known(), torch.zeros(20000, 0), torch.randn(20000, 101, 1, dtype=torch.float64)).token
+    drawn = denoise(
+        Known(), torch.zeros(20000, 0), torch.randn(20000, 101, 1, dtype=torch.float64)
+    ).token
     assert float(drawn.mean()) == pytest.approx(3, abs=0.02)
     assert float(drawn.std()) == pytest.approx(0.5, abs=0.02)
 
@@ -76,9 +95,13 @@ def test_resuming_anywhere_gives_the_same_token() -> None:
     head, condition, noise = Linear(4, 2), torch.randn(3, 2), torch.randn(3, 5, 2)
     path = denoise(head, condition, noise)
     done = torch.tensor([0, 2, 4])
-    assert torch.allclose(resume(head, condition, path.states[torch.arange(3), done], done, noise[:, 1:]), path.token)
+    assert torch.allclose(
+        resume(head, condition, path.states[torch.arange(3), done], done, noise[:, 1:]), path.token
+    )
     along = kernels_along(head, condition, path.states[:, :-1])
-    assert torch.allclose(along.mean, path.kernels.mean, atol=1e-6) and torch.allclose(along.std, path.kernels.std)
+    assert torch.allclose(along.mean, path.kernels.mean, atol=1e-6) and torch.allclose(
+        along.std, path.kernels.std
+    )
 
 
 def test_stages_that_all_tokens_have_behind_them_are_not_computed() -> None:
@@ -104,7 +127,10 @@ def test_the_last_stage_without_noise_gives_its_mean() -> None:
 def test_densities_are_normal() -> None:
     kernel = Kernel(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]]))
     x = torch.tensor([[0.3, 4.0]])
-    wanted = sum(torch.distributions.Normal(kernel.mean[:, i], kernel.std[:, i]).log_prob(x[:, i]) for i in range(2))
+    wanted = sum(
+        torch.distributions.Normal(kernel.mean[:, i], kernel.std[:, i]).log_prob(x[:, i])
+        for i in range(2)
+    )
     assert torch.allclose(kernel.log_density(x).float(), wanted)
 
 
@@ -119,26 +145,42 @@ def test_denoising_may_begin_where_a_little_of_the_token_is_left() -> None:
     assert whole.kept[-1].sqrt() < 1e-4 and part.kept[-1].sqrt() > 0.05
     x, t = torch.ones(1, 1), torch.tensor([24])
     wrong = [
-        schedule.kernel(torch.tensor([[0.01, 0.0]]), x, t).mean - schedule.kernel(torch.zeros(1, 2), x, t).mean
+        schedule.kernel(torch.tensor([[0.01, 0.0]]), x, t).mean
+        - schedule.kernel(torch.zeros(1, 2), x, t).mean
         for schedule in (whole, part)
     ]
-    assert wrong[0].abs() > 5 and wrong[1].abs() < 0.05  # what an error of 0.01 in the predicted noise does to the first step
+    assert (
+        wrong[0].abs() > 5 and wrong[1].abs() < 0.05
+    )  # what an error of 0.01 in the predicted noise does to the first step
 
 
 def test_guidance_rises_with_the_tokens() -> None:
     known = torch.tensor([1, 128, 256])
-    assert DiffusionSampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx([1 + 2 / 256, 2.0, 1 + 2 * 255 / 256])
-    assert DiffusionSampling(guidance=3.0, guidance_schedule="constant").scale(known, 256).tolist() == [3.0, 3.0, 3.0]
+    assert DiffusionSampling(guidance=3.0).scale(known, 256).tolist() == pytest.approx(
+        [1 + 2 / 256, 2.0, 1 + 2 * 255 / 256]
+    )
+    assert DiffusionSampling(guidance=3.0, guidance_schedule="constant").scale(
+        known, 256
+    ).tolist() == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"guidance": -1.0}, "guidance=-1.0 is not possible; give 0 or more"),
-        ({"temperature": 0.0}, "temperature=0.0 is not possible for continuous tokens; give a number above 0"),
+        (
+            {"temperature": 0.0},
+            "temperature=0.0 is not possible for continuous tokens; give a number above 0",
+        ),
         ({"denoising_steps": 1}, "denoising_steps=1 is not possible; give 2 to 1000"),
-        ({"denoising_steps": 6, "denoising_start": 4}, "denoising_steps=6 is not possible; give 2 to 5"),
-        ({"denoising_start": 1000}, "denoising_start=1000 is no time step of the process; give 1 to 999"),
+        (
+            {"denoising_steps": 6, "denoising_start": 4},
+            "denoising_steps=6 is not possible; give 2 to 5",
+        ),
+        (
+            {"denoising_start": 1000},
+            "denoising_start=1000 is no time step of the process; give 1 to 999",
+        ),
     ],
 )
 def test_what_cannot_be_sampled(options: dict[str, float], told: str) -> None:

@@ -1,4 +1,6 @@
-"""MAR: the official layout, the network against a plain computation, and all methods on a tiny random one."""
+"""MAR: the official layout, the network against a plain computation, and all methods on a tiny
+random one.
+"""
 
 import json
 from dataclasses import replace
@@ -22,12 +24,31 @@ from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.pretrained import on_meta
 from tempera.targets.conditioners import ClassLabels
 
-TINY = MARConfig(grid=(3, 4), channels=4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16, head_depth=1)
+TINY = MARConfig(
+    grid=(3, 4),
+    channels=4,
+    width=16,
+    depth=1,
+    heads=2,
+    buffer=2,
+    classes=5,
+    head_width=16,
+    head_depth=1,
+)
 WIDE = replace(TINY, channels=8)
 SQUARE = replace(TINY, grid=(4, 4))
 FEWER = replace(TINY, classes=4)
 SAMPLING = DiffusionSampling(guidance=2.0, denoising_steps=4, last_noise=True)
-TINY_KL = KLConfig(VQConfig(channels=8, encoder_multipliers=(1, 2), decoder_multipliers=(1, 2), res_blocks=1, z_channels=4, norm_groups=4))
+TINY_KL = KLConfig(
+    VQConfig(
+        channels=8,
+        encoder_multipliers=(1, 2),
+        decoder_multipliers=(1, 2),
+        res_blocks=1,
+        z_channels=4,
+        norm_groups=4,
+    )
+)
 IDS = ["a", "b", "c"]
 
 
@@ -39,7 +60,9 @@ def network(config: MARConfig = TINY, seed: int = 0) -> MAR:
     return made.eval().requires_grad_(False)
 
 
-def target(seed: int = 0, sampling: DiffusionSampling = SAMPLING, config: MARConfig = TINY) -> MARTarget:
+def target(
+    seed: int = 0, sampling: DiffusionSampling = SAMPLING, config: MARConfig = TINY
+) -> MARTarget:
     return MARTarget(network(config, seed), ClassLabels(config.classes).encode, sampling)
 
 
@@ -59,11 +82,21 @@ def test_the_official_keys_and_no_others(size: Any) -> None:
 
 def test_published_files_load_averaged_weights_first(tmp_path: Path) -> None:
     mean, last = network(seed=1), network(seed=2)
-    torch.save({"model": last.state_dict(), "model_ema": mean.state_dict(), "epoch": 400}, tmp_path / "checkpoint-last.pth")
-    loaded = load_mar(str(tmp_path), ["mar-base.safetensors", "checkpoint-last.pth"], "owner/name", config=TINY)
+    torch.save(
+        {"model": last.state_dict(), "model_ema": mean.state_dict(), "epoch": 400},
+        tmp_path / "checkpoint-last.pth",
+    )
+    loaded = load_mar(
+        str(tmp_path), ["mar-base.safetensors", "checkpoint-last.pth"], "owner/name", config=TINY
+    )
     assert torch.equal(loaded.z_proj.weight, mean.z_proj.weight)
     with pytest.raises(TemperaError, match="is of another size"):
-        load_mar(str(tmp_path), ["checkpoint-last.pth"], "owner/name", config=MARConfig(grid=(3, 4), width=32, heads=2, depth=1))
+        load_mar(
+            str(tmp_path),
+            ["checkpoint-last.pth"],
+            "owner/name",
+            config=MARConfig(grid=(3, 4), width=32, heads=2, depth=1),
+        )
 
 
 def ldm_name(name: str, levels: int) -> str:
@@ -73,14 +106,22 @@ def ldm_name(name: str, levels: int) -> str:
         parts[2] = ("block_1", "attn_1", "block_2")[int(parts[2])]
     if parts[1] == "conv_blocks":
         level = int(parts[2]) if parts[0] == "encoder" else levels - 1 - int(parts[2])
-        parts[1:4] = ["down" if parts[0] == "encoder" else "up", str(level), "block" if parts[3] == "res" else parts[3]]
+        parts[1:4] = [
+            "down" if parts[0] == "encoder" else "up",
+            str(level),
+            "block" if parts[3] == "res" else parts[3],
+        ]
     return ".".join(parts)
 
 
 def test_kl16_loads_from_latent_diffusion_s_layout(tmp_path: Path) -> None:
     made = KLModel(TINY_KL)
     state = {ldm_name(name, 2): tensor for name, tensor in made.state_dict().items()}
-    assert {"decoder.up.1.attn.0.q.weight", "encoder.down.0.downsample.conv.weight", "decoder.mid.attn_1.norm.weight"} < set(state)
+    assert {
+        "decoder.up.1.attn.0.q.weight",
+        "encoder.down.0.downsample.conv.weight",
+        "decoder.mid.attn_1.norm.weight",
+    } < set(state)
     torch.save({"model": state}, tmp_path / "kl16.ckpt")
     loaded = load_kl(str(tmp_path), ["kl16.ckpt"], "owner/name", TINY_KL)
     images = torch.rand(1, 3, 8, 8) * 2 - 1
@@ -92,7 +133,10 @@ def test_kl16_loads_from_latent_diffusion_s_layout(tmp_path: Path) -> None:
         "quant_conv.weight",
         "decoder.up.0.block.2.conv2.bias",
     } < official
-    assert "decoder.up.3.attn.0.q.weight" not in official and "decoder.up.0.upsample.conv.weight" not in official
+    assert (
+        "decoder.up.3.attn.0.q.weight" not in official
+        and "decoder.up.0.upsample.conv.weight" not in official
+    )
 
 
 def test_tokens_of_an_image_and_back() -> None:
@@ -108,14 +152,18 @@ def test_patches_are_ordered_as_mar_s() -> None:
     latents = torch.arange(2 * 4 * 6 * 3).reshape(2, 4, 6, 3)
     tokens = patchify(latents, 2)
     assert tokens.shape == (2, 2, 3, 12) and torch.equal(unpatchify(tokens, 2), latents)
-    assert tokens[0, 0, 0].tolist() == [int(latents[0, y, x, c]) for c in range(3) for y in range(2) for x in range(2)]
+    assert tokens[0, 0, 0].tolist() == [
+        int(latents[0, y, x, c]) for c in range(3) for y in range(2) for x in range(2)
+    ]
 
 
 # The network
 
 
 def plain_conditions(net: MAR, tokens: Tensor, known: list[int], label: int) -> Tensor:
-    """MAR's own procedure for one image: tokens [T, D] by place in the image, `known` places in any order -> [T, W]."""
+    """MAR's own procedure for one image: tokens [T, D] by place in the image, `known` places in any
+    order -> [T, W].
+    """
     buffer, places = net.config.buffer, sorted(known)
     x = torch.cat([net.class_emb.weight[label].expand(buffer, -1), net.z_proj(tokens)])
     x = net.z_proj_ln(x + net.encoder_pos_embed_learned[0])
@@ -149,16 +197,21 @@ def test_rows_that_are_not_equally_far_see_only_what_they_know() -> None:
 def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
     made = network()
     head = GuidedHead(made.head, SAMPLING)
-    c, u, x, stage = torch.randn(3, 16), torch.randn(3, 16), torch.randn(3, 4), torch.tensor([0, 2, 3])
+    c, u, x, stage = (
+        torch.randn(3, 16),
+        torch.randn(3, 16),
+        torch.randn(3, 4),
+        torch.tensor([0, 2, 3]),
+    )
     got = head.kernel(torch.cat([c, u, torch.tensor([[1.0], [2.0], [3.5]])], -1), x, stage)
     t = 3 - stage
     conditional, null = (made.head(x, head.schedule.times[t], z) for z in (c, u))
     noise = null[:, :4] + torch.tensor([[1.0], [2.0], [3.5]]) * (conditional[:, :4] - null[:, :4])
     wanted = head.schedule.kernel(torch.cat([noise, conditional[:, 4:]], -1), x, t)
     assert torch.allclose(got.mean, wanted.mean, atol=1e-5) and torch.allclose(got.std, wanted.std)
-    warmer = GuidedHead(made.head, DiffusionSampling(guidance=2.0, denoising_steps=4, temperature=1.3)).kernel(
-        torch.cat([c, u, torch.ones(3, 1)], -1), x, stage
-    )
+    warmer = GuidedHead(
+        made.head, DiffusionSampling(guidance=2.0, denoising_steps=4, temperature=1.3)
+    ).kernel(torch.cat([c, u, torch.ones(3, 1)], -1), x, stage)
     assert torch.allclose(warmer.std, 1.3 * got.std)
 
 
@@ -186,17 +239,33 @@ def test_a_head_begins_at_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "steps", "first"), [(256, 256, [1, 1]), (256, 64, [1, 1, 1]), (256, 16, [2, 3]), (12, 3, [2, 4, 6]), (12, 1, [12])]
+    ("length", "steps", "first"),
+    [
+        (256, 256, [1, 1]),
+        (256, 64, [1, 1, 1]),
+        (256, 16, [2, 3]),
+        (12, 3, [2, 4, 6]),
+        (12, 1, [12]),
+    ],
 )
 def test_the_cosine_schedule(length: int, steps: int, first: list[int]) -> None:
     taken = counts(length, steps)
-    assert len(taken) == steps and sum(taken) == length and min(taken) >= 1 and taken[: len(first)] == first
+    assert (
+        len(taken) == steps
+        and sum(taken) == length
+        and min(taken) >= 1
+        and taken[: len(first)] == first
+    )
 
 
 @pytest.mark.parametrize("steps", [None, 1, 3, 12])
 def test_parallel_prediction(steps: int | None) -> None:
     output = Parallel(steps).decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
-    assert output.tokens.shape == (3, 12, 4) and output.tokens.isfinite().all() and (output.tokens != 0).all()
+    assert (
+        output.tokens.shape == (3, 12, 4)
+        and output.tokens.isfinite().all()
+        and (output.tokens != 0).all()
+    )
     assert output.trace.rounds.tolist() == [steps or 12] * 3
 
 
@@ -219,7 +288,11 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     trace = output.trace
     assert isinstance(trace, ContinuousTrace)
     assert output.tokens.isfinite().all() and (output.tokens != 0).all() and (trace.place > 0).all()
-    assert (trace.rounds <= 12).all() and trace.tested.shape == (3, 3) and (trace.tested >= trace.accepted).all()
+    assert (
+        (trace.rounds <= 12).all()
+        and trace.tested.shape == (3, 3)
+        and (trace.tested >= trace.accepted).all()
+    )
     alone = method.decode(made, RandomStreams(0, ["b"]), ["1"])
     assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
@@ -227,17 +300,22 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
 
 @pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling()])
 def test_a_draft_that_is_the_target_is_always_accepted(rule: DensityRule) -> None:
-    """Its conditions must be the target's own with the drafts in place: every context is right. (In float64: an untrained head generates
-    numbers so large that rounding differs between batches by more than the last stage's noise.)
+    """Its conditions must be the target's own with the drafts in place: every context is right. (In
+    float64: an untrained head generates numbers so large that rounding differs between batches by
+    more than the last stage's noise.)
     """
     made = MARTarget(network().double(), ClassLabels(5).encode, SAMPLING)
-    output = Speculative(draft(made, network()), rule, gamma=3, prefill=0.0).decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
+    output = Speculative(draft(made, network()), rule, gamma=3, prefill=0.0).decode(
+        made, RandomStreams(0, IDS), ["0", "1", "2"]
+    )
     assert output.trace.rounds.tolist() == [3, 3, 3]
 
 
 def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_another_name() -> None:
     made = target(sampling=DiffusionSampling(denoising_steps=4))
-    output = Speculative(draft(made, network(seed=1)), MaximalCoupling(), gamma=2, prefill=0.0).decode(made, RandomStreams(0, ["a"]), ["0"])
+    output = Speculative(
+        draft(made, network(seed=1)), MaximalCoupling(), gamma=2, prefill=0.0
+    ).decode(made, RandomStreams(0, ["a"]), ["0"])
     assert output.trace.rounds.tolist() == [12]
 
 
@@ -246,8 +324,17 @@ def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_anoth
 
 def decode_with(**changes: Any) -> None:
     made = target()
-    settings = {"draft": draft(made, network(seed=1)), "gamma": 2, "prefill": 0.0, "rule": MaximalCoupling(), "prompt": "0", **changes}
-    method = Speculative(settings["draft"], settings["rule"], settings["gamma"], settings["prefill"])
+    settings = {
+        "draft": draft(made, network(seed=1)),
+        "gamma": 2,
+        "prefill": 0.0,
+        "rule": MaximalCoupling(),
+        "prompt": "0",
+        **changes,
+    }
+    method = Speculative(
+        settings["draft"], settings["rule"], settings["gamma"], settings["prefill"]
+    )
     method.decode(made, RandomStreams(0, ["a"]), [settings["prompt"]])
 
 

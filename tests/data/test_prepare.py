@@ -63,7 +63,9 @@ class Counting:
         self.seen += len(entries)
         if self.fail_after is not None and self.seen > self.fail_after:
             raise KeyboardInterrupt
-        return Encoded(entries, np.array([[len(entry.caption)] * 6 for entry in entries], np.int32), [])
+        return Encoded(
+            entries, np.array([[len(entry.caption)] * 6 for entry in entries], np.int32), []
+        )
 
 
 class Captions:
@@ -80,7 +82,11 @@ class Captions:
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         for index, caption in list(enumerate(self.captions))[start:]:
-            yield Entry(f"line {index}", str(index), caption) if caption else Broken(f"line {index}", "no caption")
+            yield (
+                Entry(f"line {index}", str(index), caption)
+                if caption
+                else Broken(f"line {index}", "no caption")
+            )
 
 
 def bytes_of(directory: Path) -> dict[str, bytes]:
@@ -89,9 +95,18 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 
 def test_an_interrupted_run_continues_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     source = Captions([f"caption {'x' * i}" if i % 5 else None for i in range(23)])
-    prepare(source, Counting(), tmp_path / "whole", shard_size=6, batch_size=2, report=lambda line: None)
+    prepare(
+        source, Counting(), tmp_path / "whole", shard_size=6, batch_size=2, report=lambda line: None
+    )
     with pytest.raises(KeyboardInterrupt):
-        prepare(source, Counting(fail_after=12), tmp_path / "parts", shard_size=6, batch_size=2, report=lambda line: None)
+        prepare(
+            source,
+            Counting(fail_after=12),
+            tmp_path / "parts",
+            shard_size=6,
+            batch_size=2,
+            report=lambda line: None,
+        )
     assert not Manifest.load(tmp_path / "parts").complete
     with pytest.raises(TemperaError, match="unfinished"):
         read_shards(tmp_path / "parts", "tok", 1000, GRID)
@@ -132,7 +147,12 @@ def test_manifest_counts_and_shards_read_back(tmp_path: Path) -> None:
     images = read_shards(tmp_path, "tok", 1000, GRID)
     assert images.captions == ["a", "bbb", "cc"]
     assert images.codes[:, 0].tolist() == [1, 3, 2]
-    assert prepare(source, Counting(), tmp_path / "two", shard_size=2, limit=3, report=lines.append).count == 2
+    assert (
+        prepare(
+            source, Counting(), tmp_path / "two", shard_size=2, limit=3, report=lines.append
+        ).count
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +163,9 @@ def test_manifest_counts_and_shards_read_back(tmp_path: Path) -> None:
         (("tok", 1000, (3, 2)), "the target draws 3×2"),
     ],
 )
-def test_shards_for_another_target_are_refused(tmp_path: Path, arguments: tuple[Any, ...], message: str) -> None:
+def test_shards_for_another_target_are_refused(
+    tmp_path: Path, arguments: tuple[Any, ...], message: str
+) -> None:
     prepare(Captions(["a"]), Counting(), tmp_path)
     with pytest.raises(TemperaError, match=message):
         read_shards(tmp_path, *arguments)
@@ -152,10 +174,18 @@ def test_shards_for_another_target_are_refused(tmp_path: Path, arguments: tuple[
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="it has no entries"):
         prepare(Captions([]), Counting(), tmp_path / "empty")
-    with pytest.raises(TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"):
+    with pytest.raises(
+        TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"
+    ):
         prepare(Captions([None]), Counting(), tmp_path / "broken", report=lambda line: None)
     with pytest.raises(TemperaError, match="more than max_broken=1"):
-        prepare(Captions(["a", None, None]), Counting(), tmp_path / "limit", max_broken=1, report=lambda line: None)
+        prepare(
+            Captions(["a", None, None]),
+            Counting(),
+            tmp_path / "limit",
+            max_broken=1,
+            report=lambda line: None,
+        )
     prepare(Captions(["a", "b"]), Counting(), tmp_path / "made")
     with pytest.raises(TemperaError, match="holds shards of another source"):
         prepare(Captions(["a"]), Counting(), tmp_path / "made")
@@ -172,7 +202,9 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def check(source: Source, captions: list[str], broken: list[str], counts: bool = True) -> None:
-    """What a source reads; reading from any position gives the rest; every picture can be decoded; its size is told or unknown."""
+    """What a source reads; reading from any position gives the rest; every picture can be decoded;
+    its size is told or unknown.
+    """
     items = list(source.read(0))
     assert source.count() == (len(items) if counts else None)
     entries = [item for item in items if isinstance(item, Entry)]
@@ -182,7 +214,9 @@ def check(source: Source, captions: list[str], broken: list[str], counts: bool =
     assert all(part in failure for part, failure in zip(broken, failures, strict=True)), failures
     for start in range(len(items) + 2):
         assert list(map(str, source.read(start))) == list(map(str, items[start:]))
-    assert all(decode_picture(entry.image).size == (12, 8) for entry in entries if entry.image is not None)
+    assert all(
+        decode_picture(entry.image).size == (12, 8) for entry in entries if entry.image is not None
+    )
     assert len({entry.key for entry in entries}) == len(entries)
     json.dumps(source.describe())
 
@@ -197,10 +231,22 @@ def test_imagefolder_with_jsonl(tmp_path: Path) -> None:
         '{"file_name": "gone.png", "text": "x"}',
         '{"file_name": "b.png", "text": ""}',
     ]
-    rows += ['{"file_name": "b.png", "text": "two\\n lines"}', "[1]", '{"file_name": "b.png", "text": "again"}']
+    rows += [
+        '{"file_name": "b.png", "text": "two\\n lines"}',
+        "[1]",
+        '{"file_name": "b.png", "text": "again"}',
+    ]
     (tmp_path / "metadata.jsonl").write_text("\n".join(rows))
-    broken = ["metadata.jsonl:3: not valid JSON", "metadata.jsonl:4: image gone.png is missing", "metadata.jsonl:5: no caption"]
-    check(ImageFolder(str(tmp_path)), ["one", "two lines", "again"], [*broken, "metadata.jsonl:7: not a JSON object"])
+    broken = [
+        "metadata.jsonl:3: not valid JSON",
+        "metadata.jsonl:4: image gone.png is missing",
+        "metadata.jsonl:5: no caption",
+    ]
+    check(
+        ImageFolder(str(tmp_path)),
+        ["one", "two lines", "again"],
+        [*broken, "metadata.jsonl:7: not a JSON object"],
+    )
 
 
 def test_imagefolder_with_csv_and_with_text_files(tmp_path: Path) -> None:
@@ -209,8 +255,14 @@ def test_imagefolder_with_csv_and_with_text_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     check(ImageFolder(str(tmp_path)), ["one"], ["b.txt: unreadable caption"])
     with (tmp_path / "metadata.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["file_name", "words"], ["a.png", "uno"], ["b.png"], ["b.png", "dos"]])
-    check(ImageFolder(str(tmp_path), caption="words"), ["uno", "dos"], ["metadata.csv:3: not 2 columns"])
+        csv.writer(file).writerows(
+            [["file_name", "words"], ["a.png", "uno"], ["b.png"], ["b.png", "dos"]]
+        )
+    check(
+        ImageFolder(str(tmp_path), caption="words"),
+        ["uno", "dos"],
+        ["metadata.csv:3: not 2 columns"],
+    )
     (tmp_path / "none").mkdir()
     with pytest.raises(TemperaError, match="holds neither metadata"):
         ImageFolder(str(tmp_path / "none"))
@@ -228,15 +280,27 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
 
 def test_webdataset_tars(tmp_path: Path) -> None:
     tar_of(
-        tmp_path / "0.tar", {"s0.png": picture(), "s0.txt": b"one", "s1.png": picture(), "s1.json": b'{"caption": "two"}', "s2.txt": b"x"}
+        tmp_path / "0.tar",
+        {
+            "s0.png": picture(),
+            "s0.txt": b"one",
+            "s1.png": picture(),
+            "s1.json": b'{"caption": "two"}',
+            "s2.txt": b"x",
+        },
     )
-    tar_of(tmp_path / "1.tar", {"s0.png": picture(), "s0.json": b"{", "s1.png": picture(), "s1.txt": b"three"})
+    tar_of(
+        tmp_path / "1.tar",
+        {"s0.png": picture(), "s0.json": b"{", "s1.png": picture(), "s1.txt": b"three"},
+    )
     tar_of(tmp_path / "2.tar", {"s0.png": picture(), "s0.txt": b"four"})
     whole = (tmp_path / "1.tar").read_bytes()
     broken = ["0.tar sample s2: no image", "1.tar sample s0: unreadable caption"]
     check(TarShards(str(tmp_path)), ["one", "two", "three", "four"], broken, counts=False)
     for name, successes in (("0", 3), ("1", 2), ("2", 1)):
-        (tmp_path / f"{name}_stats.json").write_text(json.dumps({"count": 9, "successes": successes}))
+        (tmp_path / f"{name}_stats.json").write_text(
+            json.dumps({"count": 9, "successes": successes})
+        )
     check(TarShards(str(tmp_path)), ["one", "two", "three", "four"], broken)
     (tmp_path / "2_stats.json").write_text("{}")
     (tmp_path / "1.tar").write_bytes(whole[:2000])
@@ -271,14 +335,20 @@ def test_pictures_in_archives_are_read_when_they_are_decoded(tmp_path: Path) -> 
 
 
 def test_row_groups_that_are_done_are_not_read_again(tmp_path: Path) -> None:
-    table = pa.table({"image": [bitmap(i) for i in range(30)], "caption": [f"c{i}" for i in range(30)]})
+    table = pa.table(
+        {"image": [bitmap(i) for i in range(30)], "caption": [f"c{i}" for i in range(30)]}
+    )
     pq.write_table(table, tmp_path / "0.parquet", row_group_size=10, compression="NONE")
-    whole = [entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)]
+    whole = [
+        entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)
+    ]
     assert whole == [f"c{i}" for i in range(23, 30)]
     data = bytearray((tmp_path / "0.parquet").read_bytes())
     data[4:100] = bytes(96)  # in the first group
     (tmp_path / "0.parquet").write_bytes(data)
-    assert [entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)] == whole
+    assert [
+        entry.caption for entry in ParquetShards(str(tmp_path)).read(23) if isinstance(entry, Entry)
+    ] == whole
     assert isinstance(next(iter(ParquetShards(str(tmp_path)).read(0))), Broken)
 
 
@@ -286,24 +356,40 @@ def test_parquet(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture())
     rows = [{"bytes": picture(i), "path": None} for i in range(70)]
     rows[2] = {"bytes": None, "path": None}
-    pq.write_table(pa.table({"image": rows, "top_caption": [f"c{i}" for i in range(70)]}), tmp_path / "0.parquet")
+    pq.write_table(
+        pa.table({"image": rows, "top_caption": [f"c{i}" for i in range(70)]}),
+        tmp_path / "0.parquet",
+    )
     pq.write_table(pa.table({"image": [picture()], "top_caption": ["d"]}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"image": ["a.png", "b.png"], "top_caption": ["e", "f"]}), tmp_path / "2.parquet")
+    pq.write_table(
+        pa.table({"image": ["a.png", "b.png"], "top_caption": ["e", "f"]}), tmp_path / "2.parquet"
+    )
     (tmp_path / "3.parquet").write_bytes(b"PAR1nonsense")
     captions = [f"c{i}" for i in range(70) if i != 2] + ["d", "e"]
     check(
         ParquetShards(str(tmp_path)),
         captions,
-        ["0.parquet row 2: no image", "2.parquet row 1: image b.png is missing", "3.parquet: unreadable"],
+        [
+            "0.parquet row 2: no image",
+            "2.parquet row 1: image b.png is missing",
+            "3.parquet: unreadable",
+        ],
     )
     with pytest.raises(TemperaError, match=r"no column 'picture' \(it has image, top_caption\)"):
         list(ParquetShards(str(tmp_path), image="picture").read(0))
 
 
-def test_a_damaged_row_group_of_parquet_is_broken_row_by_row_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_damaged_row_group_of_parquet_is_broken_row_by_row_and_the_rest_is_read(
+    tmp_path: Path,
+) -> None:
     rows = [{"bytes": picture(i), "path": None} for i in range(30)]
     path = tmp_path / "0.parquet"
-    pq.write_table(pa.table({"image": rows, "caption": [f"c{i}" for i in range(30)]}), path, row_group_size=10, compression="gzip")
+    pq.write_table(
+        pa.table({"image": rows, "caption": [f"c{i}" for i in range(30)]}),
+        path,
+        row_group_size=10,
+        compression="gzip",
+    )
     columns = [pq.ParquetFile(path).metadata.row_group(1).column(number) for number in range(2)]
     data = bytearray(path.read_bytes())
     for column in columns:
@@ -317,13 +403,28 @@ def test_a_damaged_row_group_of_parquet_is_broken_row_by_row_and_the_rest_is_rea
 def test_coco_captions(tmp_path: Path) -> None:
     (tmp_path / "7.png").write_bytes(picture())
     annotations: list[Any] = [{"image_id": 7, "id": i, "caption": f"seven {i}"} for i in range(3)]
-    annotations += [{"image_id": 8, "id": 9, "caption": " "}, "nonsense", {"image_id": 9, "id": 10, "caption": "nine"}]
-    content = {"images": [{"id": 7, "file_name": "7.png"}, {"id": 9, "file_name": "9.png"}], "annotations": annotations}
+    annotations += [
+        {"image_id": 8, "id": 9, "caption": " "},
+        "nonsense",
+        {"image_id": 9, "id": 10, "caption": "nine"},
+    ]
+    content = {
+        "images": [{"id": 7, "file_name": "7.png"}, {"id": 9, "file_name": "9.png"}],
+        "annotations": annotations,
+    }
     path = tmp_path / "captions.json"
     path.write_text(json.dumps(content))
-    check(CocoCaptions(str(path)), ["seven 0", "nine"], ["annotation 3: no caption", "annotation 4: no image_id"])
+    check(
+        CocoCaptions(str(path)),
+        ["seven 0", "nine"],
+        ["annotation 3: no caption", "annotation 4: no image_id"],
+    )
     everything = CocoCaptions(str(path), images=str(tmp_path), per_image=0)
-    check(everything, ["seven 0", "seven 1", "seven 2"], ["annotation 3", "annotation 4", "9.png is missing"])
+    check(
+        everything,
+        ["seven 0", "seven 1", "seven 2"],
+        ["annotation 3", "annotation 4", "9.png is missing"],
+    )
     path.write_text("[1]")
     with pytest.raises(TemperaError, match="no MS-COCO captions file"):
         CocoCaptions(str(path))
@@ -332,7 +433,12 @@ def test_coco_captions(tmp_path: Path) -> None:
 def test_anything_that_datasets_streams(tmp_path: Path) -> None:
     rows = [{"bytes": picture(i), "path": None} for i in range(3)]
     pq.write_table(pa.table({"image": rows, "text": ["a", "b", ""]}), tmp_path / "x.parquet")
-    check(Dataset("parquet", data_files=str(tmp_path / "x.parquet")), ["a", "b"], ["parquet row 2: no caption"], False)
+    check(
+        Dataset("parquet", data_files=str(tmp_path / "x.parquet")),
+        ["a", "b"],
+        ["parquet row 2: no caption"],
+        False,
+    )
     with pytest.raises(TemperaError, match="datasets cannot load"):
         list(Dataset(str(tmp_path / "absent")).read(0))
 
@@ -350,10 +456,28 @@ def test_the_bar_shows_where_in_the_source_one_is(tmp_path: Path) -> None:
         return tqdm(unit="image", file=shown, mininterval=0)
 
     with pytest.raises(KeyboardInterrupt), bar() as begun:
-        prepare(source, Counting(fail_after=12), tmp_path, shard_size=6, batch_size=2, limit=20, report=lambda line: None, bar=begun)
+        prepare(
+            source,
+            Counting(fail_after=12),
+            tmp_path,
+            shard_size=6,
+            batch_size=2,
+            limit=20,
+            report=lambda line: None,
+            bar=begun,
+        )
     assert (begun.initial, begun.n, begun.total) == (0, 14, 20)
     with bar() as rest:
-        prepare(source, Counting(), tmp_path, shard_size=6, batch_size=2, limit=20, report=lambda line: None, bar=rest)
+        prepare(
+            source,
+            Counting(),
+            tmp_path,
+            shard_size=6,
+            batch_size=2,
+            limit=20,
+            report=lambda line: None,
+            bar=rest,
+        )
     assert (rest.initial, rest.n, rest.total) == (12, 20, 20)
     assert "20/20" in shown.getvalue() and "image/s" in shown.getvalue()
 
@@ -395,17 +519,29 @@ def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -
     shared, barrier, encoders = [None, None], threading.Barrier(2), [Counting(), Counting()]
     with ThreadPoolExecutor(2) as pool:
         calls = [
-            pool.submit(prepare, source, encoders[rank], tmp_path / "two", processes=Together(rank, shared, barrier), **options)
+            pool.submit(
+                prepare,
+                source,
+                encoders[rank],
+                tmp_path / "two",
+                processes=Together(rank, shared, barrier),
+                **options,
+            )
             for rank in (0, 1)
         ]
         manifests = [call.result() for call in calls]
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
     assert [manifest.count for manifest in manifests] == [23, 23]
-    assert min(encoder.seen for encoder in encoders) > 8 and sum(encoder.seen for encoder in encoders) == 23
+    assert (
+        min(encoder.seen for encoder in encoders) > 8
+        and sum(encoder.seen for encoder in encoders) == 23
+    )
 
 
 class Ticks:
-    """A clock and an encoder: reading takes 1 s a batch and encoding 3 s, but for the first batch's 100 s."""
+    """A clock and an encoder: reading takes 1 s a batch and encoding 3 s, but for the first batch's
+    100 s.
+    """
 
     def __init__(self) -> None:
         self.time, self.batches = 0.0, 0
@@ -428,14 +564,23 @@ class Ticks:
 
 def test_an_estimate_is_the_steady_cost_of_what_is_left(tmp_path: Path) -> None:
     ticks, source = Ticks(), Captions([f"caption {i}" for i in range(40)])
-    found = estimate(source, ticks.encoder(), tmp_path / "new", batch_size=4, limit=30, seconds=110, now=ticks)
+    found = estimate(
+        source, ticks.encoder(), tmp_path / "new", batch_size=4, limit=30, seconds=110, now=ticks
+    )
     assert (found.done, found.left, found.sampled, found.images) == (0, 30, 12, 1.0)
     assert (found.reading, found.encoding) == (0.25, 0.75)
     assert [found.seconds(processes, 30) for processes in (1, 3)] == [30.0, 15.0]
     assert "to do: 30 entries are left" in str(found) and "30 s with 1, " in str(found)
     assert not (tmp_path / "new").exists()
     with pytest.raises(KeyboardInterrupt):
-        prepare(source, Counting(fail_after=12), tmp_path / "begun", shard_size=10, batch_size=2, limit=30)
+        prepare(
+            source,
+            Counting(fail_after=12),
+            tmp_path / "begun",
+            shard_size=10,
+            batch_size=2,
+            limit=30,
+        )
     before = bytes_of(tmp_path / "begun")
     rest = estimate(source, Counting(), tmp_path / "begun", shard_size=10, batch_size=4, limit=30)
     assert (rest.done, rest.left, rest.sampled) == (10, 20, 20)
@@ -444,7 +589,9 @@ def test_an_estimate_is_the_steady_cost_of_what_is_left(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="holds shards of another limit"):
         estimate(source, Counting(), tmp_path / "begun", shard_size=10)
     prepare(source, Counting(), tmp_path / "begun", shard_size=10, limit=30)
-    assert "nothing is left to do: all 30 entries" in str(estimate(source, Counting(), tmp_path / "begun", shard_size=10, limit=30))
+    assert "nothing is left to do: all 30 entries" in str(
+        estimate(source, Counting(), tmp_path / "begun", shard_size=10, limit=30)
+    )
 
 
 def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
@@ -452,7 +599,9 @@ def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
     assert (found.left, found.images) == (None, 0.75)
     assert "to do: 1,000 entries, as the source does not tell its size" in str(found)
     assert "for 750 images" in str(found)
-    with pytest.raises(TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"):
+    with pytest.raises(
+        TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"
+    ):
         estimate(Captions([None, None]), Counting(), tmp_path)
     with pytest.raises(TemperaError, match="it has no entries"):
         estimate(Endless([]), Counting(), tmp_path)
@@ -467,7 +616,9 @@ class Noisy(Counting):
 
     def encode(self, entries: list[Entry]) -> Encoded:
         generator = np.random.default_rng([len(entries), *entries[0].key.encode()])
-        return Encoded(entries, generator.integers(0, 16384, (len(entries), 256), dtype=np.int32), [])
+        return Encoded(
+            entries, generator.integers(0, 16384, (len(entries), 256), dtype=np.int32), []
+        )
 
 
 def test_the_estimated_disk_is_what_it_takes(tmp_path: Path) -> None:
@@ -489,7 +640,13 @@ def test_amounts_are_said_as_people_say_them() -> None:
         "5 h",
         "4,000 days",
     ]
-    assert [amount(value) for value in (12, 1500, 2.5e6, 3e9, 1.25e12)] == ["12 B", "1.5 kB", "2.5 MB", "3 GB", "1.25 TB"]
+    assert [amount(value) for value in (12, 1500, 2.5e6, 3e9, 1.25e12)] == [
+        "12 B",
+        "1.5 kB",
+        "2.5 MB",
+        "3 GB",
+        "1.25 TB",
+    ]
 
 
 def tiny_vq() -> VQModel:
@@ -498,12 +655,17 @@ def tiny_vq() -> VQModel:
 
 
 def test_images_are_scaled_to_cover_and_cropped() -> None:
-    image = PIL.Image.fromarray(np.repeat(np.arange(200, dtype=np.uint8)[None, :, None], 100, 0).repeat(3, 2))
+    image = PIL.Image.fromarray(
+        np.repeat(np.arange(200, dtype=np.uint8)[None, :, None], 100, 0).repeat(3, 2)
+    )
     pixels = to_pixels(image, (50, 50))
     assert pixels.shape == (3, 50, 50)
     assert pixels[0, 25, 25] == pytest.approx(99.5 / 127.5 - 1, abs=0.02)
     same = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
-    assert torch.equal(to_pixels(PIL.Image.fromarray(same), (8, 12)), torch.from_numpy(same).permute(2, 0, 1) / 127.5 - 1)
+    assert torch.equal(
+        to_pixels(PIL.Image.fromarray(same), (8, 12)),
+        torch.from_numpy(same).permute(2, 0, 1) / 127.5 - 1,
+    )
 
 
 def test_vq_encoder_gives_the_images_codes_and_counts_broken_images(tmp_path: Path) -> None:

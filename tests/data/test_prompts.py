@@ -39,18 +39,34 @@ def test_one_prompt_has_an_id_of_its_text() -> None:
 
 def test_text_file(tmp_path: Path) -> None:
     path = write(tmp_path / "my prompts.txt", "\ufeffa cat\r\n  a “dog”\tasleep \n\n")
-    assert file_prompts(path) == [Prompt("my-prompts-000001", "a cat"), Prompt("my-prompts-000002", "a “dog” asleep")]
+    assert file_prompts(path) == [
+        Prompt("my-prompts-000001", "a cat"),
+        Prompt("my-prompts-000002", "a “dog” asleep"),
+    ]
     assert file_prompts(path, limit=5, offset=1) == [Prompt("my-prompts-000002", "a “dog” asleep")]
 
 
 def test_parti_prompts_layout(tmp_path: Path) -> None:
-    path = write(tmp_path / "Parti.tsv", 'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\tx\n the words "go" \tWorld\tBasic\t\n')
-    assert file_prompts(path) == [Prompt("Parti-000002", "bond"), Prompt("Parti-000003", 'the words "go"')]
+    path = write(
+        tmp_path / "Parti.tsv",
+        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\tx\n the words "go" '
+        "\tWorld\tBasic\t\n",
+    )
+    assert file_prompts(path) == [
+        Prompt("Parti-000002", "bond"),
+        Prompt("Parti-000003", 'the words "go"'),
+    ]
 
 
 def test_coco_layout(tmp_path: Path) -> None:
-    annotations = [{"image_id": 1, "id": 401, "caption": "An office. "}, {"image_id": 1, "id": 7, "caption": "A\ncat"}]
-    path = write(tmp_path / "captions.json", json.dumps({"info": {}, "images": [], "annotations": annotations}))
+    annotations = [
+        {"image_id": 1, "id": 401, "caption": "An office. "},
+        {"image_id": 1, "id": 7, "caption": "A\ncat"},
+    ]
+    path = write(
+        tmp_path / "captions.json",
+        json.dumps({"info": {}, "images": [], "annotations": annotations}),
+    )
     assert file_prompts(path) == [Prompt("401", "An office."), Prompt("7", "A cat")]
 
 
@@ -69,7 +85,11 @@ def coco(*annotations: object) -> str:
         ("a.tsv", "", r"a\.tsv holds no prompts"),
         ("a.tsv", "Prompt\tCategory\n", r"a\.tsv holds no prompts"),
         ("a.tsv", "text\tCategory\nx\ty\n", r"a\.tsv:1 has no Prompt column"),
-        ("a.tsv", "Prompt\tCategory\nx\ty\nx\ty\tz\n", r"a\.tsv:3 is broken \(3 fields where the header has 2\)"),
+        (
+            "a.tsv",
+            "Prompt\tCategory\nx\ty\nx\ty\tz\n",
+            r"a\.tsv:3 is broken \(3 fields where the header has 2\)",
+        ),
         ("a.tsv", "Category\tPrompt\nx\ty\nx\n", r"a\.tsv:3 is broken \(1 fields"),
         ("a.tsv", "Prompt\tCategory\n \ty\n", r"a\.tsv:2 holds an empty prompt"),
         ("a.json", '{"annotations": [\n{"id": 1,,}]}', r"a\.json:2 is not valid JSON"),
@@ -77,14 +97,24 @@ def coco(*annotations: object) -> str:
         ("a.json", "[1]", r"a\.json has no list of annotations"),
         ("a.json", coco({"id": 1, "caption": "x"}, {"id": 2}), r"a\.json, annotation 2 is broken"),
         ("a.json", coco({"id": 1, "caption": "x"}, 3), r"a\.json, annotation 2 is broken"),
-        ("a.json", coco({"id": 1, "caption": " "}), r"a\.json, annotation 1 \(id 1\) holds an empty prompt"),
-        ("a.json", coco({"id": 1, "caption": "x"}, {"id": 1, "caption": "y"}), r"annotation 2 repeats the id 1 of annotation 1"),
+        (
+            "a.json",
+            coco({"id": 1, "caption": " "}),
+            r"a\.json, annotation 1 \(id 1\) holds an empty prompt",
+        ),
+        (
+            "a.json",
+            coco({"id": 1, "caption": "x"}, {"id": 1, "caption": "y"}),
+            r"annotation 2 repeats the id 1 of annotation 1",
+        ),
         ("a.json", coco({"id": "../x", "caption": "x"}), r"cannot name a file"),
         ("a.json", coco(), r"a\.json holds no prompts"),
         ("a.csv", "x", r"a\.csv is not a prompt file by its name"),
     ],
 )
-def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, name: str, content: str | bytes, sentence: str) -> None:
+def test_broken_files_are_refused_in_one_sentence(
+    tmp_path: Path, name: str, content: str | bytes, sentence: str
+) -> None:
     with pytest.raises(TemperaError, match=sentence) as problem:
         file_prompts(write(tmp_path / name, content))
     assert "\n" not in str(problem.value)

@@ -24,24 +24,51 @@ def tables(length=6, **options):
     return target, TableDraft(target)
 
 
-@pytest.mark.parametrize("tree", [Tree.empty(), Tree.chain(3), SMALL, None], ids=["ar", "chain", "tree", "tree per row"])
+@pytest.mark.parametrize(
+    "tree", [Tree.empty(), Tree.chain(3), SMALL, None], ids=["ar", "chain", "tree", "tree per row"]
+)
 @pytest.mark.parametrize("diagnostics", [False, True])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 0.9, 3, 0.9), Sampling(1.0, 0)], ids=["plain", "guided", "greedy"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), Sampling(3.0, 0.9, 3, 0.9), Sampling(1.0, 0)],
+    ids=["plain", "guided", "greedy"],
+)
 def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
     for escape in ("tolist", "numpy", "cpu", "item", "__bool__"):
         original = getattr(torch.Tensor, escape)
         monkeypatch.setattr(
-            torch.Tensor, escape, lambda self, *a, _name=escape, _do=original, **k: (seen.append(_name), _do(self, *a, **k))[1]
+            torch.Tensor,
+            escape,
+            lambda self, *a, _name=escape, _do=original, **k: (
+                seen.append(_name),
+                _do(self, *a, **k),
+            )[1],
         )
     target, draft = tables(sampling=sampling)
-    drafter = RowTrees(draft) if tree is None else StaticTreeDrafter(draft, tree) if tree.nodes else NoDraft()
+    drafter = (
+        RowTrees(draft)
+        if tree is None
+        else StaticTreeDrafter(draft, tree)
+        if tree.nodes
+        else NoDraft()
+    )
     rounds, seen = [], []
-    emit(target, drafter, Relaxed((1.5, 0.5)), rows=3)  # makes what is made once: tables of the tree, the schedule on the device
+    emit(
+        target, drafter, Relaxed((1.5, 0.5)), rows=3
+    )  # makes what is made once: tables of the tree, the schedule on the device
     seen.clear()
     names = [str(row) for row in range(3)]
     streams = RandomStreams(0, names)
     with HostReads() as reads:
-        decode(target, drafter, Relaxed((1.5, 0.5)), streams, names, diagnostics=diagnostics, progress=lambda r, _: rounds.append(r))
+        decode(
+            target,
+            drafter,
+            Relaxed((1.5, 0.5)),
+            streams,
+            names,
+            diagnostics=diagnostics,
+            progress=lambda r, _: rounds.append(r),
+        )
     assert len(rounds) >= 2
     assert reads.count == {"_local_scalar_dense": len(rounds)}
     assert seen == []
@@ -49,15 +76,27 @@ def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize(
-    ("rule", "tree"), [(BlockVerification(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]], ids=str
+    ("rule", "tree"),
+    [(BlockVerification(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]],
+    ids=str,
 )
 def test_no_rule_reads_more(rule, tree, temperature):
     target, draft = tables(sampling=Sampling(1.0, temperature))
     drafter, rounds, names = StaticTreeDrafter(draft, tree), [], ["a", "b", "c"]
-    emit(target, drafter, rule, rows=3)  # makes what is made once: tables of the tree and of neighbours
+    emit(
+        target, drafter, rule, rows=3
+    )  # makes what is made once: tables of the tree and of neighbours
     streams = RandomStreams(0, names)
     with HostReads() as reads:
-        decode(target, drafter, rule, streams, names, diagnostics=True, progress=lambda r, _: rounds.append(r))
+        decode(
+            target,
+            drafter,
+            rule,
+            streams,
+            names,
+            diagnostics=True,
+            progress=lambda r, _: rounds.append(r),
+        )
     assert reads.count == {"_local_scalar_dense": len(rounds)}
 
 
@@ -85,7 +124,9 @@ def test_an_image_does_not_depend_on_its_batch(tree):
         alone = decode(target, drafter, rule, RandomStreams(5, [name]), [name], diagnostics=True)
         assert alone.tokens[0].equal(together.tokens[row])
         for field in ("place", "origin", "logprob", "bound", "kl"):
-            torch.testing.assert_close(getattr(alone.trace, field)[0], getattr(together.trace, field)[row])
+            torch.testing.assert_close(
+                getattr(alone.trace, field)[0], getattr(together.trace, field)[row]
+            )
 
 
 def test_rows_finish_on_their_own_and_what_is_past_the_image_is_dropped():
@@ -101,7 +142,11 @@ def test_rows_finish_on_their_own_and_what_is_past_the_image_is_dropped():
     assert output.trace.rounds.unique().numel() > 1
     assert (emitted[:, -1] == 0).any()
     for row in range(200):
-        pieces = [verdict.tokens[row, :count] for _, verdict, _, counts in spy.heard for count in [int(counts[row])]]
+        pieces = [
+            verdict.tokens[row, :count]
+            for _, verdict, _, counts in spy.heard
+            for count in [int(counts[row])]
+        ]
         assert torch.cat(pieces).equal(output.tokens[row])
 
 
@@ -113,7 +158,9 @@ def test_plain_autoregression_is_one_token_a_round():
 
 def test_a_perfect_draft_is_always_accepted():
     target = TableTarget(4, 8)
-    output = emit(target, StaticTreeDrafter(TableDraft(target, noise=0.0), Tree.chain(3)), Exact(), rows=50)
+    output = emit(
+        target, StaticTreeDrafter(TableDraft(target, noise=0.0), Tree.chain(3)), Exact(), rows=50
+    )
     assert output.trace.rounds.tolist() == [2] * 50
 
 
@@ -154,8 +201,12 @@ def test_nan_is_told_with_the_prompt_it_came_from(sick):
     names = [f"prompt {i}" for i in range(40)]
     table = target.table if sick == "target" else draft.table
     table[1:5] = torch.nan  # after the first token, whatever it is
-    with pytest.raises(TemperaError, match=f"the {sick} gave NaN probabilities for prompt 'prompt 0'"):
-        decode(target, StaticTreeDrafter(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names)
+    with pytest.raises(
+        TemperaError, match=f"the {sick} gave NaN probabilities for prompt 'prompt 0'"
+    ):
+        decode(
+            target, StaticTreeDrafter(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names
+        )
 
 
 def test_as_many_streams_as_prompts():
@@ -167,5 +218,11 @@ def test_as_many_streams_as_prompts():
 def test_the_tokens_are_pinned():
     """A change of these is a change of every image that anyone has made with a seed."""
     target, draft = tables()
-    tokens = [emit(target, StaticTreeDrafter(draft, tree), Exact(), rows=2, seed=3).tokens.tolist() for tree in (Tree.chain(3), SMALL)]
-    assert tokens == [[[3, 3, 1, 1, 3, 0], [2, 0, 0, 2, 1, 0]], [[3, 0, 1, 1, 0, 0], [0, 2, 2, 3, 3, 1]]]
+    tokens = [
+        emit(target, StaticTreeDrafter(draft, tree), Exact(), rows=2, seed=3).tokens.tolist()
+        for tree in (Tree.chain(3), SMALL)
+    ]
+    assert tokens == [
+        [[3, 3, 1, 1, 3, 0], [2, 0, 0, 2, 1, 0]],
+        [[3, 0, 1, 1, 0, 0], [0, 2, 2, 3, 3, 1]],
+    ]

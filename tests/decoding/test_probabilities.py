@@ -70,7 +70,10 @@ def test_probabilities_are_float32_whatever_the_logits_are(dtype):
     assert PLAIN.distribution(torch.randn(2, 5, dtype=dtype)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, Sampling(3.0), Sampling(1.0, 0), Sampling(3.0, 1.0, 2), Sampling(1.0, 0.5, 0, 0.7)])
+@pytest.mark.parametrize(
+    "sampling",
+    [PLAIN, Sampling(3.0), Sampling(1.0, 0), Sampling(3.0, 1.0, 2), Sampling(1.0, 0.5, 0, 0.7)],
+)
 def test_a_nan_logit_makes_the_whole_distribution_nan_and_no_other(sampling):
     logits = torch.randn(2 * sampling.rows, 3, 6)
     logits[1, 2, 4] = torch.nan
@@ -121,7 +124,12 @@ def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p")],
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+    ],
 )
 def test_impossible_sampling_is_refused(options, name):
     with pytest.raises(TemperaError, match=name):
@@ -129,6 +137,11 @@ def test_impossible_sampling_is_refused(options, name):
 
 
 def test_nan_options_are_refused():
-    for options in ({"temperature": float("nan")}, {"top_p": float("nan")}, {"guidance": float("nan")}, {"guidance": float("inf")}):
+    for options in (
+        {"temperature": float("nan")},
+        {"top_p": float("nan")},
+        {"guidance": float("nan")},
+        {"guidance": float("inf")},
+    ):
         with pytest.raises(TemperaError):
             Sampling(**options)

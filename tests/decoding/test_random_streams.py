@@ -16,7 +16,9 @@ def splitmix64(seed: int, counter: int) -> int:
 
 
 def test_draws_are_splitmix64():
-    assert splitmix64(0, 1) == 0xE220A8397B1DCDAF  # the generator's published first output for seed 0
+    assert (
+        splitmix64(0, 1) == 0xE220A8397B1DCDAF
+    )  # the generator's published first output for seed 0
     keys = torch.tensor([[0], [key(3, "a")], [-1]])
     draws = uniforms(keys, torch.arange(1, 6))
     for row, name in enumerate(keys.flatten().tolist()):

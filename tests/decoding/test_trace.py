@@ -85,13 +85,21 @@ def test_summaries_are_one_number_a_row():
     torch.testing.assert_close(summary["perplexity"], (-summary["logprob"] / 7).exp())
     torch.testing.assert_close(summary["tv_bound"], output.trace.running_bound[:, -1])
     assert summary["tv"].isfinite().all()
-    assert set(run(SMALL)[0].trace.summary()) == {"rounds", "accepted_length", "tau", "logprob", "perplexity"}
+    assert set(run(SMALL)[0].trace.summary()) == {
+        "rounds",
+        "accepted_length",
+        "tau",
+        "logprob",
+        "perplexity",
+    }
 
 
 def test_diagnostics_are_only_made_when_asked_for(monkeypatch):
     monkeypatch.setattr("tempera.decoding.diagnostics.diagnose", None)
     output, _ = run(Tree.chain(3))
-    assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (None,) * 4
+    assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (
+        None,
+    ) * 4
 
 
 def test_an_exact_rule_has_no_bias():
@@ -113,15 +121,29 @@ def test_on_a_chain_the_terms_are_those_of_equation_8(rule):
                 assert tv[row, index].isnan()
                 assert bound[row, index] == kl[row, index] == 0
                 continue
-            here_p, here_q, depth = p[row, index].double(), draft.q[row, index].double(), torch.tensor(index + 1)
+            here_p, here_q, depth = (
+                p[row, index].double(),
+                draft.q[row, index].double(),
+                torch.tensor(index + 1),
+            )
             kept = here_q * rule.accept_probs(here_p, here_q, depth)
-            law = kept + (1 - kept.sum()) * rule.residual(here_p, here_q, draft.tokens[row, index], depth)
-            assert tv[row, index].item() == pytest.approx(total_variation(here_p, here_q).item(), abs=1e-6)
-            assert bound[row, index].item() == pytest.approx(total_variation(law, here_p).item(), abs=1e-6)
-            assert kl[row, index].item() == pytest.approx(kl_divergence(law, here_p).item(), abs=1e-6)
+            law = kept + (1 - kept.sum()) * rule.residual(
+                here_p, here_q, draft.tokens[row, index], depth
+            )
+            assert tv[row, index].item() == pytest.approx(
+                total_variation(here_p, here_q).item(), abs=1e-6
+            )
+            assert bound[row, index].item() == pytest.approx(
+                total_variation(law, here_p).item(), abs=1e-6
+            )
+            assert kl[row, index].item() == pytest.approx(
+                kl_divergence(law, here_p).item(), abs=1e-6
+            )
 
 
-@pytest.mark.parametrize("rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla"), Relaxed((0.5,), "vanilla")])
+@pytest.mark.parametrize(
+    "rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla"), Relaxed((0.5,), "vanilla")]
+)
 @pytest.mark.parametrize("per_row", [False, True])
 def test_on_a_tree_the_terms_add_up_over_the_tests_performed(rule, per_row):
     tree = Tree.from_parents(SMALL.parents.repeat(80, 1)) if per_row else SMALL
@@ -131,8 +153,18 @@ def test_on_a_tree_the_terms_add_up_over_the_tests_performed(rule, per_row):
     for row in range(80):
         path = verdict.path[row].tolist()
         for index in range(int(verdict.accepted[row]) + 1):
-            expected = _terms(SMALL.parents.tolist(), draft, p, rule, row, path[index - 1] if index else -1, (*path, -1)[index])
-            assert (bound[row, index].item(), kl[row, index].item()) == pytest.approx(expected, abs=2e-6)
+            expected = _terms(
+                SMALL.parents.tolist(),
+                draft,
+                p,
+                rule,
+                row,
+                path[index - 1] if index else -1,
+                (*path, -1)[index],
+            )
+            assert (bound[row, index].item(), kl[row, index].item()) == pytest.approx(
+                expected, abs=2e-6
+            )
 
 
 def _terms(parents, draft, p, rule, row, node, kept_child):
@@ -156,10 +188,15 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
         else:
             bound += undecided * (kept - ideal).clamp(min=0).sum().item()
             whole += reach * kept
-            reach, weight = reach * rejected, weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0)
+            reach, weight = (
+                reach * rejected,
+                weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0),
+            )
         undecided = undecided and child != kept_child
         target, ideal = residual, left / left.sum() if left.sum() > 0 else ideal
-    return bound, weight * kl_divergence(whole, p[row, 1 + node].double()).item() if children else 0.0
+    return bound, weight * kl_divergence(
+        whole, p[row, 1 + node].double()
+    ).item() if children else 0.0
 
 
 def test_an_impossible_token_costs_infinitely_many_nats():

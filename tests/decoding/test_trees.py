@@ -17,8 +17,14 @@ def parents(draw, most=9):
     depths, chosen = [], []
     for node in range(draw(st.integers(1, most))):
         lowest = depths[-1] - 1 if depths else 0
-        options = [-1] * (lowest == 0) + [n for n in range(node) if depths[n] in (lowest, lowest + 1)]
-        parent = draw(st.sampled_from([option for option in options if option < 0 or depths[option] >= lowest]))
+        options = [-1] * (lowest == 0) + [
+            n for n in range(node) if depths[n] in (lowest, lowest + 1)
+        ]
+        parent = draw(
+            st.sampled_from(
+                [option for option in options if option < 0 or depths[option] >= lowest]
+            )
+        )
         chosen.append(parent)
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return chosen
@@ -51,13 +57,20 @@ def test_the_empty_tree_has_nothing():
     assert tree.sibling_tests == ()
 
 
-@pytest.mark.parametrize(("name", "nodes", "children"), [("mc_sim_7b_63", 25, 4), ("naive_extend_57", 57, 5)])
+@pytest.mark.parametrize(
+    ("name", "nodes", "children"), [("mc_sim_7b_63", 25, 4), ("naive_extend_57", 57, 5)]
+)
 def test_named_trees_are_the_public_ones(name, nodes, children):
     tree = Tree.named(name)
     assert (tree.nodes, tree.max_depth, tree.max_children) == (nodes, 5, children)
     ranks = {child: rank for row in tree.children.tolist() for rank, child in enumerate(row)}
-    paths = [[ranks[node] for node in reversed(lineage(tree.parents.tolist(), node))] for node in range(nodes)]
-    published = json.loads(resources.files("tempera.decoding").joinpath("trees.json").read_text())[name]
+    paths = [
+        [ranks[node] for node in reversed(lineage(tree.parents.tolist(), node))]
+        for node in range(nodes)
+    ]
+    published = json.loads(resources.files("tempera.decoding").joinpath("trees.json").read_text())[
+        name
+    ]
     assert sorted(paths) == sorted(published)
     assert Tree.from_paths(published[::-1]).parents.equal(tree.parents)
 
@@ -70,7 +83,12 @@ def test_tables_say_what_the_parents_say(parents):
         line = lineage(parents, node)
         assert tree.depths[node] == len(line)
         assert tree.ancestors[node].nonzero().flatten().tolist() == sorted(line)
-        elders = [n for n in range(tree.nodes) for member in line if parents[n] == parents[member] and n < member]
+        elders = [
+            n
+            for n in range(tree.nodes)
+            for member in line
+            if parents[n] == parents[member] and n < member
+        ]
         assert (tree.votes[node] == 1).nonzero().flatten().tolist() == sorted(line)
         assert (tree.votes[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(elders)
     for parent in range(-1, tree.nodes):
@@ -87,11 +105,15 @@ def test_levels_grow_the_same_tree(parents):
     for level in tree.levels:
         nodes = level.slots.flatten()[level.picks].tolist()
         assert nodes == level.nodes.tolist()
-        assert [above[pick // level.slots.shape[1]] for pick in level.picks.tolist()] == [parents[node] for node in nodes]
+        assert [above[pick // level.slots.shape[1]] for pick in level.picks.tolist()] == [
+            parents[node] for node in nodes
+        ]
         assert level.full == (level.slots.flatten().tolist() == nodes)
         inner = [nodes[place] for place in level.inner.tolist()]
         assert inner == [node for node in nodes if node in parents]
-        assert [above[place] for place in level.inner_parents.tolist()] == [parents[node] for node in inner]
+        assert [above[place] for place in level.inner_parents.tolist()] == [
+            parents[node] for node in inner
+        ]
         expanded += inner
         expected = [[other in lineage(parents, node) for other in expanded] for node in inner]
         assert level.ancestors.tolist() == expected
@@ -161,7 +183,12 @@ def test_tests_of_own_trees_reach_every_node_in_its_rank(one, other):
         tested = [[] for _ in range(size + 1)]
         for rank, test in enumerate(tree.sibling_tests):
             assert test.ids.shape[1] == size // (rank + 1)
-            for parent, node, before in zip(test.parents[row].tolist(), test.ids[row].tolist(), test.earlier[row].tolist(), strict=True):
+            for parent, node, before in zip(
+                test.parents[row].tolist(),
+                test.ids[row].tolist(),
+                test.earlier[row].tolist(),
+                strict=True,
+            ):
                 if node >= 0:
                     assert own[node] == parent - 1
                     assert before == (tested[parent - 1][-1] if rank else node)

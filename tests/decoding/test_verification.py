@@ -35,7 +35,9 @@ def same_as_defined(draft, p, rule, uniforms):
     assert verdict.tokens.shape == (len(p), depth + 1)
     for row in range(len(p)):
         parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
-        path, tokens = walk_down(parents, draft.tokens[row], draft.q[row], p[row], rule, uniforms[row])
+        path, tokens = walk_down(
+            parents, draft.tokens[row], draft.q[row], p[row], rule, uniforms[row]
+        )
         assert verdict.accepted[row] == len(path)
         assert verdict.path[row].tolist() == path + [-1] * (depth - len(path))
         assert verdict.tokens[row, : len(tokens)].tolist() == tokens
@@ -44,7 +46,16 @@ def same_as_defined(draft, p, rule, uniforms):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", [Tree.chain(1), Tree.chain(5), SMALL, Tree.named("mc_sim_7b_63"), Tree.named("naive_extend_57")])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Tree.chain(1),
+        Tree.chain(5),
+        SMALL,
+        Tree.named("mc_sim_7b_63"),
+        Tree.named("naive_extend_57"),
+    ],
+)
 def test_all_nodes_at_once_is_the_walk_down(tree, rule):
     verdict = same_as_defined(*_with_rule(random_draft(60, tree), rule))
     assert verdict.accepted.unique().numel() > 1
@@ -52,11 +63,21 @@ def test_all_nodes_at_once_is_the_walk_down(tree, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_row_may_have_its_own_tree(rule):
-    parents = torch.tensor([[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3]]).repeat(12, 1)
+    parents = torch.tensor(
+        [
+            [-1, -1, 0, 0, 1],
+            [-1, 0, 1, 2, 3],
+            [-1, -1, -1, -1, -1],
+            [-1, -1, -1, 1, 3],
+            [-1, 0, 0, 0, 3],
+        ]
+    ).repeat(12, 1)
     same_as_defined(*_with_rule(random_draft(60, Tree.from_parents(parents)), rule))
     chains = Tree.from_parents(torch.arange(5).repeat(60, 1) - 1)
     same_as_defined(*_with_rule(random_draft(60, chains), rule))
-    loose = Tree.from_parents(parents, max_depth=5, max_children=5)  # bounds given: nothing is read from the device
+    loose = Tree.from_parents(
+        parents, max_depth=5, max_children=5
+    )  # bounds given: nothing is read from the device
     same_as_defined(*_with_rule(random_draft(60, loose), rule))
 
 
@@ -103,7 +124,9 @@ def test_a_rule_may_decide_on_the_draft_as_a_whole():
         lossless = False
 
         def walk(self, draft, p, uniforms):
-            return torch.arange(draft.tree.nodes).expand_as(draft.tokens) < 2, one_hot(torch.full((len(p),), 5), 6)
+            return torch.arange(draft.tree.nodes).expand_as(draft.tokens) < 2, one_hot(
+                torch.full((len(p),), 5), 6
+            )
 
     draft, p, uniforms = random_draft(4, Tree.chain(3))
     verdict = verify(draft, p, FirstTwo(), uniforms)

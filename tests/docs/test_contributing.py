@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md's walk-through works as it is written: the rule is proven exact and shown biased, and its YAML is an option."""
+"""CONTRIBUTING.md's walk-through works as it is written: the rule is proven exact and shown biased,
+and its YAML is an option.
+"""
 
 import re
 import shutil
@@ -30,7 +32,11 @@ def walk() -> dict[str, Any]:
 
 
 def test_the_rule_takes_20_lines() -> None:
-    lines = [line for line in blocks("python")[0].splitlines() if line.strip() and not line.startswith(("from", "import"))]
+    lines = [
+        line
+        for line in blocks("python")[0].splitlines()
+        if line.strip() and not line.startswith(("from", "import"))
+    ]
     assert len(lines) <= 20
 
 
@@ -41,7 +47,9 @@ def test_one_is_proven_exact_and_the_other_biased(walk: dict[str, Any]) -> None:
     assert walk["biased"].accepted_length > walk["exact"].accepted_length
 
 
-def test_the_preset_is_an_option(walk: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preset_is_an_option(
+    walk: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = tmp_path / "conf"
     shutil.copytree(ROOT / "conf", conf)
     (conf / "rule" / "powered.yaml").write_text(blocks("yaml")[0], encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Dynamic trees: they are what EAGLE-2 defines, each row has its own, and decoding with them is lossless."""
+"""Dynamic trees: they are what EAGLE-2 defines, each row has its own, and decoding with them is
+lossless.
+"""
 
 from itertools import pairwise
 
@@ -33,17 +35,24 @@ def test_trees_are_those_of_the_definition(size):
     output = emit(target, spy, Exact(), rows=20)
     shapes, written = set(), torch.zeros(20, dtype=torch.int64)
     for drafted, _, _, emitted in spy.heard:
-        assert drafted.q.sum(-1).eq(1).all() and drafted.q.gather(-1, drafted.tokens.unsqueeze(-1)).eq(1).all()
+        assert (
+            drafted.q.sum(-1).eq(1).all()
+            and drafted.q.gather(-1, drafted.tokens.unsqueeze(-1)).eq(1).all()
+        )
         for row in range(20):
             prefix = output.tokens[row, : written[row]].tolist()
             if len(prefix) + size[1] > 6:
                 continue  # a part of the tree is past the image, where the tables end
             paths = token_paths(drafted, row)
-            wanted = dict(grown(lambda path, prefix=prefix: law_after(draft, [*prefix, *path]), *size))
+            wanted = dict(
+                grown(lambda path, prefix=prefix: law_after(draft, [*prefix, *path]), *size)
+            )
             assert set(paths) == set(wanted) and len(paths) == size[2]
             for first, second in pairwise(paths):
                 assert len(first) <= len(second)
-                assert first[:-1] != second[:-1] or wanted[first] > wanted[second]  # siblings: the more probable one is tested first
+                assert (
+                    first[:-1] != second[:-1] or wanted[first] > wanted[second]
+                )  # siblings: the more probable one is tested first
             shapes.add(tuple(drafted.tree.parents[row].tolist()))
         written += emitted
     assert len(shapes) > 3 or size[0] == 1
@@ -65,9 +74,13 @@ SAMPLINGS = {
 
 
 @pytest.mark.parametrize("size", SIZES[:3])
-@pytest.mark.parametrize("sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()]
+)
 def test_the_law_is_the_target_s(sampling, size):
-    proof = check(Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000)
+    proof = check(
+        Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000
+    )
     assert proof.agrees, proof
     assert proof.accepted_length > 1.5
 
@@ -107,7 +120,14 @@ def test_a_round_reads_back_one_number(sampling):
     rounds, names = [], ["a", "b", "c"]
     emit(target, drafter, Exact(), rows=3)
     with HostReads() as reads:
-        decode(target, drafter, Exact(), RandomStreams(0, names), names, progress=lambda count, _: rounds.append(count))
+        decode(
+            target,
+            drafter,
+            Exact(),
+            RandomStreams(0, names),
+            names,
+            progress=lambda count, _: rounds.append(count),
+        )
     assert len(rounds) >= 2 and reads.count == {"_local_scalar_dense": len(rounds)}
 
 

@@ -32,7 +32,12 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact, Relaxed
 
-TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
+TREES = {
+    "chain": Tree.chain(4),
+    "tree": TREE,
+    "one": Tree.chain(1),
+    "bush": Tree.from_paths([[0], [1], [2]]),
+}
 
 
 def eagle_drafter(target, tree, eagle=None):
@@ -41,8 +46,12 @@ def eagle_drafter(target, tree, eagle=None):
 
 @torch.no_grad()
 def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
-    """Random rounds to the end: every q equals the one computed from scratch, with true hidden states wherever they are known."""
-    for draft, images in random_rounds(target, eagle_drafter(target, tree, eagle), prompts, generator):
+    """Random rounds to the end: every q equals the one computed from scratch, with true hidden
+    states wherever they are known.
+    """
+    for draft, images in random_rounds(
+        target, eagle_drafter(target, tree, eagle), prompts, generator
+    ):
         for row, image in enumerate(images):
 
             def law(path, row=row, image=image):
@@ -53,10 +62,17 @@ def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
             check_q(draft, row, law, target.length - len(image) - 1)
 
 
-@pytest.mark.parametrize(("name", "guidance"), [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)])
+@pytest.mark.parametrize(
+    ("name", "guidance"),
+    [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)],
+)
 def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
-    target = tiny_target(Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4)
-    check_bookkeeping(target, tiny_eagle(target), TREES[name], PROMPTS[1:4:2], torch.Generator().manual_seed(1))
+    target = tiny_target(
+        Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
+    )
+    check_bookkeeping(
+        target, tiny_eagle(target), TREES[name], PROMPTS[1:4:2], torch.Generator().manual_seed(1)
+    )
 
 
 def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
@@ -64,17 +80,27 @@ def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
     forced[[2, 5]] = 0
     ids = torch.tensor([29, 11, 12, 13, 20])
     target = tiny_target(
-        Sampling(2.0), network=network, conditioner=network.conditioner, grid=(2, 3), token_ids=ids, forced=forced, granularity=4
+        Sampling(2.0),
+        network=network,
+        conditioner=network.conditioner,
+        grid=(2, 3),
+        token_ids=ids,
+        forced=forced,
+        granularity=4,
     )
     eagle = lively(EagleModel(EagleConfig.of(network, "text", vocab_size=5)), 1)
-    check_bookkeeping(target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced)
+    check_bookkeeping(
+        target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced
+    )
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_greedy_eagle_generates_what_greedy_autoregression_generates(name):
     target = tiny_target(Sampling(3.0, temperature=0))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    eagle = decode(target, eagle_drafter(target, TREES[name]), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    eagle = decode(
+        target, eagle_drafter(target, TREES[name]), Exact(), RandomStreams(0, PROMPTS), PROMPTS
+    )
     assert torch.equal(plain.tokens, eagle.tokens)
     assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
 
@@ -97,16 +123,23 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
 
 
 def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
-    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1))
+    target = tiny_target(
+        Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1)
+    )
     drafter, rows = eagle_drafter(target, TREE), 3000
     prompts = ["bb"] * rows
     with torch.no_grad():
         target.begin(prompts, drafter.nodes)
         drafter.begin(prompts)
-        draft = drafter.propose(torch.rand(rows, drafter.uniforms, generator=torch.Generator().manual_seed(0)))
+        draft = drafter.propose(
+            torch.rand(rows, drafter.uniforms, generator=torch.Generator().manual_seed(0))
+        )
     assert torch.isfinite(draft.q).all()
     for node in range(TREE.nodes):
-        expected, observed = draft.q[:, node].sum(0), torch.bincount(draft.tokens[:, node], minlength=VOCAB)
+        expected, observed = (
+            draft.q[:, node].sum(0),
+            torch.bincount(draft.tokens[:, node], minlength=VOCAB),
+        )
         variance = (draft.q[:, node] * (1 - draft.q[:, node])).sum(0)
         likely = variance > 5
         assert likely.sum() > 4 and not observed[expected == 0].any()
@@ -118,9 +151,13 @@ def test_drafts_at_forced_places_are_always_kept():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
-    output = decode(target, eagle_drafter(target, Tree.chain(3)), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
+    output = decode(
+        target, eagle_drafter(target, Tree.chain(3)), Exact(), RandomStreams(1, PROMPTS), PROMPTS
+    )
     assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
-    drafted = output.trace.place.view(4, *GRID)[..., -1] <= 3  # wherever a draft reached a forced place, it was kept
+    drafted = (
+        output.trace.place.view(4, *GRID)[..., -1] <= 3
+    )  # wherever a draft reached a forced place, it was kept
     assert drafted.any() and (output.trace.origin.view(4, *GRID)[..., -1][drafted] != 1).all()
 
 
@@ -129,10 +166,15 @@ def test_built_from_a_directory(tmp_path):
     tiny_eagle(target).save_pretrained(tmp_path / "draft")
     drafter = build_eagle(str(tmp_path / "draft"), target, Tree.chain(2))
     reference = eagle_drafter(target, Tree.chain(2))
-    generate = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, reference)]
+    generate = [
+        decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens
+        for d in (drafter, reference)
+    ]
     assert torch.equal(*generate)
     with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
-        build_eagle(str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2))
+        build_eagle(
+            str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2)
+        )
 
 
 @pytest.mark.parametrize("name", ["ar", "chain", "tree"])
@@ -142,7 +184,14 @@ def test_a_round_reads_back_one_number(name):
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(
+            target,
+            drafter,
+            Exact(),
+            RandomStreams(1, PROMPTS),
+            PROMPTS,
+            progress=lambda *_: counts.append(reads.count.total()),
+        )
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
@@ -158,9 +207,17 @@ def test_the_next_images_use_the_same_memory():
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_half_precision_decodes_too(name):
-    target = tiny_target(network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts))
+    target = tiny_target(
+        network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts)
+    )
     eagle = tiny_eagle(tiny_target())
-    output = decode(target, eagle_drafter(target, TREES[name], eagle), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    output = decode(
+        target,
+        eagle_drafter(target, TREES[name], eagle),
+        Exact(),
+        RandomStreams(0, PROMPTS),
+        PROMPTS,
+    )
     assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
     assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
 
@@ -169,4 +226,7 @@ def test_a_random_draft_fits_any_target_and_says_so(capsys):
     target = tiny_target(identity="in another precision")
     drafter = build_eagle("random", target, Tree.chain(2))
     assert "draft: random weights" in capsys.readouterr().out
-    assert decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"]).tokens.shape == (1, LENGTH)
+    assert decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"]).tokens.shape == (
+        1,
+        LENGTH,
+    )

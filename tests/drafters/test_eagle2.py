@@ -1,4 +1,6 @@
-"""EAGLE-2 on networks: trees grown with a cache are those grown from whole forward passes, and images do not depend on the batch."""
+"""EAGLE-2 on networks: trees grown with a cache are those grown from whole forward passes, and
+images do not depend on the batch.
+"""
 
 from itertools import pairwise
 
@@ -6,7 +8,16 @@ import pytest
 import torch
 from dynamic_trees import grown, token_paths
 from host_reads import HostReads
-from tiny_networks import GRID, LENGTH, PROMPTS, full_draft, llamagen, random_rounds, tiny_eagle, tiny_target
+from tiny_networks import (
+    GRID,
+    LENGTH,
+    PROMPTS,
+    full_draft,
+    llamagen,
+    random_rounds,
+    tiny_eagle,
+    tiny_target,
+)
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -19,7 +30,13 @@ from tempera.rules.standard import Exact
 
 
 def eagle2(target, branches=3, depth=3, nodes=8):
-    return DynamicTreeDrafter(EagleDraft(tiny_eagle(target), target, confidence), target.vocab_size, branches, depth, nodes)
+    return DynamicTreeDrafter(
+        EagleDraft(tiny_eagle(target), target, confidence),
+        target.vocab_size,
+        branches,
+        depth,
+        nodes,
+    )
 
 
 def law_after(target, eagle, prompts, image, row):
@@ -33,12 +50,18 @@ def law_after(target, eagle, prompts, image, row):
 
 
 @pytest.mark.parametrize("size", [(3, 3, 8), (3, 4, 4)])
-@pytest.mark.parametrize("sampling", [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)], ids=["plain", "guided", "greedy"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)],
+    ids=["plain", "guided", "greedy"],
+)
 @torch.no_grad()
 def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling, size):
     target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
     eagle, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
-    for draft, images in random_rounds(target, eagle2(target, *size), prompts, torch.Generator().manual_seed(1)):
+    for draft, images in random_rounds(
+        target, eagle2(target, *size), prompts, torch.Generator().manual_seed(1)
+    ):
         for row, image in enumerate(images):
             if len(image) + size[1] <= target.length:
                 wanted = grown(law_after(target, eagle, prompts, image, row), *size)
@@ -85,7 +108,14 @@ def test_a_round_reads_back_one_number():
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(
+            target,
+            drafter,
+            Exact(),
+            RandomStreams(1, PROMPTS),
+            PROMPTS,
+            progress=lambda *_: counts.append(reads.count.total()),
+        )
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
@@ -93,9 +123,15 @@ def test_built_from_a_directory(tmp_path):
     target = tiny_target()
     tiny_eagle(target).save_pretrained(tmp_path / "draft")
     drafter = build_eagle2(str(tmp_path / "draft"), target, branches=3, depth=3, nodes=8)
-    generate = [decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens for d in (drafter, eagle2(target))]
+    generate = [
+        decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens
+        for d in (drafter, eagle2(target))
+    ]
     assert torch.equal(*generate)
-    with pytest.raises(TemperaError, match=r"branches=12 is not possible with a vocabulary of 11 tokens; give 1 to 11$"):
+    with pytest.raises(
+        TemperaError,
+        match=r"branches=12 is not possible with a vocabulary of 11 tokens; give 1 to 11$",
+    ):
         build_eagle2(str(tmp_path / "draft"), target, branches=12)
 
 

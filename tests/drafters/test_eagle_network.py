@@ -18,7 +18,12 @@ def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
     generator = torch.Generator().manual_seed(0)
     embeds, hidden = torch.randn(2, rows, length, eagle.config.hidden_size, generator=generator)
     keep = torch.arange(PREFIX) >= torch.arange(rows)[:, None]
-    return embeds, hidden, causal_mask(keep, length, torch.float32), torch.arange(length).expand(rows, -1)
+    return (
+        embeds,
+        hidden,
+        causal_mask(keep, length, torch.float32),
+        torch.arange(length).expand(rows, -1),
+    )
 
 
 def families():
@@ -33,7 +38,9 @@ def test_it_reads_no_later_token_and_trains():
     embeds[:, 6:], hidden[:, 6:] = 0, 1
     torch.testing.assert_close(eagle(embeds, hidden, mask, positions)[:, :6], predicted[:, :6])
     predicted.square().mean().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in eagle.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in eagle.parameters()
+    )
 
 
 def test_its_size_is_one_layer_and_one_projection():
@@ -41,7 +48,9 @@ def test_its_size_is_one_layer_and_one_projection():
     eagle = tiny_eagle(target)
     layer = sum(parameter.numel() for parameter in target.network.model.layers[0].parameters())
     assert sum(parameter.numel() for parameter in eagle.parameters()) == layer + 2 * 16 * 16 + 16
-    assert type(eagle.layer) is type(target.network.model.layers[0]) and type(eagle.rotary) is type(target.network.model.rotary_emb)
+    assert type(eagle.layer) is type(target.network.model.layers[0]) and type(eagle.rotary) is type(
+        target.network.model.rotary_emb
+    )
 
 
 @pytest.mark.parametrize("family", ["llamagen", "llama"])
@@ -54,13 +63,33 @@ def test_drafting_computes_what_training_computes(family, joined):
     fast.joined = joined
     embeds, hidden, mask, positions = sequence(eagle)
     heads = eagle.layer.self_attn.k_proj.out_features // eagle.layer.self_attn.head_dim
-    cache = RowCache(1, 3, heads, eagle.layer.self_attn.head_dim, 16, dtype=torch.float32, device=torch.device("cpu"))
+    cache = RowCache(
+        1,
+        3,
+        heads,
+        eagle.layer.self_attn.head_dim,
+        16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     with torch.no_grad():
         expected = eagle(embeds, hidden, mask, positions)
         cache.place(positions[:, :5], 5)
-        first = fast(embeds[:, :5], hidden[:, :5], mask[:, :, :5, :5], fast.rotation(hidden, positions[:, :5]), cache)
+        first = fast(
+            embeds[:, :5],
+            hidden[:, :5],
+            mask[:, :, :5, :5],
+            fast.rotation(hidden, positions[:, :5]),
+            cache,
+        )
         cache.place(positions[:, 5:], 9)
-        second = fast(embeds[:, 5:], hidden[:, 5:], mask[:, :, 5:], fast.rotation(hidden, positions[:, 5:]), cache)
+        second = fast(
+            embeds[:, 5:],
+            hidden[:, 5:],
+            mask[:, :, 5:],
+            fast.rotation(hidden, positions[:, 5:]),
+            cache,
+        )
     torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -73,11 +102,17 @@ def test_other_layers_are_driven_as_they_are():
 def test_the_draft_keeps_its_own_copy_while_training_goes_on():
     eagle = tiny_eagle(tiny_target()).train()
     fast = FastEagle(eagle, torch.device("cpu"), torch.bfloat16)
-    assert eagle.training and eagle.fc.weight.dtype == torch.float32 and fast.model.fc.weight.dtype == torch.bfloat16
+    assert (
+        eagle.training
+        and eagle.fc.weight.dtype == torch.float32
+        and fast.model.fc.weight.dtype == torch.bfloat16
+    )
 
 
 def test_masks_in_bfloat16_hide_everything_they_should():
-    mask = RoundMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(torch.tensor([3]), 8)
+    mask = RoundMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
+        torch.tensor([3]), 8
+    )
     assert mask.dtype == torch.bfloat16 and mask[0, 0].softmax(-1)[0].count_nonzero() == 4
 
 
@@ -93,10 +128,17 @@ def test_saved_and_read_it_is_the_same(tmp_path, family):
     eagle = lively(EagleModel(EagleConfig.of(families()[family], "tiny")), 1)
     eagle.save_pretrained(tmp_path / "draft")
     eagle.save_pretrained(tmp_path / "draft")
-    assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     again = EagleModel.from_pretrained(tmp_path / "draft")
-    assert asdict(again.config) == json.loads(json.dumps(asdict(eagle.config))) | {"network": again.config.network}
-    assert all(torch.equal(a, b) for a, b in zip(eagle.parameters(), again.parameters(), strict=True))
+    assert asdict(again.config) == json.loads(json.dumps(asdict(eagle.config))) | {
+        "network": again.config.network
+    }
+    assert all(
+        torch.equal(a, b) for a, b in zip(eagle.parameters(), again.parameters(), strict=True)
+    )
     assert torch.equal(eagle.eval()(*sequence(eagle)), again.eval()(*sequence(eagle)))
 
 
@@ -114,7 +156,11 @@ def test_a_draft_of_another_target_is_refused():
     target = tiny_target()
     eagle = tiny_eagle(target)
     eagle.check(target)
-    for network, what in ((llamagen(hidden_size=8), "hidden size 8"), (llamagen(seed=1), "with weights"), (llamagen(), None)):
+    for network, what in (
+        (llamagen(hidden_size=8), "hidden size 8"),
+        (llamagen(seed=1), "with weights"),
+        (llamagen(), None),
+    ):
         other = EagleModel(EagleConfig.of(network, "other"))
         if what is None:
             other.check(target)

@@ -1,4 +1,6 @@
-"""An independent draft: its cache says what whole forward passes say, and a draft that is the target is never refused."""
+"""An independent draft: its cache says what whole forward passes say, and a draft that is the
+target is never refused.
+"""
 
 from itertools import pairwise, product
 
@@ -38,7 +40,12 @@ from tempera.shapes.build.stages import save_network
 from tempera.shapes.networks import TextEncoder, load_smaller, target_config
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
 
-TREES = {"chain": Tree.chain(4), "tree": TREE, "one": Tree.chain(1), "bush": Tree.from_paths([[0], [1], [2]])}
+TREES = {
+    "chain": Tree.chain(4),
+    "tree": TREE,
+    "one": Tree.chain(1),
+    "bush": Tree.from_paths([[0], [1], [2]]),
+}
 
 
 def small_captions(prompts):
@@ -50,7 +57,9 @@ def small_captions(prompts):
 def small_model(sampling=None, seed=3, grid=GRID, vocab=VOCAB, **options):
     """A model of another size with another prefix."""
     config = LlamaGenConfig(vocab, 8, 12, 2, 1, grid, prefix_length=4, caption_dim=4)
-    return tiny_target(sampling, network=lively(LlamaGen(config), seed), conditioner=small_captions, **options)
+    return tiny_target(
+        sampling, network=lively(LlamaGen(config), seed), conditioner=small_captions, **options
+    )
 
 
 def independent(target, tree, draft=None):
@@ -69,11 +78,15 @@ def law_after(draft, prompt, image):
 def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
     target = tiny_target(Sampling(guidance, temperature=2.0), granularity=4)
     draft, prompts = small_model(granularity=4), PROMPTS[1:4:2]
-    for drafted, images in random_rounds(target, independent(target, TREES[name], draft), prompts, torch.Generator().manual_seed(1)):
+    for drafted, images in random_rounds(
+        target, independent(target, TREES[name], draft), prompts, torch.Generator().manual_seed(1)
+    ):
         for row, image in enumerate(images):
 
             def law(path, row=row, image=image):
-                return law_after(draft, prompts[row], torch.cat([image, torch.tensor(path, dtype=torch.int64)]))
+                return law_after(
+                    draft, prompts[row], torch.cat([image, torch.tensor(path, dtype=torch.int64)])
+                )
 
             check_q(drafted, row, law, LENGTH - len(image) - 1)
 
@@ -83,18 +96,26 @@ def test_it_grows_trees_of_every_row_s_own_too():
     target = tiny_target(Sampling(3.0, temperature=2.0), granularity=4)
     draft, prompts, size = small_model(granularity=4), PROMPTS[1:4:2], (3, 3, 5)
     drafter = DynamicTreeDrafter(IndependentDraft(draft, target), VOCAB, *size)
-    for drafted, images in random_rounds(target, drafter, prompts, torch.Generator().manual_seed(2)):
+    for drafted, images in random_rounds(
+        target, drafter, prompts, torch.Generator().manual_seed(2)
+    ):
         for row, image in enumerate(images):
             if len(image) + size[1] <= LENGTH:
 
                 def law(path, row=row, image=image):
-                    return law_after(draft, prompts[row], torch.cat([image, torch.tensor(path, dtype=torch.int64)])).tolist()
+                    return law_after(
+                        draft,
+                        prompts[row],
+                        torch.cat([image, torch.tensor(path, dtype=torch.int64)]),
+                    ).tolist()
 
                 assert set(token_paths(drafted, row)) == {path for path, _ in grown(law, *size)}
 
 
 @pytest.mark.parametrize(("name", "depth"), [("chain", 4), ("tree", 3), ("one", 1)])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 0.7), Sampling(4.0, 1.3, top_k=5), Sampling(2.0, 0)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(3.0, 0.7), Sampling(4.0, 1.3, top_k=5), Sampling(2.0, 0)]
+)
 def test_a_draft_that_is_the_target_is_never_refused(sampling, name, depth):
     target = tiny_target(sampling)
     drafter = independent(target, TREES[name], tiny_target())
@@ -137,7 +158,9 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.7, top_k=3)], ids=["plain", "guided top-k"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(3.0, 1.7, top_k=3)], ids=["plain", "guided top-k"]
+)
 def test_an_independent_table_emits_the_target_s_law(sampling, tree):
     proof = check(Exact(), tree, sampling=sampling, vocab_size=4, length=4, rows=200_000)
     assert proof.agrees, proof
@@ -149,15 +172,26 @@ def test_the_law_is_the_target_s(make):
     sampling, grid, vocab = Sampling(2.0, temperature=1.5), (2, 2), 3
     target, draft = (small_model(sampling, seed, grid, vocab, granularity=4) for seed in (3, 4))
     for model in (target, draft):
-        model.conditioner = lambda prompts: [part.expand(len(prompts), *part.shape[1:]) for part in small_captions(["bb"])]
+        model.conditioner = lambda prompts: [
+            part.expand(len(prompts), *part.shape[1:]) for part in small_captions(["bb"])
+        ]
     model = IndependentDraft(draft, target)
     drafters = {
         "chain": lambda: StaticTreeDrafter(model, Tree.chain(2)),
         "tree": lambda: StaticTreeDrafter(model, Tree.from_paths([[0], [1], [0, 0], [1, 0]])),
     }
     with torch.no_grad():
-        prefixes = [[torch.tensor(image, dtype=torch.int64) for image in product(range(vocab), repeat=count)] for count in range(4)]
-        conditionals = [torch.stack([law_after(target, "bb", image) for image in images]).double() for images in prefixes]
+        prefixes = [
+            [
+                torch.tensor(image, dtype=torch.int64)
+                for image in product(range(vocab), repeat=count)
+            ]
+            for count in range(4)
+        ]
+        conditionals = [
+            torch.stack([law_after(target, "bb", image) for image in images]).double()
+            for images in prefixes
+        ]
     law = sequence_law(conditionals, 4)
     output = emit(target, drafters[make](), Exact(), rows=20_000)
     found = compare(emitted_law(output.tokens, vocab), law / law.sum())
@@ -171,15 +205,26 @@ def test_a_round_reads_back_one_number():
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts = []
     with HostReads() as reads:
-        decode(target, drafter, Exact(), RandomStreams(1, PROMPTS), PROMPTS, progress=lambda *_: counts.append(reads.count.total()))
+        decode(
+            target,
+            drafter,
+            Exact(),
+            RandomStreams(1, PROMPTS),
+            PROMPTS,
+            progress=lambda *_: counts.append(reads.count.total()),
+        )
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
 def test_half_precision_decodes_too():
     target = tiny_target(network=llamagen().bfloat16())
     draft = tiny_target(network=llamagen(seed=2).bfloat16())
-    output = decode(target, independent(target, TREE, draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert draft.cache.storage.dtype == torch.bfloat16 and torch.isfinite(output.trace.logprob).all()
+    output = decode(
+        target, independent(target, TREE, draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS
+    )
+    assert (
+        draft.cache.storage.dtype == torch.bfloat16 and torch.isfinite(output.trace.logprob).all()
+    )
 
 
 def test_a_draft_of_another_family():
@@ -187,26 +232,46 @@ def test_a_draft_of_another_family():
     network = lively(TextLlama())
     draft = tiny_target(network=network, conditioner=network.conditioner, grid=GRID, token_ids=ids)
     target = tiny_target(Sampling(2.0))
-    output = decode(target, independent(target, Tree.chain(2), draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    output = decode(
+        target,
+        independent(target, Tree.chain(2), draft),
+        Exact(),
+        RandomStreams(0, PROMPTS),
+        PROMPTS,
+    )
     assert output.tokens.shape == (4, LENGTH) and output.trace.tau.max() > 0
 
 
 def test_built_from_a_directory(tmp_path):
     torch.manual_seed(0)
-    network, encoder = lively(LlamaGen(LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4))), TextEncoder(4, 4, 1, 1)
+    network, encoder = (
+        lively(LlamaGen(LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4))),
+        TextEncoder(4, 4, 1, 1),
+    )
     save_network(to_official(network.state_dict(), 1), target_config(network), tmp_path)
     save_network(encoder.state_dict(), encoder.config, tmp_path / "text_encoder")
     target = tiny_target()
     drafter = build_independent(load_smaller(tmp_path), target, Tree.chain(3))
     assert (drafter.nodes, drafter.depth) == (3, 3)
-    assert decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens.shape == (4, LENGTH)
+    assert decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens.shape == (
+        4,
+        LENGTH,
+    )
 
 
 def test_bad_input_is_told_in_one_sentence(tmp_path):
     target = tiny_target()
-    with pytest.raises(TemperaError, match="^the draft has a vocabulary of 7 tokens, the target of 11: give a draft with the target's"):
+    with pytest.raises(
+        TemperaError,
+        match="^the draft has a vocabulary of 7 tokens, the target of 11: give a draft with the "
+        "target's",
+    ):
         IndependentDraft(small_model(vocab=7), target)
-    with pytest.raises(TemperaError, match="^the draft generates 5×4 tokens, the target 4×5: give a draft of the same image size"):
+    with pytest.raises(
+        TemperaError,
+        match="^the draft generates 5×4 tokens, the target 4×5: give a draft of the same image "
+        "size",
+    ):
         IndependentDraft(small_model(grid=(5, 4)), target)
     with pytest.raises(TemperaError, match="config.json is missing"):
         build_independent(load_smaller(tmp_path), target, Tree.chain(3))

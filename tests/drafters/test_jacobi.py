@@ -1,4 +1,6 @@
-"""The Jacobi family: every law, every initialisation as it is defined, planted faults caught, and the real network."""
+"""The Jacobi family: every law, every initialisation as it is defined, planted faults caught, and
+the real network.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +18,18 @@ from tempera.decoding.probabilities import Sampling, at, one_hot, sample
 from tempera.decoding.random_streams import RandomStreams, uniforms
 from tempera.decoding.trees import Tree, take
 from tempera.decoding.verification import verify
-from tempera.drafters.jacobi import Continue, FixedDraw, Guesses, Jacobi, Redraw, SharedNoise, jacobi, scd, sjd, sjd_pac
+from tempera.drafters.jacobi import (
+    Continue,
+    FixedDraw,
+    Guesses,
+    Jacobi,
+    Redraw,
+    SharedNoise,
+    jacobi,
+    scd,
+    sjd,
+    sjd_pac,
+)
 from tempera.drafters.jacobi_window import Shape
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
@@ -27,7 +40,10 @@ METHODS = {
     "jacobi": (jacobi, Match()),
     "sjd": (sjd, Exact()),
     "scd": (scd, Exact()),
-    "continuation": (lambda target, window, init: sjd_pac(target, window, init, proactive=False), Exact()),
+    "continuation": (
+        lambda target, window, init: sjd_pac(target, window, init, proactive=False),
+        Exact(),
+    ),
 }
 GUIDED = Sampling(3.0, 1.7)
 
@@ -38,7 +54,9 @@ GUIDED = Sampling(3.0, 1.7)
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_the_targets_with_every_initialisation(method, initialisation):
-    """The window of 2 is smaller than what remains at first, so that most positions enter later; in the last rounds it is larger."""
+    """The window of 2 is smaller than what remains at first, so that most positions enter later; in
+    the last rounds it is larger.
+    """
     make, rule = METHODS[method]
     result = proof(lambda target: make(target, 2, initialisation), rule, grid=(2, 3))
     assert result.agrees, result
@@ -57,7 +75,13 @@ WINDOWS = {
 def test_the_law_is_the_targets_with_every_window(method, window):
     make, rule = METHODS[method]
     size, grid, vocab_size, initialisation = WINDOWS[window]
-    result = proof(lambda target: make(target, size, initialisation), rule, grid=grid, vocab_size=vocab_size, seed=size)
+    result = proof(
+        lambda target: make(target, size, initialisation),
+        rule,
+        grid=grid,
+        vocab_size=vocab_size,
+        seed=size,
+    )
     assert result.agrees, result
 
 
@@ -69,23 +93,33 @@ def test_the_law_is_the_targets_under_guidance(method):
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(2.0, 1.3, 2), Sampling(1.0, 1.0, 0, 0.8), Sampling(1.0, 0)], ids=["top-k", "top-p", "greedy"]
+    "sampling",
+    [Sampling(2.0, 1.3, 2), Sampling(1.0, 1.0, 0, 0.8), Sampling(1.0, 0)],
+    ids=["top-k", "top-p", "greedy"],
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_whatever_is_sampled(method, sampling):
     make, rule = METHODS[method]
-    result = proof(lambda target: make(target, 2, "horizontal_repeat"), rule, sampling=sampling, rows=20_000)
+    result = proof(
+        lambda target: make(target, 2, "horizontal_repeat"), rule, sampling=sampling, rows=20_000
+    )
     assert result.agrees, result
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_forced_positions_stand(method):
     make, rule = METHODS[method]
-    result = proof(lambda target: make(target, 2, "horizontal_repeat"), rule, forced={1: 2, 2: 0}, rows=20_000)
+    result = proof(
+        lambda target: make(target, 2, "horizontal_repeat"), rule, forced={1: 2, 2: 0}, rows=20_000
+    )
     assert result.agrees, result
 
 
-@pytest.mark.parametrize("make", [jacobi, lambda target, window: scd(target, window, coupling="maximal")], ids=["fixed draws", "maximal"])
+@pytest.mark.parametrize(
+    "make",
+    [jacobi, lambda target, window: scd(target, window, coupling="maximal")],
+    ids=["fixed draws", "maximal"],
+)
 def test_other_couplings_with_the_exact_rule(make):
     result = proof(lambda target: make(target, 3))
     assert result.agrees, result
@@ -98,7 +132,9 @@ def test_other_guesses_with_the_rule_that_matches(make):
 
 
 def test_any_rule_means_what_it_says():
-    """Relaxation below one with the optimal residual is exact (and stricter), above one it is neither."""
+    """Relaxation below one with the optimal residual is exact (and stricter), above one it is
+    neither.
+    """
     exact = proof(lambda target: sjd(target, 3), rows=50_000)
     strict = proof(lambda target: sjd(target, 3), Relaxed((0.7, 0.35, 0.2)))
     assert strict.agrees, strict
@@ -108,7 +144,9 @@ def test_any_rule_means_what_it_says():
 
 
 def test_one_row_proves_a_drafter():
-    assert check(Exact(), lambda draft: sjd(draft, 3, "vertical_repeat"), grid=(2, 2), rows=20_000).agrees
+    assert check(
+        Exact(), lambda draft: sjd(draft, 3, "vertical_repeat"), grid=(2, 2), rows=20_000
+    ).agrees
 
 
 # What is wrong must be seen
@@ -124,8 +162,13 @@ class OldLabel(Jacobi):
             return draft
         places = self._emitted + self._ahead
         source = places.clamp(max=self.shape.length - 1)
-        kept = (places < self.shape.length) & (last.tokens.gather(1, source) == self._guesses.tokens)
-        self._guesses = Guesses(self._guesses.tokens, torch.where(kept.unsqueeze(-1), take(last.q, source), self._guesses.q))
+        kept = (places < self.shape.length) & (
+            last.tokens.gather(1, source) == self._guesses.tokens
+        )
+        self._guesses = Guesses(
+            self._guesses.tokens,
+            torch.where(kept.unsqueeze(-1), take(last.q, source), self._guesses.q),
+        )
         return replace(draft, q=self._guesses.q)
 
 
@@ -142,13 +185,20 @@ class NeighboursLabel(Jacobi):
     """A repeated token is labelled with its neighbour's distribution."""
 
     def _laws(self, places, sources, found):
-        self.repeated = take(self._p, self._reading.gather(1, torch.where(found, sources, places).clamp(0, self.shape.length)))
+        self.repeated = take(
+            self._p,
+            self._reading.gather(
+                1, torch.where(found, sources, places).clamp(0, self.shape.length)
+            ),
+        )
         return super()._laws(places, sources, found)
 
     def propose(self, uniforms):
         draft = super().propose(uniforms)
         one = self._guesses.q.amax(-1, keepdim=True) == 1
-        self._guesses = Guesses(self._guesses.tokens, torch.where(one, self.repeated, self._guesses.q))
+        self._guesses = Guesses(
+            self._guesses.tokens, torch.where(one, self.repeated, self._guesses.q)
+        )
         return replace(draft, q=self._guesses.q)
 
 
@@ -161,7 +211,9 @@ class OneDraw(Continue):
 
 
 class NoiseOfPlaces(SharedNoise):
-    """The noise stays with the place in the window, so that a position gets the noise that an earlier one was tested with."""
+    """The noise stays with the place in the window, so that a position gets the noise that an
+    earlier one was tested with.
+    """
 
     def tokens(self, q, last, places, positions, uniforms):
         return super().tokens(q, last, places, positions - positions[:, :1], uniforms)
@@ -186,14 +238,32 @@ class Forgetful(FixedDraw):
 
 FAULTS = {
     "old label": (lambda target: OldLabel(target, Shape.chain(3), Continue()), Exact()),
-    "test's draws reused to redraw": (lambda target: Leak(target, Shape.chain(3), Redraw()), Exact()),
-    "test's draws reused to continue": (lambda target: Leak(target, Shape.chain(3), Continue()), Exact()),
-    "one draw to keep and to replace": (lambda target: Jacobi(target, Shape.chain(4), OneDraw()), Exact()),
-    "horizontal repeat's label": (lambda target: NeighboursLabel(target, Shape.chain(2), Redraw(), "horizontal_repeat"), Exact()),
-    "vertical repeat's label": (lambda target: NeighboursLabel(target, Shape.chain(2), Redraw(), "vertical_repeat"), Exact()),
+    "test's draws reused to redraw": (
+        lambda target: Leak(target, Shape.chain(3), Redraw()),
+        Exact(),
+    ),
+    "test's draws reused to continue": (
+        lambda target: Leak(target, Shape.chain(3), Continue()),
+        Exact(),
+    ),
+    "one draw to keep and to replace": (
+        lambda target: Jacobi(target, Shape.chain(4), OneDraw()),
+        Exact(),
+    ),
+    "horizontal repeat's label": (
+        lambda target: NeighboursLabel(target, Shape.chain(2), Redraw(), "horizontal_repeat"),
+        Exact(),
+    ),
+    "vertical repeat's label": (
+        lambda target: NeighboursLabel(target, Shape.chain(2), Redraw(), "vertical_repeat"),
+        Exact(),
+    ),
     "noise of places": (lambda target: Jacobi(target, Shape.chain(3), NoiseOfPlaces()), Exact()),
     "draws of places": (lambda target: Jacobi(target, Shape.chain(3), DrawsOfPlaces()), Match()),
-    "draws of the position before": (lambda target: Jacobi(target, Shape.chain(3), Forgetful()), Match()),
+    "draws of the position before": (
+        lambda target: Jacobi(target, Shape.chain(3), Forgetful()),
+        Match(),
+    ),
 }
 
 
@@ -241,7 +311,10 @@ def test_every_q_is_as_defined(initialisation, window, grid):
                 assert expected[token] > 0
                 tokens[position] = token
             laws |= {length + place: law for place, law in enumerate(scores.p[row])}
-            tokens |= {length + place: int(token) for place, token in enumerate(verdict.tokens[row, :count])}
+            tokens |= {
+                length + place: int(token)
+                for place, token in enumerate(verdict.tokens[row, :count])
+            }
             known, length = length + window, length + count
     assert entered or not initialisation.endswith("repeat") or window == 1
 
@@ -258,7 +331,9 @@ def test_jacobi_generates_the_image_of_plain_autoregression(window, initialisati
 
 
 def test_guesses_survive_where_noise_is_shared():
-    """The point of coupling: two close distributions give the same guess nearly always, independent draws do not."""
+    """The point of coupling: two close distributions give the same guess nearly always, independent
+    draws do not.
+    """
     rows, size = 4000, 50
     generator = torch.Generator().manual_seed(0)
     old = torch.randn(rows, 1, size, generator=generator).softmax(-1)
@@ -271,7 +346,9 @@ def test_guesses_survive_where_noise_is_shared():
         refresh.begin(draws[:, :first])
         nothing = Guesses(torch.zeros_like(places), old)
         guess = refresh.tokens(old, nothing, places + 1, positions, draws[:, 12 : 12 + later])
-        again = refresh.tokens(new, Guesses(guess, old), places, positions, draws[:, 16 : 16 + later])
+        again = refresh.tokens(
+            new, Guesses(guess, old), places, positions, draws[:, 16 : 16 + later]
+        )
         same[type(refresh)] = float((guess == again).float().mean())
     overlap = float(torch.minimum(old, new).sum(-1).mean())
     assert same[Continue] == pytest.approx(overlap, abs=0.01)
@@ -296,7 +373,9 @@ def test_guesses_are_drawn_from_q(refresh):
 
 
 def test_noise_of_a_large_vocabulary_is_not_rounded():
-    """The smallest of V exponentials decides: were it a multiple of 2⁻²⁴, ties would favour the first tokens."""
+    """The smallest of V exponentials decides: were it a multiple of 2⁻²⁴, ties would favour the
+    first tokens.
+    """
     rows, size = 80, 2**16
     noise = SharedNoise()
     noise.begin(uniforms(torch.arange(rows).unsqueeze(1), torch.arange(3)))
@@ -305,7 +384,9 @@ def test_noise_of_a_large_vocabulary_is_not_rounded():
     tokens = noise.tokens(q, Guesses(position, q), position + 1, position, torch.zeros(rows, 0))
     assert tokens.unique().numel() >= 78
     assert tokens.float().mean().item() == pytest.approx(size / 2, rel=0.25)
-    assert not tokens.equal(noise.tokens(q, Guesses(position, q), position + 1, position + 1, torch.zeros(rows, 0)))
+    assert not tokens.equal(
+        noise.tokens(q, Guesses(position, q), position + 1, position + 1, torch.zeros(rows, 0))
+    )
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
@@ -317,7 +398,11 @@ def test_match_keeps_what_the_target_draws(tree):
         node, tokens = -1, []
         while True:
             tokens.append(int(drawn[row, 1 + node]))
-            children = [n for n in range(tree.nodes) if tree.parents[n] == node and draft.tokens[row, n] == tokens[-1]]
+            children = [
+                n
+                for n in range(tree.nodes)
+                if tree.parents[n] == node and draft.tokens[row, n] == tokens[-1]
+            ]
             if not children:
                 break
             node = children[0]
@@ -329,8 +414,14 @@ def test_match_keeps_what_the_target_draws(tree):
 # The loop
 
 
-ALL = {name: (lambda target, make=make: make(target, 4, "vertical_repeat"), rule) for name, (make, rule) in METHODS.items()}
-ALL["sjd_pac"] = (lambda target: sjd_pac(target, 8, "vertical_sample", branches=2, levels=2), Exact())
+ALL = {
+    name: (lambda target, make=make: make(target, 4, "vertical_repeat"), rule)
+    for name, (make, rule) in METHODS.items()
+}
+ALL["sjd_pac"] = (
+    lambda target: sjd_pac(target, 8, "vertical_sample", branches=2, levels=2),
+    Exact(),
+)
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -342,7 +433,15 @@ def test_one_host_read_a_round(method):
     rounds, names = [], ["0", "1", "2"]
     streams = RandomStreams(0, names)
     with HostReads() as reads:
-        decode(target, drafter, rule, streams, names, diagnostics=True, progress=lambda count, _: rounds.append(count))
+        decode(
+            target,
+            drafter,
+            rule,
+            streams,
+            names,
+            diagnostics=True,
+            progress=lambda count, _: rounds.append(count),
+        )
     assert len(rounds) > 2
     assert reads.count == Counter(_local_scalar_dense=len(rounds))
 
@@ -354,7 +453,11 @@ def test_an_image_does_not_depend_on_its_batch(method):
     drafter = make(target)
     names = [f"prompt {i}" for i in range(5)]
     together = decode(target, drafter, rule, RandomStreams(5, names), names)
-    assert decode(target, drafter, rule, RandomStreams(5, names[::-1]), names[::-1]).tokens.flip(0).equal(together.tokens)
+    assert (
+        decode(target, drafter, rule, RandomStreams(5, names[::-1]), names[::-1])
+        .tokens.flip(0)
+        .equal(together.tokens)
+    )
     assert together.trace.rounds.unique().numel() > 1
     for row, name in enumerate(names):
         alone = decode(target, drafter, rule, RandomStreams(5, [name]), [name])
@@ -395,13 +498,21 @@ def test_jacobi_on_a_network_generates_what_plain_autoregression_generates(tempe
     target = tiny_target(Sampling(3.0, temperature))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     for initialisation in INITIALISATIONS:
-        fast = decode(target, jacobi(target, window, initialisation), Match(), RandomStreams(0, PROMPTS), PROMPTS)
+        fast = decode(
+            target,
+            jacobi(target, window, initialisation),
+            Match(),
+            RandomStreams(0, PROMPTS),
+            PROMPTS,
+        )
         assert fast.tokens.equal(plain.tokens)
         assert (fast.trace.rounds < 20).all()
 
 
 @pytest.mark.parametrize("method", ALL)
-@pytest.mark.parametrize("sampling", [Sampling(3.0, 0), Sampling(1.0, 0)], ids=["guided", "unguided"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(3.0, 0), Sampling(1.0, 0)], ids=["guided", "unguided"]
+)
 def test_every_method_on_a_network_is_greedy_at_temperature_0(method, sampling):
     make, rule = ALL[method]
     target = tiny_target(sampling)
@@ -412,23 +523,36 @@ def test_every_method_on_a_network_is_greedy_at_temperature_0(method, sampling):
 
 @pytest.mark.parametrize("method", ALL)
 def test_every_method_on_a_network_tells_the_networks_probabilities(method):
-    """The log-probabilities in the trace are those of a forward pass over the finished image: cache, mask and positions are right."""
+    """The log-probabilities in the trace are those of a forward pass over the finished image:
+    cache, mask and positions are right.
+    """
     make, rule = ALL[method]
     target = tiny_target()
     output = decode(target, make(target), rule, RandomStreams(1, PROMPTS), PROMPTS)
     target.begin(PROMPTS, target.length)
     whole = target.score(Draft(output.tokens, torch.zeros(0), Tree.chain(target.length))).p[:, :-1]
-    torch.testing.assert_close(output.trace.logprob, at(whole, output.tokens).log(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        output.trace.logprob, at(whole, output.tokens).log(), atol=1e-3, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda target: sjd(target, 13), "window=13 is longer than the image of 12 tokens; give 12 or less"),
+        (
+            lambda target: sjd(target, 13),
+            "window=13 is longer than the image of 12 tokens; give 12 or less",
+        ),
         (lambda target: jacobi(target, 0), "window=0 is empty; give at least 1 token"),
         (lambda target: scd(target, -2), "window=-2 is empty"),
-        (lambda target: sjd(target, 3, "diagonal"), "initialisation=diagonal is not known; choose one of random, horizontal_repeat,"),
-        (lambda target: scd(target, 3, coupling="loose"), "coupling=loose is not known; choose gumbel or maximal"),
+        (
+            lambda target: sjd(target, 3, "diagonal"),
+            "initialisation=diagonal is not known; choose one of random, horizontal_repeat,",
+        ),
+        (
+            lambda target: scd(target, 3, coupling="loose"),
+            "coupling=loose is not known; choose gumbel or maximal",
+        ),
     ],
 )
 def test_impossible_windows_are_refused(make, told):

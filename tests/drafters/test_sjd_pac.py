@@ -1,4 +1,6 @@
-"""SJD-PAC: the law with either part and both, the tree and its chain in one window, what each place is drawn from."""
+"""SJD-PAC: the law with either part and both, the tree and its chain in one window, what each place
+is drawn from.
+"""
 
 from dataclasses import replace
 
@@ -32,26 +34,39 @@ def pac(window, initialisation="random", **options):
 @pytest.mark.parametrize("branching", BRANCHINGS)
 def test_the_law_is_the_targets_with_every_branching(branching, continuation):
     """Six nodes: two candidates on two levels, and with `first` a chain of two more."""
-    result = proof(pac(6, branches=2, levels=2, branching=branching, continuation=continuation), grid=(2, 3))
+    result = proof(
+        pac(6, branches=2, levels=2, branching=branching, continuation=continuation), grid=(2, 3)
+    )
     assert result.agrees, result
     assert result.accepted_length > 1.5
 
 
-@pytest.mark.parametrize("initialisation", ["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"])
+@pytest.mark.parametrize(
+    "initialisation",
+    ["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"],
+)
 def test_the_law_is_the_targets_with_every_initialisation(initialisation):
-    """Three nodes for two places: most positions enter later, also as the first of several candidates."""
+    """Three nodes for two places: most positions enter later, also as the first of several
+    candidates.
+    """
     result = proof(pac(3, initialisation, branches=2, levels=1), grid=(2, 3))
     assert result.agrees, result
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), GUIDED, Sampling(2.0, 1.3, 2)], ids=["plain", "guided", "guided top-k"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), GUIDED, Sampling(2.0, 1.3, 2)],
+    ids=["plain", "guided", "guided top-k"],
+)
 def test_the_law_where_candidates_exhaust_the_vocabulary(sampling):
     result = proof(pac(4, "horizontal_repeat", branches=3, levels=1), sampling=sampling)
     assert result.agrees, result
 
 
 def test_strict_relaxation_is_exact_on_trees_too():
-    result = proof(pac(4, branches=2, levels=2, branching="first"), Relaxed((0.7, 0.4)), rows=50_000)
+    result = proof(
+        pac(4, branches=2, levels=2, branching="first"), Relaxed((0.7, 0.4)), rows=50_000
+    )
     assert result.agrees, result
 
 
@@ -63,8 +78,15 @@ def test_several_candidates_are_accepted_more_often():
 
 def test_with_both_parts_off_it_is_sjd():
     target = local_target(3, (3, 3))
-    off = emit(target, sjd_pac(target, 4, "vertical_repeat", proactive=False, continuation=False), Exact(), rows=200)
-    assert off.tokens.equal(emit(target, sjd(target, 4, "vertical_repeat"), Exact(), rows=200).tokens)
+    off = emit(
+        target,
+        sjd_pac(target, 4, "vertical_repeat", proactive=False, continuation=False),
+        Exact(),
+        rows=200,
+    )
+    assert off.tokens.equal(
+        emit(target, sjd(target, 4, "vertical_repeat"), Exact(), rows=200).tokens
+    )
 
 
 # What is wrong must be seen
@@ -82,7 +104,9 @@ class OldGuess(Continue):
     """Continues the guess of one place further on, with that one's label."""
 
     def tokens(self, q, last, places, positions, uniforms):
-        return super().tokens(q, replace(last, tokens=last.tokens.roll(-1, 1)), places, positions, uniforms)
+        return super().tokens(
+            q, replace(last, tokens=last.tokens.roll(-1, 1)), places, positions, uniforms
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,18 +133,30 @@ def path_of(node, parents):
 @pytest.mark.parametrize("branching", BRANCHINGS)
 def test_every_q_is_the_stale_distribution_without_the_elder_candidates(branching, continuation):
     target = local_target(3, (3, 4))
-    spy = Spy(sjd_pac(target, 12, branches=2, levels=2, branching=branching, continuation=continuation))
+    spy = Spy(
+        sjd_pac(target, 12, branches=2, levels=2, branching=branching, continuation=continuation)
+    )
     emit(target, spy, Exact(), rows=60)
     parents = spy.heard[0][0].tree.parents.tolist()
-    children = [[node for node, parent in enumerate(parents) if parent == above] for above in range(-1, len(parents))]
+    children = [
+        [node for node, parent in enumerate(parents) if parent == above]
+        for above in range(-1, len(parents))
+    ]
     sideways = 0
     for row in range(60):
-        for (_, verdict, scores, emitted), (draft, *_) in zip(spy.heard, spy.heard[1:], strict=False):
+        for (_, verdict, scores, emitted), (draft, *_) in zip(
+            spy.heard, spy.heard[1:], strict=False
+        ):
             count, stop = int(emitted[row]), int(verdict.path[row].max())
             if not count:
                 break
             laws = []
-            spine, walk = path_of(max(range(len(parents)), key=lambda node: len(path_of(node, parents))), parents), path_of(stop, parents)
+            spine, walk = (
+                path_of(
+                    max(range(len(parents)), key=lambda node: len(path_of(node, parents))), parents
+                ),
+                path_of(stop, parents),
+            )
             while children[1 + (walk[-1] if walk else -1)]:
                 walk.append(children[1 + (walk[-1] if walk else -1)][0])
             walk += spine[len(walk) :]
@@ -157,7 +193,9 @@ def test_tree_and_chain_share_the_window(options, nodes, length, tree):
     levels = options.get("levels", 3) if tree else 0
     depths = [len(path_of(node, parents)) for node in range(nodes)]
     assert sum(depth <= levels for depth in depths) == tree
-    assert [depths.count(depth) for depth in range(levels + 1, length + 1)] == [1] * (length - levels)
+    assert [depths.count(depth) for depth in range(levels + 1, length + 1)] == [1] * (
+        length - levels
+    )
 
 
 class Large:
@@ -178,11 +216,15 @@ def test_ranked_trees_have_fewer_continuations_of_late_candidates():
     [
         (
             {"branches": 5},
-            "branches=5 and levels=3 make 5^3 = 125 paths, more than window=64 holds; take fewer branches or levels, or a longer",
+            "branches=5 and levels=3 make 5^3 = 125 paths, more than window=64 holds; take fewer "
+            "branches or levels, or a longer",
         ),
         ({"branches": 10, "levels": 30}, "paths, more than window=64"),
         ({"branching": "full"}, "make a tree of 84 tokens, more than window=64 holds"),
-        ({"window": 4, "branches": 2, "levels": 2}, "make a tree of 5 tokens, more than window=4 holds"),
+        (
+            {"window": 4, "branches": 2, "levels": 2},
+            "make a tree of 5 tokens, more than window=4 holds",
+        ),
         ({"branches": 0}, "branches=0 and levels=3 make no tree"),
         ({"levels": -1}, "branches=4 and levels=-1 make no tree"),
         ({"window": 300}, "window=300 is longer than the image of 256 tokens"),

@@ -8,10 +8,14 @@ from tempera.errors import TemperaError
 
 
 class Written:
-    """A draft model whose distribution after a token puts more mass on the tokens near it; remembers what it was asked."""
+    """A draft model whose distribution after a token puts more mass on the tokens near it;
+    remembers what it was asked.
+    """
 
     def __init__(self, vocab_size):
-        self.table = (-(torch.arange(vocab_size)[:, None] - torch.arange(vocab_size)).abs().float() / 2).softmax(-1)
+        self.table = (
+            -(torch.arange(vocab_size)[:, None] - torch.arange(vocab_size)).abs().float() / 2
+        ).softmax(-1)
         self.asked = []
 
     def roots(self):
@@ -29,7 +33,12 @@ def propose(tree, vocab_size=9):
 
 
 def test_every_node_comes_with_the_distribution_it_was_drawn_from():
-    for tree in (Tree.chain(3), SMALL, Tree.named("mc_sim_7b_63"), Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3]))):
+    for tree in (
+        Tree.chain(3),
+        SMALL,
+        Tree.named("mc_sim_7b_63"),
+        Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3])),
+    ):
         model, draft = propose(tree)
         parents = tree.parents.tolist()
         for row in range(2):

@@ -24,11 +24,17 @@ from tempera.rules.standard import Exact
 
 
 def method(target, depth=3):
-    return Method(StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(depth)), Exact())
+    return Method(
+        StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(depth)), Exact()
+    )
 
 
 def measured(target, **plan):
-    return benchmark.measure(target, lambda: method(target), benchmark.BenchmarkPlan(repeats=2, trees=["mc_sim_7b_63"], **plan))
+    return benchmark.measure(
+        target,
+        lambda: method(target),
+        benchmark.BenchmarkPlan(repeats=2, trees=["mc_sim_7b_63"], **plan),
+    )
 
 
 def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
@@ -38,13 +44,28 @@ def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
     for column in report.columns:
         assert list(column.target) == [1, 4, 26]
         assert set(column.parts) == {"draft", "target", "verify", "commit"}
-        assert column.speedups == {length: pytest.approx(length * column.ar.median / column.method.median) for length in (1, 2)}
-        assert column.images == pytest.approx(1000 * column.batch_size / (LENGTH * column.ar.median))
-        assert column.limit == pytest.approx(1000 * (report.weights + column.cache) / report.bandwidth) and column.memory > 0
+        assert column.speedups == {
+            length: pytest.approx(length * column.ar.median / column.method.median)
+            for length in (1, 2)
+        }
+        assert column.images == pytest.approx(
+            1000 * column.batch_size / (LENGTH * column.ar.median)
+        )
+        assert (
+            column.limit == pytest.approx(1000 * (report.weights + column.cache) / report.bandwidth)
+            and column.memory > 0
+        )
     assert 3 * report.columns[0].cache == 2 * report.columns[1].cache > 0
     assert (report.drafted, report.depth) == (3, 3) and report.bandwidth > 0
     layers = target.network.model.layers
-    expected = sum(p.numel() for p in [*layers.parameters(), *target.network.model.norm.parameters(), *target.network.lm_head.parameters()])
+    expected = sum(
+        p.numel()
+        for p in [
+            *layers.parameters(),
+            *target.network.model.norm.parameters(),
+            *target.network.lm_head.parameters(),
+        ]
+    )
     assert report.weights == 4 * expected
     assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 3
 
@@ -56,7 +77,8 @@ def test_the_table_has_a_row_for_all_that_a_round_consists_of():
     assert set(rows) >= {
         "target, 1 token a row", "target, 4 tokens a row", "target, 26 tokens a row", "sampling, inside the target's", "round: draft",
         "round: one of 3 draft steps", "round: verify", "round: commit", "verify + commit, of it", "round of the method", "round of AR",
-        "bandwidth limit of AR", "memory at the peak, GiB", "images/s of AR", "and over the first column", "at accepted length 3",
+        "bandwidth limit of AR", "memory at the peak, GiB", "images/s of AR", "and over the "
+                                                                              "first column", "at accepted length 3",
     }  # fmt: skip
     column = report.columns[0]
     assert f"AR takes {column.ar.median / column.limit:.2f}×" in rows["bandwidth limit of AR"]
@@ -64,7 +86,9 @@ def test_the_table_has_a_row_for_all_that_a_round_consists_of():
 
 
 def test_plain_and_compiled_steps_stand_side_by_side(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # what is compiled is the business of test_compiled.py
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: function
+    )  # what is compiled is the business of test_compiled.py
     target, made = tiny_target(), []
 
     def make_method():
@@ -72,7 +96,11 @@ def test_plain_and_compiled_steps_stand_side_by_side(monkeypatch):
         return method(target)
 
     report = benchmark.measure(
-        target, make_method, benchmark.BenchmarkPlan(batch_sizes=[1], compile="both", repeats=1, trees=[], bandwidth=9.0)
+        target,
+        make_method,
+        benchmark.BenchmarkPlan(
+            batch_sizes=[1], compile="both", repeats=1, trees=[], bandwidth=9.0
+        ),
     )
     assert [column.title for column in report.columns] == ["eager, batch 1", "compiled, batch 1"]
     assert made == [False, True]
@@ -91,7 +119,9 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
 def test_what_cannot_be_timed_is_one_sentence():
     target = tiny_target()
     with pytest.raises(TemperaError, match="method=ar is what a method is timed against"):
-        benchmark.measure(target, lambda: Method(NoDraft(), Exact()), benchmark.BenchmarkPlan(bandwidth=1.0))
+        benchmark.measure(
+            target, lambda: Method(NoDraft(), Exact()), benchmark.BenchmarkPlan(bandwidth=1.0)
+        )
     for options, what in (
         ({"batch_sizes": [1, 0]}, r"batch_sizes=\[1, 0\]"),
         ({"batch_sizes": []}, r"batch_sizes=\[\]"),
@@ -105,7 +135,12 @@ def test_what_cannot_be_timed_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    "problem", [torch.OutOfMemoryError("no"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "problem",
+    [
+        torch.OutOfMemoryError("no"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_want_of_memory_names_the_options_that_help(monkeypatch, problem):
     target = tiny_target()
@@ -114,7 +149,10 @@ def test_want_of_memory_names_the_options_that_help(monkeypatch, problem):
         raise problem
 
     monkeypatch.setattr(target, "score", refuse)
-    with pytest.raises(TemperaError, match=r"out of memory at batch 16: give smaller batch_sizes=.* dtype=bfloat16.*trees="):
+    with pytest.raises(
+        TemperaError,
+        match=r"out of memory at batch 16: give smaller batch_sizes=.* dtype=bfloat16.*trees=",
+    ):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 
 
@@ -132,7 +170,17 @@ def test_quartiles_are_in_order():
 
 def test_the_options_compose():
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("bench", overrides=["method=coolsd", "batch_sizes=[4]", "compile=both", "bandwidth=300", "trees=[]", "directory=x"])
+        cfg = compose(
+            "bench",
+            overrides=[
+                "method=coolsd",
+                "batch_sizes=[4]",
+                "compile=both",
+                "bandwidth=300",
+                "trees=[]",
+                "directory=x",
+            ],
+        )
     plan = instantiate(cfg.plan)
     assert (
         plan.batch_sizes == [4]
@@ -142,7 +190,9 @@ def test_the_options_compose():
         and cfg.rule._target_.endswith("Relaxed")
     )
     cfg.compile = "maybe"
-    with pytest.raises(TemperaError, match="`compile=maybe` is not possible; it must be one of False, True, both"):
+    with pytest.raises(
+        TemperaError, match="`compile=maybe` is not possible; it must be one of False, True, both"
+    ):
         instantiate(cfg.plan)
 
 
@@ -150,12 +200,27 @@ def test_random_weights_take_a_random_draft_and_say_so(tmp_path, capsys):
     tiny = write_llamagen_classes(tmp_path)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         options = [option for option in tiny if not option.startswith("model.weights")]
-        cfg = compose("bench", overrides=[*options, "weights=random", "repeats=1", "batch_sizes=[1]", f"directory={tmp_path}"])
+        cfg = compose(
+            "bench",
+            overrides=[
+                *options,
+                "weights=random",
+                "repeats=1",
+                "batch_sizes=[1]",
+                f"directory={tmp_path}",
+            ],
+        )
     runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"](cfg)
     said = capsys.readouterr().out
-    assert "draft: random weights" in said and "llamagen_b_c2i (random weights and draft)" in " ".join(said.split())
+    assert (
+        "draft: random weights" in said
+        and "llamagen_b_c2i (random weights and draft)" in " ".join(said.split())
+    )
     written = json.loads((tmp_path / "bench.json").read_text())
-    assert (written["model"], written["made_of"]) == ("llamagen_b_c2i", {"weights": "random", "draft": "random"})
+    assert (written["model"], written["made_of"]) == (
+        "llamagen_b_c2i",
+        {"weights": "random", "draft": "random"},
+    )
 
 
 def test_continuous_methods_are_sent_to_the_evaluation():

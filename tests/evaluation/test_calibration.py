@@ -1,4 +1,6 @@
-"""Schedules from recorded chains: what is recorded is what theory expects, and a schedule solved for it keeps its promise in the loop."""
+"""Schedules from recorded chains: what is recorded is what theory expects, and a schedule solved
+for it keeps its promise in the loop.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,14 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.evaluation.calibration import Recorder, calibrated, conditions, load_statistics, record, save_statistics
+from tempera.evaluation.calibration import (
+    Recorder,
+    calibrated,
+    conditions,
+    load_statistics,
+    record,
+    save_statistics,
+)
 from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, tv_bound
 from tempera.rules.optimal_schedule import Chains
@@ -30,7 +39,9 @@ def first_chains(rows: int = 40_000) -> tuple[Chains, TableTarget, TableDraft]:
     draft = TableDraft(target)
     recorder = Recorder(StaticTreeDrafter(draft, Tree.chain(LENGTH)))
     emit(target, recorder, Exact(), rows=rows)
-    ratios = recorder.ratios(LENGTH).double()  # only chains that begin with the image are within its first tokens
+    ratios = recorder.ratios(
+        LENGTH
+    ).double()  # only chains that begin with the image are within its first tokens
     assert ratios.shape == (rows, LENGTH)  # one whole chain a row: the first round's
     return Chains(ratios, torch.full((rows,), 1 / rows, dtype=torch.float64)), target, draft
 
@@ -39,26 +50,41 @@ def first_chains(rows: int = 40_000) -> tuple[Chains, TableTarget, TableDraft]:
 def test_what_is_recorded_is_what_theory_expects_of_a_round(schedule: tuple[float, ...]) -> None:
     chains, target, draft = first_chains()
     p, q = target.conditionals(), draft.conditionals()
-    assert chains.expected_emitted(schedule) == pytest.approx(expected_emitted(p, q, Relaxed(schedule), LENGTH), abs=0.03)
-    assert chains.tv_bound(schedule) == pytest.approx(tv_bound(p, q, Relaxed(schedule), LENGTH), abs=0.02)
+    assert chains.expected_emitted(schedule) == pytest.approx(
+        expected_emitted(p, q, Relaxed(schedule), LENGTH), abs=0.03
+    )
+    assert chains.tv_bound(schedule) == pytest.approx(
+        tv_bound(p, q, Relaxed(schedule), LENGTH), abs=0.02
+    )
 
 
 def test_rounds_of_whole_images_and_none_past_their_end() -> None:
     target = TableTarget(3, 7)
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH))
-    ratios = record(target, drafter, world_prompts(300), seed=0, device=torch.device("cpu"), batch_size=64)
+    ratios = record(
+        target, drafter, world_prompts(300), seed=0, device=torch.device("cpu"), batch_size=64
+    )
     trace = emit(target, drafter, Exact(), rows=300).trace
     assert ratios.shape[1] == LENGTH
     assert 300 < len(ratios) < float(trace.rounds.sum())
-    again = record(target, drafter, world_prompts(300), seed=0, device=torch.device("cpu"), batch_size=300)
-    assert sorted(again.flatten().tolist()) == sorted(ratios.flatten().tolist())  # prompts decide, batches do not
+    again = record(
+        target, drafter, world_prompts(300), seed=0, device=torch.device("cpu"), batch_size=300
+    )
+    assert sorted(again.flatten().tolist()) == sorted(
+        ratios.flatten().tolist()
+    )  # prompts decide, batches do not
 
 
 def test_the_expected_length_comes_out_of_the_loop(tmp_path: Path) -> None:
     chains, target, draft = first_chains()
     save_statistics(tmp_path / "s.safetensors", chains.ratios.float(), NOW)
     schedule = calibrated(LENGTH, str(tmp_path / "s.safetensors"), 3.4, NOW)
-    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH))), Relaxed(schedule), rows=40_000).trace
+    trace = emit(
+        target,
+        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH))),
+        Relaxed(schedule),
+        rows=40_000,
+    ).trace
     assert float((trace.round == 0).sum(-1).float().mean()) == pytest.approx(3.4, abs=0.03)
 
 
@@ -77,19 +103,40 @@ def statistics(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"expected_length": None}, r"needs expected_length=, tokens a round from \d\.\d\d \(exact decoding\) to 4\.00$"),
-        ({"expected_length": 4.2}, r"expected_length=4.2 is out of reach with 3 drafted tokens here: give \S+ \(exact decoding\) to 4$"),
+        (
+            {"expected_length": None},
+            r"needs expected_length=, tokens a round from \d\.\d\d \(exact decoding\) to 4\.00$",
+        ),
+        (
+            {"expected_length": 4.2},
+            r"expected_length=4.2 is out of reach with 3 drafted tokens here: give \S+ \(exact "
+            r"decoding\) to 4$",
+        ),
         ({"expected_length": 1.0}, r"expected_length=1 is out of reach"),
         ({"length": 5}, r"holds chains of 3 and this run drafts 5: measure again with depth=5"),
         ({"budget": 2.0}, r"delta=2 does not go with schedule=calibrated"),
         ({"ceiling": 0.5}, r"ceiling=0.5 is not possible"),
-        ({"measured_with": NOW | {"guidance": 3.0}}, r"was measured with guidance=1.0 and this run has guidance=3.0"),
-        ({"statistics": "nowhere.safetensors"}, r"there is no nowhere.safetensors: measure the draft first, with `python eval/"),
+        (
+            {"measured_with": NOW | {"guidance": 3.0}},
+            r"was measured with guidance=1.0 and this run has guidance=3.0",
+        ),
+        (
+            {"statistics": "nowhere.safetensors"},
+            r"there is no nowhere.safetensors: measure the draft first, with `python eval/",
+        ),
     ],
 )
 def test_refused(changed: dict[str, Any], told: str, statistics: str) -> None:
     with pytest.raises(TemperaError, match=told):
-        calibrated(**{"length": LENGTH, "statistics": statistics, "expected_length": 3.0, "measured_with": NOW, **changed})
+        calibrated(
+            **{
+                "length": LENGTH,
+                "statistics": statistics,
+                "expected_length": 3.0,
+                "measured_with": NOW,
+                **changed,
+            }
+        )
 
 
 def test_a_shorter_draft_uses_the_first_depths(statistics: str) -> None:
@@ -105,19 +152,31 @@ def test_not_a_file_of_statistics(tmp_path: Path) -> None:
 def test_only_chains_of_a_draft_network() -> None:
     target = TableTarget(3, 4)
     for drafter in (NoDraft(), StaticTreeDrafter(TableDraft(target), Tree.from_paths([[0], [1]]))):
-        with pytest.raises(TemperaError, match="a schedule is calibrated on chains of a draft network"):
+        with pytest.raises(
+            TemperaError, match="a schedule is calibrated on chains of a draft network"
+        ):
             record(target, drafter, world_prompts(1), 0, torch.device("cpu"), 1)
 
 
 def rule(*options: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return build_rule(compose("eval", ["method=coolsd", "schedule=calibrated", "model.draft=draft", *options]), 3)
+        return build_rule(
+            compose(
+                "eval", ["method=coolsd", "schedule=calibrated", "model.draft=draft", *options]
+            ),
+            3,
+        )
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options reach the solver, the statistics are those of this model and sampling, and a budget is refused."""
+    """The options reach the solver, the statistics are those of this model and sampling, and a
+    budget is refused.
+    """
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TemperaError, match=r"there is no outputs/calibration/shapes.safetensors: measure the draft first"):
+    with pytest.raises(
+        TemperaError,
+        match=r"there is no outputs/calibration/shapes.safetensors: measure the draft first",
+    ):
         rule("expected_length=3")
     now = conditions("shapes", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0)
     save_statistics(Path("outputs/calibration/shapes.safetensors"), 0.1 + torch.rand(100, 3), now)

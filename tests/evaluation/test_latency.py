@@ -7,7 +7,13 @@ from tiny_evaluation import tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.latency import SpeedProtocol, batch_speedups, measure, summary, whole_batches
+from tempera.evaluation.latency import (
+    SpeedProtocol,
+    batch_speedups,
+    measure,
+    summary,
+    whole_batches,
+)
 from tempera.evaluation.pipeline import Pipeline
 from tempera.reporting.run_names import family_label, method_label
 from tempera.runtime.row_store import Store
@@ -21,7 +27,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     real = Pipeline.tokens
 
     def spy(self: Pipeline, prompts: Any, method: Any = None, **options: Any) -> Any:
-        kind = "clocked" if "clock" in options else "ar" if (method or self.method).is_plain else "method"
+        kind = (
+            "clocked"
+            if "clock" in options
+            else "ar"
+            if (method or self.method).is_plain
+            else "method"
+        )
         seen.append((kind, prompts[0].id))
         return real(self, prompts, method, **options)
 
@@ -29,7 +41,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
     prompts = world_prompts(3)
     one, two, three = (prompt.id for prompt in prompts)
     rows = measure(tiny_pipeline(), prompts, Store(tmp_path))
@@ -43,17 +57,26 @@ def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(tmp_path:
     assert calls == []
 
 
-def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
     prompts = whole_batches(world_prompts(3), 5, 4)
-    assert [prompt.text for prompt in prompts[:6]] == [prompt.text for prompt in [*world_prompts(3)] * 2]
+    assert [prompt.text for prompt in prompts[:6]] == [
+        prompt.text for prompt in [*world_prompts(3)] * 2
+    ]
     assert len({prompt.id for prompt in prompts}) == 8  # other ids, so that no image comes twice
     rows = measure(tiny_pipeline(), prompts, Store(tmp_path), 0, batch_size=4)
-    assert calls[:3] == [("ar", prompts[0].id), ("method", prompts[0].id), ("clocked", prompts[0].id)] and len(calls) == 6
+    assert (
+        calls[:3] == [("ar", prompts[0].id), ("method", prompts[0].id), ("clocked", prompts[0].id)]
+        and len(calls) == 6
+    )
     assert [row["id"] for row in rows] == [prompts[0].id, prompts[4].id]
     assert whole_batches(world_prompts(3), 0, 8) == []
     speedups = batch_speedups({8: [{"ar": 6.0, "method": 2.0}, {"ar": 2.0, "method": 2.0}], 32: []})
     assert list(speedups) == ["speedup_8"] and speedups["speedup_8"]["value"] == 2
-    with pytest.raises(TemperaError, match=r"speed\.batches=\[7\] cannot be timed: give sizes of 8, 32, 128, 256"):
+    with pytest.raises(
+        TemperaError, match=r"speed\.batches=\[7\] cannot be timed: give sizes of 8, 32, 128, 256"
+    ):
         SpeedProtocol(batches=[8, 7])
 
 
@@ -78,16 +101,31 @@ def test_the_summary_is_of_paired_ratios() -> None:
     parts = {"part_draft": 0.2, "part_target": 0.6, "part_verify": 0.1, "part_commit": 0.1}
     pairs = [(4.0, 2.0), (6.0, 2.0), (3.0, 3.0)]
     rows = [
-        {"id": str(place), "ar": ar, "method": method, "text_encoder": 0.5, "image_decoder": 0.25, "rounds": 100, **parts}
+        {
+            "id": str(place),
+            "ar": ar,
+            "method": method,
+            "text_encoder": 0.5,
+            "image_decoder": 0.25,
+            "rounds": 100,
+            **parts,
+        }
         for place, (ar, method) in enumerate(pairs)
     ]
     result = summary(rows, length=400)
     assert result["speedup"]["value"] == 2  # the median of 2, 3, 1; not the ratio of medians
-    assert (result["speedup"]["low"], result["speedup"]["high"], result["speedup"]["n"]) == (1, 3, 3)
+    assert (result["speedup"]["low"], result["speedup"]["high"], result["speedup"]["n"]) == (
+        1,
+        3,
+        3,
+    )
     assert result["efficiency"]["value"] == 0.5
     assert result["latency_ar"]["value"] == 4
     assert result["latency"]["q75"] == 2.5
-    assert result["parts"]["target"] == {"share": pytest.approx(0.6), "ms_per_round": pytest.approx(6)}
+    assert result["parts"]["target"] == {
+        "share": pytest.approx(0.6),
+        "ms_per_round": pytest.approx(6),
+    }
     assert (result["text_encoder"], result["image_decoder"]) == (0.5, 0.25)
 
 
@@ -109,7 +147,10 @@ def test_labels() -> None:
     }
     assert method_label(cool) == "coolsd δ=1.1"
     assert method_label({**cool, "floor": 1.0, "delta": 2}) == "coolsd floor=1 δ=2"
-    assert family_label({**cool, "schedule": "linear", "residual": "vanilla"}) == "coolsd linear residual=vanilla"
+    assert (
+        family_label({**cool, "schedule": "linear", "residual": "vanilla"})
+        == "coolsd linear residual=vanilla"
+    )
     assert family_label({**cool, "method": "uniform_rsd", "schedule": "uniform"}) == "uniform_rsd"
     assert method_label({"method": "eagle", "tree": "mc_sim_7b_63"}) == "eagle mc_sim_7b_63"
     assert method_label({"method": "ar"}) == "ar"

@@ -38,39 +38,74 @@ def results(directory: Path) -> dict[str, Any]:
             row.pop(name)
     pictures = {path.name: path.read_bytes() for path in (directory / "images").iterdir()}
     untimed = {name: value for name, value in metrics["metrics"].items() if name not in TIMED}
-    return {"metrics": untimed, "depth": metrics["acceptance_by_depth"], "rows": rows, "pictures": pictures}
+    return {
+        "metrics": untimed,
+        "depth": metrics["acceptance_by_depth"],
+        "rows": rows,
+        "pictures": pictures,
+    }
 
 
 def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     metrics = tiny_evaluate(tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names >= {"run.json", "metrics.json", "results.parquet", "grid.png", "acceptance_map.png", "images"}
+    assert names >= {
+        "run.json",
+        "metrics.json",
+        "results.parquet",
+        "grid.png",
+        "acceptance_map.png",
+        "images",
+    }
     content = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert content["images"] == 20
     assert content["name"] == "coolsd δ=1.5"
-    expected = {"accepted_length", "tau", "fid", "kid", "precision", "recall", "clip_score", "shape_accuracy", "speedup", "tv", "tv_bound"}
+    expected = {
+        "accepted_length",
+        "tau",
+        "fid",
+        "kid",
+        "precision",
+        "recall",
+        "clip_score",
+        "shape_accuracy",
+        "speedup",
+        "tv",
+        "tv_bound",
+    }
     assert set(metrics) == set(content["metrics"]) >= expected
     for name, interval in content["metrics"].items():
         assert interval["low"] <= interval["value"] <= interval["high"], name
-    rows = {row["id"]: row for row in pq.read_table(tmp_path / "run" / "results.parquet").to_pylist()}
+    rows = {
+        row["id"]: row for row in pq.read_table(tmp_path / "run" / "results.parquet").to_pylist()
+    }
     assert set(rows) == {prompt.id for prompt in world_prompts(20)}
     row = rows["world-000003"]
     assert row["text"] == world_prompts(4)[3].text
     assert len(row["tokens"]) == 6
     assert row["accepted_length"] == pytest.approx(6 / row["rounds"])
-    assert metrics["accepted_length"] == pytest.approx(6 * 20 / sum(row["rounds"] for row in rows.values()))
-    assert metrics["tau"] == pytest.approx(sum(sum(row["accepted"]) for row in rows.values()) / sum(row["rounds"] for row in rows.values()))
+    assert metrics["accepted_length"] == pytest.approx(
+        6 * 20 / sum(row["rounds"] for row in rows.values())
+    )
+    assert metrics["tau"] == pytest.approx(
+        sum(sum(row["accepted"]) for row in rows.values())
+        / sum(row["rounds"] for row in rows.values())
+    )
     grey = np.asarray(Image.open(tmp_path / "run" / "images" / "world-000003.png"))
     assert grey.shape == (8, 48, 3)
     assert sum(row["latency"] is not None for row in rows.values()) == 3
-    assert sum(part["share"] for part in content["time"]["parts"].values()) == pytest.approx(1, abs=0.1)
+    assert sum(part["share"] for part in content["time"]["parts"].values()) == pytest.approx(
+        1, abs=0.1
+    )
 
 
 def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     for call in range(1, 9):  # batches, warm-up and timings in turn
         with pytest.raises(KeyboardInterrupt):
-            tiny_evaluate(tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 4, _interrupt)))
+            tiny_evaluate(
+                tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 4, _interrupt))
+            )
         assert not (tmp_path / "broken" / "metrics.json").exists()
         if len(list((tmp_path / "broken").glob("timings/*/*"))) == 2:
             break
@@ -87,7 +122,12 @@ def _interrupt() -> None:
 def test_killed_it_ends_the_same(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     script = str(SUPPORT.joinpath("tiny_evaluation.py"))
-    killed = subprocess.run([sys.executable, script, str(tmp_path / "broken"), "2"], capture_output=True, timeout=120, check=False)
+    killed = subprocess.run(
+        [sys.executable, script, str(tmp_path / "broken"), "2"],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert killed.returncode == -9, killed.stderr.decode()
     assert len(list((tmp_path / "broken" / "records").glob("*.parquet"))) == 1
     tiny_evaluate(tmp_path / "broken")
@@ -135,12 +175,18 @@ def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) 
     tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")])
     with pytest.raises(TemperaError, match=r"made with delta=1\.5 and this one has delta=2"):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
-    with pytest.raises(TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"):
+    with pytest.raises(
+        TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"
+    ):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a blue ring")])
 
 
-def test_one_prompt_and_plain_autoregression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = tiny_evaluate(tmp_path, tiny_pipeline(plain=True), [Prompt("a", "a red ring")], method="ar", delta=None)
+def test_one_prompt_and_plain_autoregression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tiny_evaluate(
+        tmp_path, tiny_pipeline(plain=True), [Prompt("a", "a red ring")], method="ar", delta=None
+    )
     assert metrics["accepted_length"] == metrics["speedup"] == 1
     assert "fid" not in metrics
     shown = capsys.readouterr().out

@@ -48,5 +48,7 @@ def test_an_image_decides_its_draws() -> None:
 def test_more_neighbours_than_codes() -> None:
     tokenizer = VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
     target, method = TableTarget(), Method(None, None)  # type: ignore[arg-type]
-    with pytest.raises(TemperaError, match="k=33 nearest codes cannot be taken from a codebook of 32"):
+    with pytest.raises(
+        TemperaError, match="k=33 nearest codes cannot be taken from a codebook of 32"
+    ):
         replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, replace=33)

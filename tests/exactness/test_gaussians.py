@@ -1,4 +1,6 @@
-"""Laws of the rules for continuous tokens, through the real loop: what is exact is proved, what is biased is measured, faults go red."""
+"""Laws of the rules for continuous tokens, through the real loop: what is exact is proved, what is
+biased is measured, faults go red.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,13 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, Kernel
 from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import reject_until
-from tempera.continuous.rules import ContinuousVerdict, CSpD, CSpDReferenceCode, MaximalCoupling, Proposal
+from tempera.continuous.rules import (
+    ContinuousVerdict,
+    CSpD,
+    CSpDReferenceCode,
+    MaximalCoupling,
+    Proposal,
+)
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import RESAMPLED
 from tempera.exactness import gaussians
@@ -17,16 +25,24 @@ from tempera.exactness import gaussians
 LINEAR = gaussians.Linear(stages=3, channels=2)
 
 
-@pytest.mark.parametrize("head", [gaussians.Linear(1, 1), LINEAR, gaussians.Linear(3, 2, last_noise=False)])
-def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(head: gaussians.Head) -> None:
+@pytest.mark.parametrize(
+    "head", [gaussians.Linear(1, 1), LINEAR, gaussians.Linear(3, 2, last_noise=False)]
+)
+def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(
+    head: gaussians.Head,
+) -> None:
     assert (proof := gaussians.prove(None, head, rows=50_000)).agrees, proof
 
 
 def test_the_law_by_quadrature_is_the_target_s() -> None:
     assert (proof := gaussians.prove(None, gaussians.Wavy(), length=1, rows=50_000)).agrees, proof
     draft = gaussians.Toy(gaussians.Wavy().imitation(0.25), 1, 0.0)
-    output = gaussians.Parallel().decode(draft, RandomStreams(0, [str(row) for row in range(20_000)]), ["x"] * 20_000)
-    assert not gaussians.compare(gaussians.Toy(gaussians.Wavy(), 1, 0.0).whiten(output), output).agrees
+    output = gaussians.Parallel().decode(
+        draft, RandomStreams(0, [str(row) for row in range(20_000)]), ["x"] * 20_000
+    )
+    assert not gaussians.compare(
+        gaussians.Toy(gaussians.Wavy(), 1, 0.0).whiten(output), output
+    ).agrees
 
 
 COUPLED = {
@@ -34,7 +50,10 @@ COUPLED = {
     "three stages, other variances": (LINEAR, {}),
     "three stages, the same variances": (LINEAR, {"draft": LINEAR.imitation(0.25, same_std=True)}),
     "not linear": (gaussians.Wavy(), {"length": 1, "gamma": 1}),
-    "long drafts after a prefix": (gaussians.Linear(3, 1), {"gamma": 3, "length": 4, "prefill": 0.25}),
+    "long drafts after a prefix": (
+        gaussians.Linear(3, 1),
+        {"gamma": 3, "length": 4, "prefill": 0.25},
+    ),
     "a perfect draft": (LINEAR, {"spread": 0.0}),
 }
 
@@ -63,10 +82,17 @@ def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
         (CSpD(alignment=False), gaussians.Linear(3, 1), 0.08, 0.12),
         (CSpD(alignment=False), gaussians.Linear(1, 1), 0.01, 0.03),
         (CSpDReferenceCode(), gaussians.Linear(3, 1, last_noise=False), 0.09, 0.12),
-        (CSpDReferenceCode(exponent_temperature=1.0), gaussians.Linear(3, 1, last_noise=False), 0.19, 0.23),
+        (
+            CSpDReferenceCode(exponent_temperature=1.0),
+            gaussians.Linear(3, 1, last_noise=False),
+            0.19,
+            0.23,
+        ),
     ],
 )
-def test_the_biases_that_the_docstrings_tell(rule: CSpD | CSpDReferenceCode, head: gaussians.Linear, low: float, high: float) -> None:
+def test_the_biases_that_the_docstrings_tell(
+    rule: CSpD | CSpDReferenceCode, head: gaussians.Linear, low: float, high: float
+) -> None:
     proof = gaussians.prove(rule, head, rows=50_000)
     assert not proof.agrees and low < proof.distance < high, proof
 
@@ -85,7 +111,9 @@ def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agr
 class Forgetful(MaximalCoupling):
     """Replaces a rejected state by a plain draw from p instead of the residual."""
 
-    def _replace(self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    def _replace(
+        self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise
+    ) -> tuple[Tensor, Tensor, Tensor]:
         none = torch.zeros_like(wanted)
         return p.at(noise.normal(p.mean.shape[-1])), none.long(), none
 
@@ -94,7 +122,9 @@ class Forgetful(MaximalCoupling):
 class Stale(MaximalCoupling):
     """Evaluates every drafted token under the condition of the first."""
 
-    def verify(self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise) -> ContinuousVerdict:
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
         return super().verify(proposal, denoiser, conditions[:, :1].expand_as(conditions), noise)
 
 
@@ -115,7 +145,9 @@ def test_the_residual_sampler_is_bounded_and_counts_its_failures() -> None:
 
 
 def test_a_failed_residual_is_a_draw_from_the_target_never_zeros() -> None:
-    proof = gaussians.prove(CSpDReferenceCode(trials=1), gaussians.Linear(3, 1, last_noise=False), rows=2_000)
+    proof = gaussians.prove(
+        CSpDReferenceCode(trials=1), gaussians.Linear(3, 1, last_noise=False), rows=2_000
+    )
     head = gaussians.Linear(3, 1)
     target, draft = gaussians.Toy(head), gaussians.Toy(head.imitation(0.25))
     output = gaussians.Speculative(draft, CSpD(trials=1), 2, 0.0).decode(
@@ -124,20 +156,28 @@ def test_a_failed_residual_is_a_draw_from_the_target_never_zeros() -> None:
     assert isinstance(output.trace, gaussians.ContinuousTrace)
     assert int(output.trace.failures.sum()) > 100 and proof.rows == 2_000
     assert output.trace.failures.shape == output.trace.trials.shape == output.trace.order.shape
-    assert not (output.trace.trials > 0)[output.trace.origin != RESAMPLED].any()  # of the rejected tokens, and of these alone
+    assert not (output.trace.trials > 0)[
+        output.trace.origin != RESAMPLED
+    ].any()  # of the rejected tokens, and of these alone
     assert torch.equal(output.trace.trials == 1, output.trace.origin == RESAMPLED)
     assert not (output.tokens == 0).any()
 
 
 def test_a_row_s_trials_do_not_depend_on_the_other_rows() -> None:
-    p, q = Kernel(torch.zeros(8, 2), torch.ones(8, 2)), Kernel(torch.full((8, 2), 0.1), torch.full((8, 2), 1.05))
+    p, q = (
+        Kernel(torch.zeros(8, 2), torch.ones(8, 2)),
+        Kernel(torch.full((8, 2), 0.1), torch.full((8, 2), 1.05)),
+    )
     ids = [str(row) for row in range(8)]
     scale, wanted = torch.zeros(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool)
     together = reject_until(p, q, scale, wanted, Noise(RandomStreams(0, ids)), 10_000)
     slow = int(together.trials.argmax())
     mine = (Kernel(*(leaf[slow : slow + 1] for leaf in kernel)) for kernel in (p, q))
     alone = reject_until(*mine, scale[:1], wanted[:1], Noise(RandomStreams(0, [ids[slow]])), 10_000)
-    assert torch.equal(together.x[slow], alone.x[0]) and int(together.trials[slow]) == int(alone.trials[0]) > 16
+    assert (
+        torch.equal(together.x[slow], alone.x[0])
+        and int(together.trials[slow]) == int(alone.trials[0]) > 16
+    )
 
 
 def test_an_image_does_not_depend_on_its_batch() -> None:

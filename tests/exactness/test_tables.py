@@ -1,4 +1,6 @@
-"""The proof: exact methods emit the target's law, and a method that is not exact is caught. All through the real loop."""
+"""The proof: exact methods emit the target's law, and a method that is not exact is caught. All
+through the real loop.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +15,15 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness import theory
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, compare, emit, emitted_law
+from tempera.exactness.tables import (
+    FirstRoundOnly,
+    TableDraft,
+    TableTarget,
+    check,
+    compare,
+    emit,
+    emitted_law,
+)
 from tempera.rules.schedules import exponential, linear, uniform
 from tempera.rules.standard import Exact, Relaxed
 
@@ -67,12 +77,22 @@ def test_exact_decoding_emits_whatever_law_is_sampled(tree, sampling):
     assert proof.agrees, proof
 
 
-@pytest.mark.parametrize("sampling", named({name: SAMPLINGS[name] for name in ("top-k", "top-k 1", "greedy", "guided greedy")}))
+@pytest.mark.parametrize(
+    "sampling",
+    named({name: SAMPLINGS[name] for name in ("top-k", "top-k 1", "greedy", "guided greedy")}),
+)
 def test_siblings_beyond_the_support_of_q_change_nothing(sampling):
-    """More children than tokens with mass, on tables where target and draft often disagree on which tokens those are."""
-    proofs = [check(Exact(), SMALL, sampling=sampling, vocab_size=4, length=3, rows=10_000, seed=seed) for seed in range(12)]
+    """More children than tokens with mass, on tables where target and draft often disagree on which
+    tokens those are.
+    """
+    proofs = [
+        check(Exact(), SMALL, sampling=sampling, vocab_size=4, length=3, rows=10_000, seed=seed)
+        for seed in range(12)
+    ]
     assert all(proof.agrees for proof in proofs), [str(proof) for proof in proofs]
-    assert sum(proof.accepted_length < 2.9 for proof in proofs) >= 3  # of at most 3: drafts were refused
+    assert (
+        sum(proof.accepted_length < 2.9 for proof in proofs) >= 3
+    )  # of at most 3: drafts were refused
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -123,7 +143,9 @@ def test_one_relaxed_round_emits_the_law_of_equation_48(rule, floor):
     assert proof.agrees, proof
 
 
-@pytest.mark.parametrize("sampling", named({name: SAMPLINGS[name] for name in ("guided", "all", "greedy", "top-k 1")}))
+@pytest.mark.parametrize(
+    "sampling", named({name: SAMPLINGS[name] for name in ("guided", "all", "greedy", "top-k 1")})
+)
 def test_relaxed_decoding_of_a_changed_law(sampling):
     rule = Relaxed(exponential(2.0, 2))
     proof = check(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
@@ -132,12 +154,18 @@ def test_relaxed_decoding_of_a_changed_law(sampling):
 
 def decoded_law(rule):
     def law(target, draft):
-        return theory.decoded_law(target.conditionals(), draft.conditionals(), rule, len(rule.schedule), target.length)
+        return theory.decoded_law(
+            target.conditionals(), draft.conditionals(), rule, len(rule.schedule), target.length
+        )
 
     return law
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)], ids=["plain", "guided top-k", "greedy"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)],
+    ids=["plain", "guided top-k", "greedy"],
+)
 def test_trees_of_every_rows_own_emit_the_law(sampling):
     proof = check(Exact(), RowTrees, sampling=sampling, rows=60_000)
     assert proof.agrees, proof
@@ -188,7 +216,9 @@ def test_a_planted_fault_in_a_rule_is_caught(tree, rule):
 
 
 def test_a_planted_fault_in_a_drafter_is_caught():
-    assert not check(Exact(), lambda draft: WrongSiblings(draft, Tree.from_paths([[0], [1]])), rows=50_000).agrees
+    assert not check(
+        Exact(), lambda draft: WrongSiblings(draft, Tree.from_paths([[0], [1]])), rows=50_000
+    ).agrees
 
 
 def test_the_vanilla_residual_below_one_is_caught():
@@ -213,7 +243,9 @@ def test_true_laws_pass_at_the_rate_they_should():
     assert 0.4 < p_values.mean() < 0.6
     assert (p_values < 0.05).float().mean() < 0.09
     assert (p_values < 0.05).float().mean() > 0.02
-    assert torch.tensor([result.tv / result.noise for result in results]).mean() == pytest.approx(1, abs=0.05)
+    assert torch.tensor([result.tv / result.noise for result in results]).mean() == pytest.approx(
+        1, abs=0.05
+    )
 
 
 def test_a_small_shift_fails():
@@ -237,7 +269,9 @@ def test_rare_outcomes_are_pooled():
     assert not compare(torch.tensor([9979, 11, 10]), law).agrees
     common = torch.cat([torch.full((100,), 0.00999), torch.full((100,), 0.00001)])
     pooled = torch.cat([torch.full((100,), 999), torch.tensor([100] + [0] * 99)])
-    assert compare(pooled, common).agrees  # one rare outcome took all of the pool: pooling cannot see that
+    assert compare(
+        pooled, common
+    ).agrees  # one rare outcome took all of the pool: pooling cannot see that
     assert not compare(torch.cat([pooled[:100], 3 * pooled[100:]]), common).agrees
 
 
@@ -254,7 +288,9 @@ def test_tables_are_what_the_sampling_makes_of_them():
     assert [p.shape for p in target.conditionals()] == [(1, 3), (3, 3), (9, 3)]
     assert target.law().sum().item() == pytest.approx(1)
     p = target.conditionals()
-    assert target.law()[2 * 9 + 0 * 3 + 1].item() == pytest.approx((p[0][0, 2] * p[1][2, 0] * p[2][2 * 3 + 0, 1]).item())
+    assert target.law()[2 * 9 + 0 * 3 + 1].item() == pytest.approx(
+        (p[0][0, 2] * p[1][2, 0] * p[2][2 * 3 + 0, 1]).item()
+    )
 
 
 def test_too_many_outcomes_are_refused():

@@ -12,7 +12,16 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
-from tempera.exactness.theory import decoded_law, expected_emitted, kl_bound, one_round_law, sequence_law, tree_law, tv_bound, visits
+from tempera.exactness.theory import (
+    decoded_law,
+    expected_emitted,
+    kl_bound,
+    one_round_law,
+    sequence_law,
+    tree_law,
+    tv_bound,
+    visits,
+)
 from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable
 from tempera.rules.schedules import exponential, floored, linear, uniform
 from tempera.rules.standard import Exact, Relaxed
@@ -45,13 +54,17 @@ def by_hand(rule, p, q, i):
     """f_{i+1} and G_{i+1} as the paper has them (Eq. 1-2, 10-12), without the rule's own code."""
     omega = 1.0 if isinstance(rule, Exact) else rule.schedule[i]
     f = (omega * p / q).clamp(max=1)
-    left = (p - q * f if getattr(rule, "residual_kind", "optimal") == "optimal" else p - q).clamp(min=0)
+    left = (p - q * f if getattr(rule, "residual_kind", "optimal") == "optimal" else p - q).clamp(
+        min=0
+    )
     return f, left / left.sum() if left.sum() > 0 else p
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_round_by_walking_through_every_draft(rule):
-    """Algorithm 1 written out: every draft, every place to stop, every replacement, every continuation."""
+    """Algorithm 1 written out: every draft, every place to stop, every replacement, every
+    continuation.
+    """
     _, _, p, q = tables()
     law, tokens = torch.zeros(3 ** (LENGTH + 1), dtype=torch.float64), 0.0
     for draft in itertools.product(range(3), repeat=LENGTH):
@@ -68,7 +81,9 @@ def test_one_round_by_walking_through_every_draft(rule):
             for new in range(3):
                 for rest in itertools.product(range(3), repeat=LENGTH - i):
                     whole = (*draft[:i], new, *rest)
-                    onward = math.prod(p[j][prefix(whole[:j]), whole[j]].item() for j in range(i + 1, LENGTH + 1))
+                    onward = math.prod(
+                        p[j][prefix(whole[:j]), whole[j]].item() for j in range(i + 1, LENGTH + 1)
+                    )
                     law[prefix(whole)] += stopped * replacement[new].item() * onward
     torch.testing.assert_close(one_round_law(p, q, rule, LENGTH), law)
     assert expected_emitted(p, q, rule, LENGTH) == pytest.approx(tokens)
@@ -103,15 +118,21 @@ def test_no_draft_is_the_target():
 def test_an_image_that_fits_in_a_round_is_one_round(rule):
     _, _, p, q = tables()
     one = one_round_law(p, q, rule, LENGTH).view(-1, 3).sum(-1)
-    # rounds after the first begin where it stopped, so the laws agree on the first token and, when nothing is left to draft, entirely
+    # rounds after the first begin where it stopped, so the laws agree on the first token and, when
+    # nothing is left to draft, entirely
     torch.testing.assert_close(decoded_law(p, q, rule, LENGTH, 1), one.view(3, -1).sum(-1))
-    torch.testing.assert_close(decoded_law(p, q, rule, 1, 1), one_round_law(p, q, rule, 1).view(3, 3).sum(-1))
+    torch.testing.assert_close(
+        decoded_law(p, q, rule, 1, 1), one_round_law(p, q, rule, 1).view(3, 3).sum(-1)
+    )
 
 
 def test_the_optimal_residual_minimises_the_bound():  # Theorem 2
     _, _, p, q = tables()
     for schedule in (exponential(1.1, 3), exponential(2.0, 3), (0.5, 0.2, 0.1)):
-        assert tv_bound(p, q, Relaxed(schedule), 3) <= tv_bound(p, q, Relaxed(schedule, "vanilla"), 3) + 1e-12
+        assert (
+            tv_bound(p, q, Relaxed(schedule), 3)
+            <= tv_bound(p, q, Relaxed(schedule, "vanilla"), 3) + 1e-12
+        )
     assert tv_bound(p, q, Relaxed((0.5, 0.2, 0.1), "vanilla"), 3) > 0.01
 
 
@@ -121,14 +142,19 @@ def test_a_floor_of_one_keeps_the_bound_of_a_visit_and_emits_more():
         published = exponential(1.5, 3)
         low, high = Relaxed(published), Relaxed(floored(published, 1.0))
         for below, above in zip(visits(p, q, low, 3), visits(p, q, high, 3), strict=True):
-            torch.testing.assert_close(total_variation(below.law, below.p), total_variation(above.law, above.p))
+            torch.testing.assert_close(
+                total_variation(below.law, below.p), total_variation(above.law, above.p)
+            )
         assert tv_bound(p, q, high, 3) == pytest.approx(tv_bound(p, q, low, 3))
         assert expected_emitted(p, q, high, 3) > expected_emitted(p, q, low, 3)
 
 
 def test_relaxing_emits_more():
     _, _, p, q = tables()
-    lengths = [expected_emitted(p, q, Relaxed(uniform(delta, 3)), 3) for delta in (0.5, 1.0, 1.1, 2.0, 100.0)]
+    lengths = [
+        expected_emitted(p, q, Relaxed(uniform(delta, 3)), 3)
+        for delta in (0.5, 1.0, 1.1, 2.0, 100.0)
+    ]
     assert lengths == sorted(lengths)
     assert lengths[1] == pytest.approx(expected_emitted(p, q, Exact(), 3))
     assert lengths[-1] > 3.9
@@ -138,7 +164,9 @@ def test_relaxing_emits_more():
 
 
 def drafted(p, q, count=20_000):
-    """Chains drawn from Q, with the distributions along them: what a recording of real rounds holds."""
+    """Chains drawn from Q, with the distributions along them: what a recording of real rounds
+    holds.
+    """
     generator = torch.Generator().manual_seed(0)
     prefixes, along_p, along_q, tokens = torch.zeros(count, dtype=torch.int64), [], [], []
     for here_p, here_q in zip(p[:LENGTH], q[:LENGTH], strict=True):
@@ -149,20 +177,30 @@ def drafted(p, q, count=20_000):
     return along_p, along_q, torch.stack(tokens, -1)
 
 
-@pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), exponential(2.0, 3), (0.5, 3.0, 0.2), (100.0, 1.0, 4.0)])
+@pytest.mark.parametrize(
+    "schedule", [(1.0, 1.0, 1.0), exponential(2.0, 3), (0.5, 3.0, 0.2), (100.0, 1.0, 4.0)]
+)
 def test_chains_carry_both_sides_of_theorem_2(schedule):
     for seed in range(3):
         _, _, p, q = tables(seed=seed)
         chains = Chains.along(p, q[:LENGTH])
-        assert chains.expected_emitted(schedule) == pytest.approx(expected_emitted(p, q, Relaxed(schedule), LENGTH))
-        assert chains.tv_bound(schedule) == pytest.approx(tv_bound(p, q, Relaxed(schedule), LENGTH), abs=1e-7)
+        assert chains.expected_emitted(schedule) == pytest.approx(
+            expected_emitted(p, q, Relaxed(schedule), LENGTH)
+        )
+        assert chains.tv_bound(schedule) == pytest.approx(
+            tv_bound(p, q, Relaxed(schedule), LENGTH), abs=1e-7
+        )
         sample = Chains.along(*drafted(p, q))
-        assert sample.expected_emitted(schedule) == pytest.approx(chains.expected_emitted(schedule), abs=0.04)
+        assert sample.expected_emitted(schedule) == pytest.approx(
+            chains.expected_emitted(schedule), abs=0.04
+        )
         assert sample.tv_bound(schedule) == pytest.approx(chains.tv_bound(schedule), abs=0.02)
 
 
 def brute_force(p, q, expected_length):
-    """The least bound over a grid of schedules, some below 1, at no less than the expected length; by enumeration, rule and all."""
+    """The least bound over a grid of schedules, some below 1, at no less than the expected length;
+    by enumeration, rule and all.
+    """
     grid = [0.5, 0.8, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 100.0]
     bounds = {}
     for schedule in itertools.product(grid, repeat=2):
@@ -189,8 +227,16 @@ def test_no_schedule_on_a_grid_beats_the_optimal_one(seed):
 def test_no_published_schedule_beats_the_optimal_one():
     for seed in range(3):
         _, _, p, q = tables(seed=seed)
-        for schedule in (exponential(1.5, 3), linear(2.0, 3), uniform(1.5, 3), floored(exponential(2.0, 3), 1.0)):
-            length, bound = expected_emitted(p, q, Relaxed(schedule), 3), tv_bound(p, q, Relaxed(schedule), 3)
+        for schedule in (
+            exponential(1.5, 3),
+            linear(2.0, 3),
+            uniform(1.5, 3),
+            floored(exponential(2.0, 3), 1.0),
+        ):
+            length, bound = (
+                expected_emitted(p, q, Relaxed(schedule), 3),
+                tv_bound(p, q, Relaxed(schedule), 3),
+            )
             assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], length)), 3) <= bound + 1e-6
 
 
@@ -198,7 +244,9 @@ def test_exact_decoding_is_the_optimum_at_its_own_length():
     _, _, p, q = tables()
     low, _ = reachable(Chains.along(p, q[:3]))
     assert optimal_schedule(p, q[:3], low) == (1.0, 1.0, 1.0)
-    assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], low)), 3) == pytest.approx(0, abs=1e-12)
+    assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], low)), 3) == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def test_a_ceiling_is_kept():
@@ -210,7 +258,11 @@ def test_a_ceiling_is_kept():
 @pytest.mark.parametrize("wanted", [0.5, 1.0, 4.01, 9.0, math.nan])
 def test_an_expected_length_out_of_reach(wanted):
     _, _, p, q = tables()
-    with pytest.raises(TemperaError, match=r"expected_length=.* is out of reach with 3 drafted tokens here: give 3\.196 .* to 4$"):
+    with pytest.raises(
+        TemperaError,
+        match=r"expected_length=.* is out of reach with 3 drafted tokens here: give 3\.196 .* to "
+        r"4$",
+    ):
         optimal_schedule(p, q[:3], wanted)
 
 
@@ -226,7 +278,13 @@ def test_a_ceiling_below_one():
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target, draft, p, q = tables()
-    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH))), rule, rows=40_000, diagnostics=True).trace
+    trace = emit(
+        target,
+        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH))),
+        rule,
+        rows=40_000,
+        diagnostics=True,
+    ).trace
     first = trace.round == 0
     emitted = first.sum(-1).double()
     _near(emitted, expected_emitted(p, q, rule, LENGTH))
@@ -238,7 +296,9 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
 @pytest.mark.parametrize("rule", RULES[1:])
 def test_over_many_rounds_the_measured_bounds_bound(rule):
     target, draft, p, q = tables(5)
-    trace = emit(target, StaticTreeDrafter(draft, Tree.chain(2)), rule, rows=20_000, diagnostics=True).trace
+    trace = emit(
+        target, StaticTreeDrafter(draft, Tree.chain(2)), rule, rows=20_000, diagnostics=True
+    ).trace
     law, truth = decoded_law(p, q, rule, 2, 5), target.law()
     assert total_variation(law, truth) <= _upper(trace.bound.sum(-1))
     assert kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
@@ -246,10 +306,14 @@ def test_over_many_rounds_the_measured_bounds_bound(rule):
 
 @pytest.mark.parametrize("rule", RULES[1:])
 def test_on_a_tree_the_measured_bounds_bound(rule):
-    """One token, drawn by testing three siblings: its law by enumeration of what is drawn without replacement."""
+    """One token, drawn by testing three siblings: its law by enumeration of what is drawn without
+    replacement.
+    """
     target, draft, p, q = tables(1)
     siblings = Tree.from_paths([[0], [1], [2]])
-    trace = emit(target, StaticTreeDrafter(draft, siblings), rule, rows=20_000, diagnostics=True).trace
+    trace = emit(
+        target, StaticTreeDrafter(draft, siblings), rule, rows=20_000, diagnostics=True
+    ).trace
     law = _sibling_law(p[0][0], q[0][0], rule)
     assert total_variation(law, p[0][0]) <= _upper(trace.bound.sum(-1))
     assert kl_divergence(law, p[0][0]) <= _upper(trace.kl.sum(-1))
@@ -262,7 +326,9 @@ def test_on_a_tree_the_measured_bounds_bound(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_chain_is_a_tree(rule):
     _, _, p, q = tables(4)
-    torch.testing.assert_close(tree_law(p, q, rule, Tree.chain(2), 4), decoded_law(p, q, rule, 2, 4))
+    torch.testing.assert_close(
+        tree_law(p, q, rule, Tree.chain(2), 4), decoded_law(p, q, rule, 2, 4)
+    )
 
 
 def test_siblings_of_one_token_by_hand():
@@ -273,20 +339,36 @@ def test_siblings_of_one_token_by_hand():
             torch.testing.assert_close(law, _sibling_law(p[0][0], q[0][0], rule, count))
 
 
-@pytest.mark.parametrize("options", [{}, {"sampling": Sampling(1.0, top_k=2)}, {"sampling": Sampling(1.0, 0)}, {"forced": {1: 2}}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampling": Sampling(1.0, top_k=2)}, {"sampling": Sampling(1.0, 0)}, {"forced": {1: 2}}],
+    ids=str,
+)
 def test_on_trees_an_exact_rule_has_no_bias(options):
     _, _, p, q = tables(4, **options)
     for tree in (SMALL, Tree.from_paths([[0], [1], [2], [3], [3, 0], [3, 1]])):
         torch.testing.assert_close(tree_law(p, q, Exact(), tree, 4), sequence_law(p, 4))
         torch.testing.assert_close(tree_law(p, q, Relaxed((0.7, 0.3)), tree, 4), sequence_law(p, 4))
         if not options:
-            assert total_variation(tree_law(p, q, Relaxed((2.0,)), tree, 4), sequence_law(p, 4)) > 0.01
+            assert (
+                total_variation(tree_law(p, q, Relaxed((2.0,)), tree, 4), sequence_law(p, 4)) > 0.01
+            )
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", [SMALL, Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])], ids=["small", "binary"])
+@pytest.mark.parametrize(
+    "tree",
+    [SMALL, Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])],
+    ids=["small", "binary"],
+)
 def test_the_loop_on_a_tree_emits_the_law_of_the_definition(rule, tree):
-    proof = check(rule, tree, law=lambda target, draft: tree_law(target.conditionals(), draft.conditionals(), rule, tree, 4))
+    proof = check(
+        rule,
+        tree,
+        law=lambda target, draft: tree_law(
+            target.conditionals(), draft.conditionals(), rule, tree, 4
+        ),
+    )
     assert proof.agrees, proof
 
 
@@ -299,7 +381,10 @@ def _sibling_law(p, q, rule, count=3):
                 continue
             f = rule.accept_prob(target, q, torch.tensor(token), depth).item()
             law[token] += weight * q[token].item() * f
-            rejected, residual = weight * q[token].item() * (1 - f), rule.residual(target, q, torch.tensor(token), depth)
+            rejected, residual = (
+                weight * q[token].item() * (1 - f),
+                rule.residual(target, q, torch.tensor(token), depth),
+            )
             if left == 1:
                 law.add_(rejected * residual)
             else:

@@ -20,10 +20,16 @@ SIZES = {
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices are 1×1 convolutions."""
+    """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices
+    are 1×1 convolutions.
+    """
     result = {}
     for name, tensor in state.items():
-        name = name.replace("down_block.down.", "down.").replace("up_block.up.", "up.").replace("middle_block.", "mid.")
+        name = (
+            name.replace("down_block.down.", "down.")
+            .replace("up_block.up.", "up.")
+            .replace("middle_block.", "mid.")
+        )
         name = name.replace("mid.attn_norm.", "mid.attn_1.norm.")
         if ".attn_norms." in name:
             head, _, tail = name.partition(".attn_norms.")
@@ -54,8 +60,16 @@ def test_official_names_become_hugging_faces() -> None:
 def test_the_published_layout_decodes_as_hugging_faces(tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).eval()
-    save_file({name: tensor.contiguous() for name, tensor in official_names(whole.vq.state_dict()).items()}, tmp_path / "model.safetensors")
-    lined = load_emu3_tokenizer(str(tmp_path), ["model.safetensors"], "BAAI/Emu3-VisionTokenizer", SIZES)
+    save_file(
+        {
+            name: tensor.contiguous()
+            for name, tensor in official_names(whole.vq.state_dict()).items()
+        },
+        tmp_path / "model.safetensors",
+    )
+    lined = load_emu3_tokenizer(
+        str(tmp_path), ["model.safetensors"], "BAAI/Emu3-VisionTokenizer", SIZES
+    )
     codes = torch.randint(16, (2, 3, 5))
     with torch.no_grad():
         wanted = whole.vq.decode(codes[..., :-1])

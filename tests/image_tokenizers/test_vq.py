@@ -13,7 +13,13 @@ from tempera.image_tokenizers.pretrained import load_chameleon_tokenizer, load_l
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 
 TINY = VQConfig(
-    codebook_size=32, channels=8, encoder_multipliers=(1, 2, 2), decoder_multipliers=(1, 2, 2), res_blocks=1, z_channels=16, norm_groups=4
+    codebook_size=32,
+    channels=8,
+    encoder_multipliers=(1, 2, 2),
+    decoder_multipliers=(1, 2, 2),
+    res_blocks=1,
+    z_channels=16,
+    norm_groups=4,
 )
 
 
@@ -55,7 +61,10 @@ def test_the_default_is_the_official_vq16() -> None:
     assert state["encoder.conv_blocks.4.res.0.nin_shortcut.weight"].shape == (512, 256, 1, 1)
     assert state["decoder.conv_blocks.3.upsample.conv.weight"].shape == (128, 128, 3, 3)
     assert state["quantize.embedding.weight"].shape == (16384, 8)
-    assert "encoder.conv_blocks.4.attn.1.proj_out.weight" in state and "decoder.mid.1.q.weight" in state
+    assert (
+        "encoder.conv_blocks.4.attn.1.proj_out.weight" in state
+        and "decoder.mid.1.q.weight" in state
+    )
 
 
 # Decoding, from the definition, on official names
@@ -65,7 +74,9 @@ def block(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     h = x
     for i in (1, 2):
         h = F.group_norm(h, 4, w[f"{name}.norm{i}.weight"], w[f"{name}.norm{i}.bias"], eps=1e-6)
-        h = F.conv2d(h * h.sigmoid(), w[f"{name}.conv{i}.weight"], w[f"{name}.conv{i}.bias"], padding=1)
+        h = F.conv2d(
+            h * h.sigmoid(), w[f"{name}.conv{i}.weight"], w[f"{name}.conv{i}.bias"], padding=1
+        )
     if f"{name}.nin_shortcut.weight" in w:
         x = F.conv2d(x, w[f"{name}.nin_shortcut.weight"], w[f"{name}.nin_shortcut.bias"])
     return x + h
@@ -73,20 +84,31 @@ def block(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def attention(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     h = F.group_norm(x, 4, w[f"{name}.norm.weight"], w[f"{name}.norm.bias"], eps=1e-6)
-    q, k, v = (F.conv2d(h, w[f"{name}.{part}.weight"], w[f"{name}.{part}.bias"]).flatten(2) for part in "qkv")
+    q, k, v = (
+        F.conv2d(h, w[f"{name}.{part}.weight"], w[f"{name}.{part}.bias"]).flatten(2)
+        for part in "qkv"
+    )
     mixed = v @ (q.transpose(1, 2) @ k / q.shape[1] ** 0.5).softmax(-1).transpose(1, 2)
-    return x + F.conv2d(mixed.view(x.shape), w[f"{name}.proj_out.weight"], w[f"{name}.proj_out.bias"])
+    return x + F.conv2d(
+        mixed.view(x.shape), w[f"{name}.proj_out.weight"], w[f"{name}.proj_out.bias"]
+    )
 
 
 def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
-    """LlamaGen's or VQGAN's decoder of three levels and one residual block (two in the decoder), in float64."""
+    """LlamaGen's or VQGAN's decoder of three levels and one residual block (two in the decoder), in
+    float64.
+    """
     w = {name: tensor.double() for name, tensor in state.items()}
     book = w["quantize.embedding.weight"]
     z = (book if vqgan else book / book.norm(dim=1, keepdim=True))[codes].permute(0, 3, 1, 2)
     h = F.conv2d(z, w["post_quant_conv.weight"], w["post_quant_conv.bias"])
     h = F.conv2d(h, w["decoder.conv_in.weight"], w["decoder.conv_in.bias"], padding=1)
     first, middle, last = ("block_1", "attn_1", "block_2") if vqgan else ("0", "1", "2")
-    h = block(w, f"decoder.mid.{last}", attention(w, f"decoder.mid.{middle}", block(w, f"decoder.mid.{first}", h)))
+    h = block(
+        w,
+        f"decoder.mid.{last}",
+        attention(w, f"decoder.mid.{middle}", block(w, f"decoder.mid.{first}", h)),
+    )
     for level in range(3):
         name = f"decoder.up.{2 - level}" if vqgan else f"decoder.conv_blocks.{level}"
         for i in range(2):
@@ -95,9 +117,13 @@ def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
                 h = attention(w, f"{name}.attn.{i}", h)
         if level < 2:
             h = h.repeat_interleave(2, 2).repeat_interleave(2, 3)
-            h = F.conv2d(h, w[f"{name}.upsample.conv.weight"], w[f"{name}.upsample.conv.bias"], padding=1)
+            h = F.conv2d(
+                h, w[f"{name}.upsample.conv.weight"], w[f"{name}.upsample.conv.bias"], padding=1
+            )
     h = F.group_norm(h, 4, w["decoder.norm_out.weight"], w["decoder.norm_out.bias"], eps=1e-6)
-    return F.conv2d(h * h.sigmoid(), w["decoder.conv_out.weight"], w["decoder.conv_out.bias"], padding=1).clamp(-1, 1)
+    return F.conv2d(
+        h * h.sigmoid(), w["decoder.conv_out.weight"], w["decoder.conv_out.bias"], padding=1
+    ).clamp(-1, 1)
 
 
 def vqgan_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -119,7 +145,10 @@ def vqgan_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def random_state(config: VQConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     state = VQModel(config).state_dict()
-    return {name: torch.randn(t.shape, generator=generator) / max(1, t[0].numel()) ** 0.5 for name, t in state.items()}
+    return {
+        name: torch.randn(t.shape, generator=generator) / max(1, t[0].numel()) ** 0.5
+        for name, t in state.items()
+    }
 
 
 def test_llamagens_decoder_equals_a_float64_computation(tmp_path: Path) -> None:
@@ -131,7 +160,9 @@ def test_llamagens_decoder_equals_a_float64_computation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model.vqmodel."])
-def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computation(prefix: str, tmp_path: Path) -> None:
+def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computation(
+    prefix: str, tmp_path: Path
+) -> None:
     config = replace(TINY, normalised=False, level_attention=False)
     state = vqgan_names(random_state(config))
     assert (
@@ -140,7 +171,10 @@ def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computa
         and "decoder.mid.attn_1.k.bias" in state
     )
     extra = {"loss.discriminator.main.0.weight": torch.ones(3)}
-    torch.save({"state_dict": {prefix + name: tensor for name, tensor in (state | extra).items()}}, tmp_path / "vqgan.ckpt")
+    torch.save(
+        {"state_dict": {prefix + name: tensor for name, tensor in (state | extra).items()}},
+        tmp_path / "vqgan.ckpt",
+    )
     vq = load_chameleon_tokenizer(str(tmp_path), ["vqgan.ckpt"], "a/b", lines=False, config=config)
     codes = torch.randint(32, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     assert (vq.decode_codes(codes) - decoded(state, codes, vqgan=True)).abs().max() < 1e-5

@@ -24,15 +24,35 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def run(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call the script in an empty directory; returns (exit status, standard output, standard error)."""
+def run(
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Any:
+    """Call the script in an empty directory; returns (exit status, standard output, standard
+    error).
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        known = [option for option in options if "method=ar" not in arguments or not option.startswith("drafter")]
+        known = [
+            option
+            for option in options
+            if "method=ar" not in arguments or not option.startswith("drafter")
+        ]
         flags = [argument for argument in arguments if argument.startswith("-")]
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, *known, *(argument for argument in arguments if argument not in flags)])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            [
+                str(SCRIPT),
+                *flags,
+                *known,
+                *(argument for argument in arguments if argument not in flags),
+            ],
+        )
         capsys.readouterr()
         status = 0
         try:
@@ -65,17 +85,34 @@ def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
 
 def test_a_prompt_and_files_of_prompts(run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("a red ring\na blue ring\na white star\n")
-    assert run("method=ar", "prompt=a large green star, left of a small white ring", "hydra.run.dir=one")[0] == 0
+    assert (
+        run(
+            "method=ar",
+            "prompt=a large green star, left of a small white ring",
+            "hydra.run.dir=one",
+        )[0]
+        == 0
+    )
     rows = pq.read_table(tmp_path / "one" / "results.parquet").to_pylist()
     assert [row["text"] for row in rows] == ["a large green star, left of a small white ring"]
-    assert run("method=ar", "data=file", "path=mine.txt", "offset=1", "limit=5", "hydra.run.dir=two")[0] == 0
+    assert (
+        run("method=ar", "data=file", "path=mine.txt", "offset=1", "limit=5", "hydra.run.dir=two")[
+            0
+        ]
+        == 0
+    )
     rows = pq.read_table(tmp_path / "two" / "results.parquet").to_pylist()
-    assert [(row["id"], row["text"]) for row in rows] == [("mine-000002", "a blue ring"), ("mine-000003", "a white star")]
+    assert [(row["id"], row["text"]) for row in rows] == [
+        ("mine-000002", "a blue ring"),
+        ("mine-000003", "a white star"),
+    ]
 
 
 def test_a_sweep_gives_each_job_its_directory(run: Any, tmp_path: Path) -> None:
     assert run("-m", "delta=1.1,2", "speed.prompts=0", "hydra.sweep.dir=sweep")[0] == 0
-    assert [metrics(path)["settings"]["delta"] for path in sorted((tmp_path / "sweep").glob("?"))] == [1.1, 2]
+    assert [
+        metrics(path)["settings"]["delta"] for path in sorted((tmp_path / "sweep").glob("?"))
+    ] == [1.1, 2]
 
 
 def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_path: Path) -> None:
@@ -83,7 +120,9 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
     first = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "images").iterdir()}
     assert run("batch_size=2", "hydra.run.dir=run")[0] == 0
     assert metrics(tmp_path / "run")["images"] == 6
-    assert {name: (tmp_path / "run" / "images" / name).stat().st_mtime_ns for name in first} == first
+    assert {
+        name: (tmp_path / "run" / "images" / name).stat().st_mtime_ns for name in first
+    } == first
     for changed, sentence in (
         ("delta=3", "made with delta=1.1 and this one has delta=3"),
         ("seed=1", "made with seed=0 and this one has seed=1"),
@@ -111,13 +150,21 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
         (["seed=x"], "`seed=x` is not possible; it must be a whole number"),
         (["speed.prompts=-1"], "speed.prompts=-1"),
         (["metrics=real"], "metrics=real has no network to evaluate with"),
-        (["metrics=real", "metrics.clip_weights=no.pt"], "metrics.clip_weights=no.pt is not a file"),
-        (["metrics=shapes", "model.name=large"], "metrics=shapes evaluates pictures of the shapes world, not model=large"),
+        (
+            ["metrics=real", "metrics.clip_weights=no.pt"],
+            "metrics.clip_weights=no.pt is not a file",
+        ),
+        (
+            ["metrics=shapes", "model.name=large"],
+            "metrics=shapes evaluates pictures of the shapes world, not model=large",
+        ),
         (["tracking=wandb", "tracking.mode=on"], "tracking.mode=on is unknown"),
         (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(run: Any, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_mistakes_are_told_in_one_sentence(
+    run: Any, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")
     status, _, error = run(*arguments)
     assert status == 1
@@ -128,8 +175,22 @@ def test_mistakes_are_told_in_one_sentence(run: Any, tmp_path: Path, arguments: 
 
 
 def test_two_processes_share_a_run(options: list[str], tmp_path: Path) -> None:
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), *options, "batch_size=2"]
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(SCRIPT),
+        *options,
+        "batch_size=2",
+    ]
     done = subprocess.run(
         [*command, f"hydra.run.dir={tmp_path / 'two'}"],
         env=environment,

@@ -1,4 +1,6 @@
-"""Every published family, tiny, in its official layout: loads through conf/, scores as a float64 computation, decodes, drafts."""
+"""Every published family, tiny, in its official layout: loads through conf/, scores as a float64
+computation, decodes, drafts.
+"""
 
 import json
 import os
@@ -19,10 +21,28 @@ from reference_llamagen import reference_logits
 from round_checks import check_rounds
 from safetensors.torch import load_file
 from tiny_networks import TREE, lively, random_draft, tiny_eagle
-from tiny_targets import DIM, FAMILIES, HEADS, LAYERS, composed, huggingface_state, llamagen_state, meta_state, script, vq_option
+from tiny_targets import (
+    DIM,
+    FAMILIES,
+    HEADS,
+    LAYERS,
+    composed,
+    huggingface_state,
+    llamagen_state,
+    meta_state,
+    script,
+    vq_option,
+)
 
 from tempera.config import build
-from tempera.config.build import build_drafter, build_encoder, build_rule, build_target, build_tokenizer, instantiate
+from tempera.config.build import (
+    build_drafter,
+    build_encoder,
+    build_rule,
+    build_target,
+    build_tokenizer,
+    instantiate,
+)
 from tempera.data.sources import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -57,7 +77,10 @@ def targets(options: dict[str, list[str]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_are_encoded_on_the_targets_grid_without_its_weights(
-    name: str, options: dict[str, list[str]], targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    options: dict[str, list[str]],
+    targets: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "build_target", None)
     encoder = build_encoder(composed("+encoder=vq", *options[name]))
@@ -84,21 +107,29 @@ META_ROLES = {**{part: f"attention.w{part}.weight" for part in "qkvo"}, "gate": 
 
 def lumina_logits(ids: list[int]) -> torch.Tensor:
     w = huggingface_state(8832, norms=True)
-    layers = [{role: w[f"model.layers.{i}.{name}"] for role, name in (HF_ROLES | HF_NORMS).items()} for i in range(LAYERS)]
+    layers = [
+        {role: w[f"model.layers.{i}.{name}"] for role, name in (HF_ROLES | HF_NORMS).items()}
+        for i in range(LAYERS)
+    ]
     top = w["model.embed_tokens.weight"], layers, w["model.norm.weight"], w["lm_head.weight"]
     return reference.logits(ids, *top, (HEADS, HEADS), 10000.0, reference.half_split)
 
 
 def anole_logits(ids: list[int]) -> torch.Tensor:
     w = meta_state(8832)
-    layers = [{role: w[f"layers.{i}.{name}"] for role, name in META_ROLES.items()} for i in range(LAYERS)]
+    layers = [
+        {role: w[f"layers.{i}.{name}"] for role, name in META_ROLES.items()} for i in range(LAYERS)
+    ]
     top = w["tok_embeddings.weight"], layers, w["norm.weight"], w["output.weight"]
     return reference.logits(ids, *top, (HEADS, HEADS), 10000.0, reference.interleaved)
 
 
 def emu3_logits(ids: list[int]) -> torch.Tensor:
     w = huggingface_state(184622, kv=1)
-    layers = [{role: w[f"model.layers.{i}.{name}"] for role, name in HF_ROLES.items()} for i in range(LAYERS)]
+    layers = [
+        {role: w[f"model.layers.{i}.{name}"] for role, name in HF_ROLES.items()}
+        for i in range(LAYERS)
+    ]
     top = w["model.embed_tokens.weight"], layers, w["model.norm.weight"], w["lm_head.weight"]
     return reference.logits(ids, *top, (HEADS, 1), 1e6, reference.half_split)
 
@@ -111,7 +142,12 @@ PROMPTED = {
         [8197, 8806, 8806],
         [*range(4, 8196), 8803],
     ),
-    "anole": (anole_logits, lambda text: [0, *bytes_of(text), 8710, 8197], [0, 8197], [*range(4, 8196)]),
+    "anole": (
+        anole_logits,
+        lambda text: [0, *bytes_of(text), 8710, 8197],
+        [0, 8197],
+        [*range(4, 8196)],
+    ),
     "emu3": (
         emu3_logits,
         lambda text: [151849, *bytes_of(text + POSITIVE), 151852, *bytes_of("4*4"), 151851],
@@ -122,8 +158,12 @@ PROMPTED = {
 
 
 @pytest.mark.parametrize("name", PROMPTED)
-def test_logits_and_guidance_equal_a_float64_computation(name: str, targets: dict[str, Any]) -> None:
-    """The whole way: prompt format, left padding, the unconditional row's own prompt, the loader's permutations, token ids, guidance."""
+def test_logits_and_guidance_equal_a_float64_computation(
+    name: str, targets: dict[str, Any]
+) -> None:
+    """The whole way: prompt format, left padding, the unconditional row's own prompt, the loader's
+    permutations, token ids, guidance.
+    """
     target, prompts = targets[name], list(FAMILIES[name].prompts)
     compute, format_prompt, null, ids = PROMPTED[name]
     draft = random_draft(Tree.chain(3), 2, torch.Generator().manual_seed(1), len(ids))
@@ -140,7 +180,9 @@ def test_logits_and_guidance_equal_a_float64_computation(name: str, targets: dic
     assert (got[..., codes:] < FORBIDDEN / 2).all()
     conditional, unconditional = torch.stack(wanted).chunk(2)
     logits = unconditional + target.sampling.guidance * (conditional - unconditional)
-    logits = logits.masked_fill(logits < logits.topk(target.sampling.top_k).values[..., -1:], -torch.inf)
+    logits = logits.masked_fill(
+        logits < logits.topk(target.sampling.top_k).values[..., -1:], -torch.inf
+    )
     assert (scores.p[..., :codes] - logits.softmax(-1)).abs().max() < 1e-5
     assert (scores.p[..., codes:] == 0).all()
 
@@ -150,8 +192,12 @@ def test_llamagen_equals_a_float64_computation(targets: dict[str, Any]) -> None:
     features, _ = target.conditioner(prompts)
     state = llamagen_state(24, caption=8)
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
-    _, hidden, _ = target.network(features, torch.ones(2, 6, dtype=torch.bool), torch.zeros(2, dtype=torch.bool), codes)
-    wanted = reference_logits(state, features, torch.ones(2, 6, dtype=torch.bool), codes, grid=(4, 4))
+    _, hidden, _ = target.network(
+        features, torch.ones(2, 6, dtype=torch.bool), torch.zeros(2, dtype=torch.bool), codes
+    )
+    wanted = reference_logits(
+        state, features, torch.ones(2, 6, dtype=torch.bool), codes, grid=(4, 4)
+    )
     assert (target.lm_logits(hidden) - wanted).abs().max() < 1e-5
 
 
@@ -160,7 +206,9 @@ def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, A
     target, prompts = targets[name], list(FAMILIES[name].prompts)
     with torch.no_grad():
         target.begin(prompts, TREE.nodes)
-        check_rounds(target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target._forced)
+        check_rounds(
+            target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target._forced
+        )
 
 
 DRAFT, WINDOW = "drafter.path=draft", "window=6"
@@ -187,7 +235,9 @@ EXACT = ("eagle tree", "independent", "sjd_pac")
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Any]:
     """The methods' own options, which no model changes."""
-    return {name: composed(f"method={name.split()[0]}", *choices) for name, choices in METHODS.items()}
+    return {
+        name: composed(f"method={name.split()[0]}", *choices) for name, choices in METHODS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -197,15 +247,23 @@ def models(options: dict[str, list[str]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def places(targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For every family a directory with an EAGLE draft, a smaller model of the same tokens, and a table of neighbours."""
+def places(
+    targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """For every family a directory with an EAGLE draft, a smaller model of the same tokens, and a
+    table of neighbours.
+    """
     found = {}
     for name, target in targets.items():
         directory = found[name] = tmp_path_factory.mktemp("beside")
         tiny_eagle(target).save_pretrained(directory / "draft")
-        sizes = LlamaGenConfig(target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4)
+        sizes = LlamaGenConfig(
+            target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4
+        )
         network, encoder = lively(LlamaGen(sizes)), TextEncoder(4, 4, 1, 1)
-        save_network(to_official(network.state_dict(), 1), target_config(network), directory / "smaller")
+        save_network(
+            to_official(network.state_dict(), 1), target_config(network), directory / "smaller"
+        )
         save_network(encoder.state_dict(), encoder.config, directory / "smaller" / "text_encoder")
         codebook = instantiate(models[name].tokenizer).codebook
         near = (torch.arange(len(codebook))[:, None] + torch.arange(5)) % len(codebook)
@@ -215,9 +273,15 @@ def places(targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: py
 
 @pytest.fixture
 def generate(
-    targets: dict[str, Any], methods: dict[str, Any], models: dict[str, Any], places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    targets: dict[str, Any],
+    methods: dict[str, Any],
+    models: dict[str, Any],
+    places: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., torch.Tensor]:
-    """Generate a family's two prompts with a method, as the options say or at a temperature -> tokens int64 [2, length]."""
+    """Generate a family's two prompts with a method, as the options say or at a temperature ->
+    tokens int64 [2, length].
+    """
 
     def call(name: str, method: str, temperature: float | None = None) -> torch.Tensor:
         monkeypatch.chdir(places[name])
@@ -227,16 +291,22 @@ def generate(
             cfg.neighbours.directory = str(places[name])
         target, prompts = targets[name], list(FAMILIES[name].prompts)
         if temperature is not None:
-            monkeypatch.setattr(target, "sampling", replace(target.sampling, temperature=temperature))
+            monkeypatch.setattr(
+                target, "sampling", replace(target.sampling, temperature=temperature)
+            )
         drafter = build_drafter(cfg, target)
-        return decode(target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, prompts), prompts).tokens
+        return decode(
+            target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, prompts), prompts
+        ).tokens
 
     return call
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_method_generates(name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]) -> None:
+def test_every_method_generates(
+    name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]
+) -> None:
     target, tokens = targets[name], generate(name, method)
     assert tokens.shape == (2, target.length) and len(tokens.unique()) > 3
     spec = getattr(target.network, "spec", None)
@@ -247,47 +317,78 @@ def test_every_method_generates(name: str, method: str, targets: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_exact_method_changes_a_greedy_image(name: str, generate: Callable[..., torch.Tensor]) -> None:
+def test_no_exact_method_changes_a_greedy_image(
+    name: str, generate: Callable[..., torch.Tensor]
+) -> None:
     plain = generate(name, "ar", temperature=0.0)
     assert not torch.equal(plain[0], plain[1])
     for method in EXACT:
         assert torch.equal(generate(name, method, temperature=0.0), plain), method
 
 
-def test_a_smaller_llamagen_drafts_for_a_larger_one(options: dict[str, list[str]], tmp_path: Path) -> None:
-    """LlamaGen-L for LlamaGen-3B, in official files of tiny sizes: `method=independent` finds it beside the target."""
-    larger, smaller = llamagen_state(24), {name: tensor * 0.9 for name, tensor in llamagen_state(24).items()}
+def test_a_smaller_llamagen_drafts_for_a_larger_one(
+    options: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """LlamaGen-L for LlamaGen-3B, in official files of tiny sizes: `method=independent` finds it
+    beside the target.
+    """
+    larger, smaller = (
+        llamagen_state(24),
+        {name: tensor * 0.9 for name, tensor in llamagen_state(24).items()},
+    )
     torch.save({"model": larger}, tmp_path / "c2i_3B_384.pt")
     torch.save({"model": smaller}, tmp_path / "c2i_L_384.pt")
-    sizes = next(option for option in options["llamagen_classes"] if option.startswith("+model.network.config=")).partition("=")[2]
-    tiny = [f"{sign}model.{part}network.config{value}" for part in ("", "independent.") for sign, value in (("~", ""), ("+", f"={sizes}"))]
+    sizes = next(
+        option
+        for option in options["llamagen_classes"]
+        if option.startswith("+model.network.config=")
+    ).partition("=")[2]
+    tiny = [
+        f"{sign}model.{part}network.config{value}"
+        for part in ("", "independent.")
+        for sign, value in (("~", ""), ("+", f"={sizes}"))
+    ]
     rest = [vq_option(24), "model.tokenizer_weights=random", "model.text_encoder.classes=10"]
     choose = ["model=llamagen_3b_c2i", "method=independent", "depth=3", *tiny, *rest]
 
     def rounds(*more: str) -> Any:
         cfg = composed(*choose, f"weights={tmp_path}", *more)
         target: Any = build_target(cfg)
-        return decode(target, build_drafter(cfg, target), Exact(), RandomStreams(0, ["3", "7"]), ["3", "7"]).trace.rounds
+        return decode(
+            target, build_drafter(cfg, target), Exact(), RandomStreams(0, ["3", "7"]), ["3", "7"]
+        ).trace.rounds
 
-    assert rounds(f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}").tolist() == [4, 4]  # 16 tokens, 3 drafted and 1 more
+    assert rounds(f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}").tolist() == [
+        4,
+        4,
+    ]  # 16 tokens, 3 drafted and 1 more
     assert 4 < rounds().sum() / 2 < 16
     (tmp_path / "c2i_L_384.pt").unlink()
-    with pytest.raises(TemperaError, match=r"holds no c2i_L_384.pt: .* give model.independent.network.weights=DIR"):
+    with pytest.raises(
+        TemperaError, match=r"holds no c2i_L_384.pt: .* give model.independent.network.weights=DIR"
+    ):
         rounds()
 
 
 def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
     cfg = composed("model=lumina", "method=independent")
-    with pytest.raises(TemperaError, match="^this model names no smaller one to draft for it: give drafter.path=DIR"):
+    with pytest.raises(
+        TemperaError,
+        match="^this model names no smaller one to draft for it: give drafter.path=DIR",
+    ):
         build_drafter(cfg, targets["lumina"])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_become_pixels_and_come_back_in_shape(name: str, targets: dict[str, Any], options: dict[str, list[str]]) -> None:
+def test_tokens_become_pixels_and_come_back_in_shape(
+    name: str, targets: dict[str, Any], options: dict[str, list[str]]
+) -> None:
     tokenizer: Any = build_tokenizer(composed(*options[name]))
     grid = targets[name].grid
     height, width = tokenizer.image_size(grid)
-    codes = torch.randint(tokenizer.vocab_size, (2, *grid), generator=torch.Generator().manual_seed(0))
+    codes = torch.randint(
+        tokenizer.vocab_size, (2, *grid), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         images = tokenizer.decode_codes(codes)
         again = tokenizer.encode(images)
@@ -306,16 +407,26 @@ def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> No
 
 
 @pytest.fixture(scope="module")
-def drawn(options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def drawn(
+    options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Shards of images that every family draws for MS-COCO captions, by train_draft/prepare.py."""
     found = {}
     for name, family in FAMILIES.items():
         directory = found[name] = tmp_path_factory.mktemp("shards")
         captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(40)]
         (directory / "captions.json").write_text(json.dumps({"annotations": captions}))
-        source = ["source=coco", f"source.path={directory / 'captions.json'}", "encoder=target", "batch_size=40", "device=cpu"]
+        source = [
+            "source=coco",
+            f"source.path={directory / 'captions.json'}",
+            "encoder=target",
+            "batch_size=40",
+            "device=cpu",
+        ]
         AcceleratorState._reset_state(True)
-        made = script("prepare")(composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare"))
+        made = script("prepare")(
+            composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare")
+        )
         assert made == {"count": 40, "broken": 0}
     return found
 
@@ -337,21 +448,42 @@ PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_pr
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_draft_is_trained_and_drafts(
-    name: str, precision: str, options: dict[str, list[str]], drawn: dict[str, Path], targets: dict[str, Any], tmp_path: Path
+    name: str,
+    precision: str,
+    options: dict[str, list[str]],
+    drawn: dict[str, Path],
+    targets: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    data = ["train_data=shards", f"train_data.path={drawn[name] / 'codes'}", *QUICK, *PRECISIONS[precision], f"directory={tmp_path}"]
+    data = [
+        "train_data=shards",
+        f"train_data.path={drawn[name] / 'codes'}",
+        *QUICK,
+        *PRECISIONS[precision],
+        f"directory={tmp_path}",
+    ]
     metrics = script("main")(composed(*options[name], *data, config="train_draft"))
     assert metrics["finished"] and metrics["steps"] == 2 and metrics["best"]["accepted_length"] >= 1
     cfg = composed(
-        *options[name], "method=eagle", f"drafter.path={tmp_path / 'draft'}", "depth=2", *PRECISIONS[precision][:1], "device=cpu"
+        *options[name],
+        "method=eagle",
+        f"drafter.path={tmp_path / 'draft'}",
+        "depth=2",
+        *PRECISIONS[precision][:1],
+        "device=cpu",
     )
     target, prompts = build_target(cfg), list(FAMILIES[name].prompts)
     drafter: Any = build_drafter(cfg, target)
-    assert decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens.shape == (2, targets[name].length)
+    assert decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens.shape == (
+        2,
+        targets[name].length,
+    )
     trained = EagleModel.from_pretrained(tmp_path / "draft")
     torch.manual_seed(0)
     untrained = EagleModel(trained.config)
-    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in trained.parameters())
+    assert all(
+        value.dtype == torch.float32 and value.isfinite().all() for value in trained.parameters()
+    )
     assert not torch.equal(trained.fc.weight, untrained.fc.weight)
     for other, stranger in targets.items():
         if other != name:
@@ -363,25 +495,70 @@ def test_a_draft_is_trained_and_drafts(
 def test_two_processes_split_a_target_and_train_the_draft_that_one_trains(
     options: dict[str, list[str]], drawn: dict[str, Path], tmp_path: Path
 ) -> None:
-    """By FSDP; of 9 held-out images one process has two batches to pass through the target and the other one."""
-    here, more = SUPPORT, {"llamagen_classes": ["ttt_steps=1", *PRECISIONS["bf16"]], "lumina": [], "emu3": []}
+    """By FSDP; of 9 held-out images one process has two batches to pass through the target and the
+    other one.
+    """
+    here, more = (
+        SUPPORT,
+        {"llamagen_classes": ["ttt_steps=1", *PRECISIONS["bf16"]], "lumina": [], "emu3": []},
+    )
     rows = {
-        name: [*options[name], "train_data=shards", f"train_data.path={drawn[name] / 'codes'}", *QUICK, "holdout=9", *precision]
+        name: [
+            *options[name],
+            "train_data=shards",
+            f"train_data.path={drawn[name] / 'codes'}",
+            *QUICK,
+            "holdout=9",
+            *precision,
+        ]
         for name, precision in more.items()
     }
-    (tmp_path / "rows.json").write_text(json.dumps([[*row, f"directory={tmp_path / 'two' / name}"] for name, row in rows.items()]))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(here / "split_families.py")]
+    (tmp_path / "rows.json").write_text(
+        json.dumps([[*row, f"directory={tmp_path / 'two' / name}"] for name, row in rows.items()])
+    )
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(here / "split_families.py"),
+    ]
     paths = os.pathsep.join([str(here.parent / "src"), str(here)])
-    split = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true"}
-    both = subprocess.run([*launch, str(tmp_path / "rows.json")], env={**os.environ, **split}, capture_output=True, text=True, timeout=240)
+    split = {
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_FSDP": "true",
+    }
+    both = subprocess.run(
+        [*launch, str(tmp_path / "rows.json")],
+        env={**os.environ, **split},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert both.returncode == 0, both.stderr
     for name, row in rows.items():
         AcceleratorState._reset_state(True)
-        alone = script("main")(composed(*row, "gradient_accumulation=2", f"directory={tmp_path / 'one' / name}", config="train_draft"))
-        expected, found = (load_file(tmp_path / directory / name / "last.safetensors") for directory in ("one", "two"))
+        alone = script("main")(
+            composed(
+                *row,
+                "gradient_accumulation=2",
+                f"directory={tmp_path / 'one' / name}",
+                config="train_draft",
+            )
+        )
+        expected, found = (
+            load_file(tmp_path / directory / name / "last.safetensors")
+            for directory in ("one", "two")
+        )
         assert expected.keys() == found.keys()
         for key in expected:
-            assert (found[key] - expected[key]).abs().max() <= 0.02 * expected[key].abs().max(), f"{name} {key}"
+            assert (found[key] - expected[key]).abs().max() <= 0.02 * expected[key].abs().max(), (
+                f"{name} {key}"
+            )
         best = json.loads((tmp_path / "two" / name / "draft" / "metrics.json").read_text())["best"]
         assert best == pytest.approx(alone["best"], abs=1e-3), name
 
@@ -395,4 +572,6 @@ def test_a_saved_draft_is_read_again(targets: dict[str, Any], tmp_path: Path) ->
         draft.save_pretrained(tmp_path / name)
         again = type(draft).from_pretrained(tmp_path / name)
         again.check(targets[name])
-        assert all(torch.equal(a, b) for a, b in zip(draft.parameters(), again.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(draft.parameters(), again.parameters(), strict=True)
+        )

@@ -1,4 +1,6 @@
-"""pyproject.toml and constraints.txt agree with the code: what is imported is declared, what is declared is pinned, for any machine."""
+"""pyproject.toml and constraints.txt agree with the code: what is imported is declared, what is
+declared is pinned, for any machine.
+"""
 
 import ast
 import re
@@ -8,8 +10,16 @@ import tomllib
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PINS = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-MODULES = {"pil": "pillow", "hydra": "hydra-core", "open-clip": "open-clip-torch"}  # where a module is not called as its package
+PINS = [
+    line
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+MODULES = {
+    "pil": "pillow",
+    "hydra": "hydra-core",
+    "open-clip": "open-clip-torch",
+}  # where a module is not called as its package
 LAZY = {"open-clip", "wandb-workspaces"}
 
 
@@ -18,7 +28,10 @@ def normal(name: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    wanted = [*PROJECT["dependencies"], *(item for extra in extras for item in PROJECT["optional-dependencies"][extra])]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(item for extra in extras for item in PROJECT["optional-dependencies"][extra]),
+    ]
     return {normal(re.split(r"[<>=!~\[; ]", item)[0]) for item in wanted}
 
 
@@ -29,14 +42,20 @@ def test_what_is_imported_is_declared() -> None:
             for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(statement, ast.Import):
                     imported |= {alias.name.partition(".")[0] for alias in statement.names}
-                elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+                elif (
+                    isinstance(statement, ast.ImportFrom)
+                    and statement.module
+                    and not statement.level
+                ):
                     imported.add(statement.module.partition(".")[0])
     foreign = {normal(name) for name in imported - set(sys.stdlib_module_names) - {"tempera"}}
     assert {MODULES.get(name, name) for name in foreign - LAZY} - declared() == set()
 
 
 def test_what_is_declared_is_pinned_for_any_machine() -> None:
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in PINS), "plain name==version lines: no local builds, paths or hosts"
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in PINS), (
+        "plain name==version lines: no local builds, paths or hosts"
+    )
     pinned = {normal(pin.partition("==")[0]) for pin in PINS}
     assert declared(*PROJECT["optional-dependencies"]) - pinned == set()
     assert "torch==2.13.0" in PINS

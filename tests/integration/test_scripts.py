@@ -1,4 +1,6 @@
-"""Bad input, given to the real scripts on the shipped model: one sentence, exit status 1, nothing half-written."""
+"""Bad input, given to the real scripts on the shipped model: one sentence, exit status 1, nothing
+half-written.
+"""
 
 import os
 import runpy
@@ -15,7 +17,14 @@ from tiny_training import tiny_draft, tiny_target
 
 from tempera.shapes.networks import SHIPPED
 
-SHORT = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+SHORT = [
+    "limit=1",
+    "speed.prompts=0",
+    "metrics=none",
+    "tracking=none",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+]
 
 
 @pytest.fixture
@@ -46,7 +55,11 @@ def refused(status: int, err: str, *words: str) -> None:
 
 def nothing_written(directory: Path) -> None:
     """Neither results nor temporary files; Hydra's own record of the options may be there."""
-    left = [path for path in (directory / "outputs").rglob("*") if path.is_file() and ".hydra" not in path.parts]
+    left = [
+        path
+        for path in (directory / "outputs").rglob("*")
+        if path.is_file() and ".hydra" not in path.parts
+    ]
     assert [path.name for path in left if path.name not in ("run.json", "multirun.yaml")] == []
 
 
@@ -54,7 +67,10 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
     """A copy of the shipped draft, with some of its tensors replaced."""
     directory.mkdir()
     (directory / "config.json").write_bytes((SHIPPED / "draft" / "config.json").read_bytes())
-    save_file({**load_file(SHIPPED / "draft" / "model.safetensors"), **tensors}, directory / "model.safetensors")
+    save_file(
+        {**load_file(SHIPPED / "draft" / "model.safetensors"), **tensors},
+        directory / "model.safetensors",
+    )
     return directory
 
 
@@ -66,7 +82,10 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
         ("dleta=2", ["`dleta`", "did you mean `delta`"]),
         ("delta=abc", ["`delta=abc` is not possible; it must be a number"]),
         ("delta=-1", ["delta=-1 is not a relaxation budget"]),
-        ("method=eagle delta=2", ["`delta` with method=eagle", "rule=lantern, relaxed", "method=coolsd"]),
+        (
+            "method=eagle delta=2",
+            ["`delta` with method=eagle", "rule=lantern, relaxed", "method=coolsd"],
+        ),
         ("drafter.path=nowhere", ["nowhere"]),
         ("prompt=", ["prompt", "empty"]),
         ("data=file path=nowhere.txt", ["nowhere.txt"]),
@@ -89,15 +108,22 @@ def test_a_draft_of_another_target(run: Any, tmp_path: Path) -> None:
 def test_a_truncated_draft(run: Any, tmp_path: Path) -> None:
     weights = a_draft(tmp_path / "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'cut'}"), str(weights), "truncated")
+    refused(
+        *run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'cut'}"), str(weights), "truncated"
+    )
     nothing_written(tmp_path)
 
 
 def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> None:
     weights = a_draft(tmp_path / "pickled") / "model.safetensors"
-    torch.save({name: tensor.clone() for name, tensor in load_file(weights).items()}, weights.with_suffix(".new"))
+    torch.save(
+        {name: tensor.clone() for name, tensor in load_file(weights).items()},
+        weights.with_suffix(".new"),
+    )
     weights.with_suffix(".new").replace(weights)
-    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'pickled'}"), str(weights), "pickle")
+    refused(
+        *run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'pickled'}"), str(weights), "pickle"
+    )
     nothing_written(tmp_path)
 
 
@@ -107,27 +133,47 @@ def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
     a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
     status, err = run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}")
     assert status == 1
-    assert "error: the draft gave NaN probabilities for prompt 'world-000000'" in err.splitlines()[-1]
+    assert (
+        "error: the draft gave NaN probabilities for prompt 'world-000000'" in err.splitlines()[-1]
+    )
     nothing_written(tmp_path)
 
 
 def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "captions.tsv").write_text("Prompt\tCategory\na red ring\tshapes\na blue\tstar\tshapes\n", encoding="utf-8")
-    refused(*run("eval/run.py", *SHORT, "data=file", "path=captions.tsv", "limit=2"), "captions.tsv:3", "broken")
+    (tmp_path / "captions.tsv").write_text(
+        "Prompt\tCategory\na red ring\tshapes\na blue\tstar\tshapes\n", encoding="utf-8"
+    )
+    refused(
+        *run("eval/run.py", *SHORT, "data=file", "path=captions.tsv", "limit=2"),
+        "captions.tsv:3",
+        "broken",
+    )
     nothing_written(tmp_path)
 
 
 def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
-    refused(*run("train_draft/main.py", "tracking=none", "lr=fast"), "`lr=fast` is not possible; it must be a number")
-    refused(*run("train_draft/main.py", "tracking=none", "learning_rate=1"), "there is no option `learning_rate`")
-    refused(*run("train_draft/prepare.py", "source=imagefolder"), "`source.path` has no value; give source.path=")
+    refused(
+        *run("train_draft/main.py", "tracking=none", "lr=fast"),
+        "`lr=fast` is not possible; it must be a number",
+    )
+    refused(
+        *run("train_draft/main.py", "tracking=none", "learning_rate=1"),
+        "there is no option `learning_rate`",
+    )
+    refused(
+        *run("train_draft/prepare.py", "source=imagefolder"),
+        "`source.path` has no value; give source.path=",
+    )
     nothing_written(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["method=eagle", "delta=2"], ["it belongs to rule=lantern, relaxed (method=coolsd, lantern, uniform_rsd)"]),
+        (
+            ["method=eagle", "delta=2"],
+            ["it belongs to rule=lantern, relaxed (method=coolsd, lantern, uniform_rsd)"],
+        ),
         (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
         (["-m", "delta=2,-1"], ["delta=-1 is not a relaxation budget"]),
     ],
@@ -135,7 +181,9 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
 def test_in_a_process_of_its_own(arguments: list[str], words: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     command = [sys.executable, str(ROOT / "eval" / "run.py"), *arguments, *SHORT]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     *_, last = done.stderr.splitlines()
     assert last.startswith("error: ")

@@ -18,10 +18,21 @@ from tempera.drafters.eagle_network import EagleModel
 from tempera.shapes.networks import SHIPPED
 
 pytestmark = pytest.mark.skipif(
-    not all((SHIPPED / part / "model.safetensors").is_file() for part in ("tokenizer", "target", "text_encoder")),
+    not all(
+        (SHIPPED / part / "model.safetensors").is_file()
+        for part in ("tokenizer", "target", "text_encoder")
+    ),
     reason="the shipped weights are not built yet",
 )
-QUICK = ["tracking=none", "steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "guidance=1"]
+QUICK = [
+    "tracking=none",
+    "steps=2",
+    "batch_size=2",
+    "validate_every=2",
+    "holdout=2",
+    "decodes=1",
+    "guidance=1",
+]
 Command = Callable[..., tuple[int | str | None, str, str]]
 
 
@@ -31,7 +42,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
     def run(script: str, *arguments: str) -> tuple[int | str | None, str, str]:
         AcceleratorState._reset_state(True)
-        spec = importlib.util.spec_from_file_location(f"train_draft_{script}", ROOT / "train_draft" / f"{script}.py")
+        spec = importlib.util.spec_from_file_location(
+            f"train_draft_{script}", ROOT / "train_draft" / f"{script}.py"
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -62,13 +75,24 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
     assert build_drafter(cfg, target).depth == 5
     status, out, err = command("main", *QUICK, f"hydra.run.dir={tmp_path}")
     assert (status, f"{tmp_path}: already trained, 2 steps." in out) == (0, True)
-    status, out, err = command("main", *QUICK, f"start={tmp_path / 'draft'}", "lr=1e-12", f"hydra.run.dir={tmp_path / 'more'}")
+    status, out, err = command(
+        "main",
+        *QUICK,
+        f"start={tmp_path / 'draft'}",
+        "lr=1e-12",
+        f"hydra.run.dir={tmp_path / 'more'}",
+    )
     assert status == 0, err
-    first, more = (EagleModel.from_pretrained(directory / "draft").state_dict() for directory in (tmp_path, tmp_path / "more"))
+    first, more = (
+        EagleModel.from_pretrained(directory / "draft").state_dict()
+        for directory in (tmp_path, tmp_path / "more")
+    )
     torch.testing.assert_close(more, first, rtol=0, atol=1e-6)
     status, out, err = command("main", *QUICK, "hidden_noise=0.2", f"hydra.run.dir={tmp_path}")
     assert status == 1
-    assert err.splitlines()[-1].startswith(f"error: {tmp_path} was begun with recipe.hidden_noise=0.1, now it is 0.2: ")
+    assert err.splitlines()[-1].startswith(
+        f"error: {tmp_path} was begun with recipe.hidden_noise=0.1, now it is 0.2: "
+    )
 
 
 def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> None:
@@ -80,29 +104,49 @@ def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> 
     before = {path.name: path.stat().st_mtime_ns for path in shards.iterdir()}
     assert command("prepare", *options)[0] == 0
     assert {path.name: path.stat().st_mtime_ns for path in shards.iterdir()} == before
-    run = ["train_data=shards", f"train_data.path={shards}", *QUICK, "decodes=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = [
+        "train_data=shards",
+        f"train_data.path={shards}",
+        *QUICK,
+        "decodes=0",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
     status, out, err = command("main", *run)
     assert status == 0, err
-    assert json.loads((tmp_path / "run" / "training.json").read_text())["train_data"]["path"] == str(shards)
+    assert json.loads((tmp_path / "run" / "training.json").read_text())["train_data"][
+        "path"
+    ] == str(shards)
 
 
 def test_a_dry_run_tells_disk_and_time_and_writes_nothing(tmp_path: Path, command: Command) -> None:
-    status, out, err = command("prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}")
+    status, out, err = command(
+        "prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}"
+    )
     assert status == 0, err
-    for words in ("nothing is written", "sample: 40 entries, 100% of", "to do: 40 entries are left", "kB for 40 images", "with 8"):
+    for words in (
+        "nothing is written",
+        "sample: 40 entries, 100% of",
+        "to do: 40 entries are left",
+        "kB for 40 images",
+        "with 8",
+    ):
         assert words in out
     assert not list(tmp_path.iterdir())
 
 
 def test_the_target_draws_training_images(tmp_path: Path, command: Command) -> None:
     torch.manual_seed(0)
-    status, _, err = command("prepare", "encoder=target", "source.count=2", "guidance=1", f"hydra.run.dir={tmp_path}")
+    status, _, err = command(
+        "prepare", "encoder=target", "source.count=2", "guidance=1", f"hydra.run.dir={tmp_path}"
+    )
     assert status == 0, err
     manifest: dict[str, Any] = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["encoder"]["kind"] == "target"
     assert manifest["encoder"]["sampling"]["guidance"] == 1
     assert manifest["count"] == 2
-    status, _, err = command("prepare", "encoder=target", "source.count=2", "guidance=2", f"hydra.run.dir={tmp_path}")
+    status, _, err = command(
+        "prepare", "encoder=target", "source.count=2", "guidance=2", f"hydra.run.dir={tmp_path}"
+    )
     assert err.splitlines()[-1].startswith(f"error: {tmp_path} holds shards of another encoder")
 
 
@@ -115,8 +159,10 @@ REFUSED = {
     "main train_data=shards": "`train_data.path` has no value",
     "main train_data=shards train_data.path=/absent": "/absent holds no manifest.json",
     "main batch_size=5 gradient_accumulation=2": "batch_size=5 does not divide",
-    "prepare source=foo": "there is no source=foo; choose one of coco, dataset, imagefolder, parquet, prompts, webdataset, world",
-    "prepare source=imagefolder source.path=/absent": "/absent does not exist: give the path of an image folder",
+    "prepare source=foo": "there is no source=foo; choose one of coco, dataset, imagefolder, "
+    "parquet, prompts, webdataset, world",
+    "prepare source=imagefolder source.path=/absent": "/absent does not exist: give the path of "
+    "an image folder",
     "prepare shard_size=many": "`shard_size=many` is not possible; it must be a whole number",
     "prepare dry_run=maybe": "`dry_run=maybe` is not possible; it must be true or false",
     "prepare dry_run=true limit=0": "shard_size, batch_size and limit must be at least 1",

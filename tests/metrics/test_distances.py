@@ -11,7 +11,11 @@ from tempera.runtime.torchvision import import_torchvision
 
 def features(n: int, dimensions: int = 8, shift: float = 0.0, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, dimensions)) @ np.random.default_rng(9).normal(size=(dimensions, dimensions)) + shift
+    return (
+        rng.normal(size=(n, dimensions))
+        @ np.random.default_rng(9).normal(size=(dimensions, dimensions))
+        + shift
+    )
 
 
 class Identity(torch.nn.Module):
@@ -43,14 +47,18 @@ def test_agreement_with_torchmetrics() -> None:
     from torchmetrics.image.kid import KernelInceptionDistance
 
     left, right = features(40, shift=0.3), features(40, seed=1)
-    fid = FrechetInceptionDistance(feature=Identity(), normalize=True, input_img_size=(3, 8, 8)).set_dtype(torch.float64)
+    fid = FrechetInceptionDistance(
+        feature=Identity(), normalize=True, input_img_size=(3, 8, 8)
+    ).set_dtype(torch.float64)
     kid = KernelInceptionDistance(feature=Identity(), normalize=True, subsets=1, subset_size=40)
     for metric in (fid, kid):
         metric.normalize = False  # features pass through unscaled
         metric.update(images(right), real=True)
         metric.update(images(left), real=False)
     assert frechet(left, right, resamples=2).value == pytest.approx(float(fid.compute()), rel=1e-5)
-    assert kernel(left, right, resamples=2).value == pytest.approx(float(kid.compute()[0]), rel=1e-4)
+    assert kernel(left, right, resamples=2).value == pytest.approx(
+        float(kid.compute()[0]), rel=1e-4
+    )
 
 
 def test_precision_and_recall_by_definition() -> None:
@@ -77,7 +85,9 @@ def test_precision_and_recall_by_definition() -> None:
 def test_intervals_have_the_spread_of_repeated_experiments(metric: object) -> None:
     """The bootstrap's standard error of one sample agrees with the scatter over fresh samples."""
     right = features(300, 4, seed=1)
-    values = [metric(features(80, 4, 1.0, seed), right, resamples=1).value for seed in range(100, 300)]  # type: ignore[operator]
+    values = [
+        metric(features(80, 4, 1.0, seed), right, resamples=1).value for seed in range(100, 300)
+    ]  # type: ignore[operator]
     widths = [metric(features(80, 4, 1.0, seed), right, resamples=100) for seed in range(100, 110)]  # type: ignore[operator]
     width = np.mean([interval.high - interval.low for interval in widths])
     assert width / (2 * 1.96 * np.std(values)) == pytest.approx(1, abs=0.3)
@@ -88,7 +98,10 @@ def test_worse_images_score_worse() -> None:
     near, far = features(100), features(100, shift=4.0)
     assert frechet(far, right, 20).low > frechet(near, right, 20).high
     assert kernel(far, right, 20).low > kernel(near, right, 20).high
-    assert precision_recall(far, right, resamples=20)[0].value < precision_recall(near, right, resamples=20)[0].value
+    assert (
+        precision_recall(far, right, resamples=20)[0].value
+        < precision_recall(near, right, resamples=20)[0].value
+    )
 
 
 def test_mismatched_and_tiny_sets_are_refused() -> None:

@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 
 def scenes(count: int) -> tuple[list[Prompt], np.ndarray]:
     samples = World(1).batch(0, count)
-    pictures = np.stack([(sample.image * 255).round().astype(np.uint8).transpose(2, 0, 1) for sample in samples])
+    pictures = np.stack(
+        [(sample.image * 255).round().astype(np.uint8).transpose(2, 0, 1) for sample in samples]
+    )
     return [Prompt(str(place), sample.caption) for place, sample in enumerate(samples)], pictures
 
 
@@ -34,7 +36,13 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> ShapesEvaluator:
     network = classifiers.Classifier(width=16).eval()
     monkeypatch.setattr(classifiers, "load_classifier", lambda: network)
     monkeypatch.setattr(
-        clips, "load_clip", lambda: (TinyClip(), lambda texts: torch.tensor([[float(len(text))] for text in texts]), to_tensor)
+        clips,
+        "load_clip",
+        lambda: (
+            TinyClip(),
+            lambda texts: torch.tensor([[float(len(text))] for text in texts]),
+            to_tensor,
+        ),
     )
     monkeypatch.setattr(ShapesEvaluator, "identity", "untrained")
     return ShapesEvaluator(reference_count=130, resamples=20)
@@ -56,13 +64,22 @@ def test_the_embedded_evaluator(shapes: ShapesEvaluator, tmp_path: Path) -> None
     prompts, pictures = scenes(20)
     prompts[3] = Prompt("3", "a photo of a cat")
     networks = shapes.load(CPU)
-    verdicts = evaluate_pictures(networks, prompts, lambda prompt: pictures[int(prompt.id)], Store(tmp_path / "evaluated"), batch=8)
+    verdicts = evaluate_pictures(
+        networks,
+        prompts,
+        lambda prompt: pictures[int(prompt.id)],
+        Store(tmp_path / "evaluated"),
+        batch=8,
+    )
     assert len(verdicts["0"]["features"]) == 16
     assert verdicts["3"]["shape1"] is None
     assert verdicts["0"]["shape1"] in (0.0, 1.0)
     signed = torch.from_numpy(pictures).float() / 127.5 - 1
     guess = classifiers.load_classifier().attributes(signed)["background"].argmax(-1)
-    truth = [[World(1).sample(place).scene.background == name for name in classifiers.BACKGROUNDS] for place in range(20)]
+    truth = [
+        [World(1).sample(place).scene.background == name for name in classifiers.BACKGROUNDS]
+        for place in range(20)
+    ]
     for place, prompt in enumerate(prompts):
         if "background" in prompt.text:
             assert verdicts[prompt.id]["background"] == float(truth[place][int(guess[place])])
@@ -70,11 +87,21 @@ def test_the_embedded_evaluator(shapes: ShapesEvaluator, tmp_path: Path) -> None
     assert reference is not None
     assert reference.shape == (130, 16)
     metrics = quality([verdicts[prompt.id] for prompt in prompts], reference, 3, 20)
-    assert {"fid", "kid", "precision", "recall", "clip_score", "shape_accuracy", "attribute_accuracy"} <= set(metrics)
+    assert {
+        "fid",
+        "kid",
+        "precision",
+        "recall",
+        "clip_score",
+        "shape_accuracy",
+        "attribute_accuracy",
+    } <= set(metrics)
     assert metrics["shape_accuracy"].n == 19
 
 
-def test_the_reference_is_kept_and_made_again_where_it_is_damaged(shapes: ShapesEvaluator, tmp_path: Path) -> None:
+def test_the_reference_is_kept_and_made_again_where_it_is_damaged(
+    shapes: ShapesEvaluator, tmp_path: Path
+) -> None:
     networks = shapes.load(CPU)
     first = reference_features(shapes, networks, tmp_path / "cache")
     never = Networks(features=lambda pictures: pytest.fail("made again"))
@@ -91,15 +118,23 @@ def test_clip_score_goes_through_open_clip() -> None:
     open_clip = import_open_clip()
     torch.manual_seed(0)
     config = clips.TINY_CLIP
-    model = open_clip.model.CLIP(**{key: config["model_cfg"][key] for key in ("embed_dim", "vision_cfg", "text_cfg")}).eval()
-    preprocess = open_clip.image_transform(64, is_train=False, **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")})
+    model = open_clip.model.CLIP(
+        **{key: config["model_cfg"][key] for key in ("embed_dim", "vision_cfg", "text_cfg")}
+    ).eval()
+    preprocess = open_clip.image_transform(
+        64, is_train=False, **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")}
+    )
     tokenizer = open_clip.SimpleTokenizer(context_length=32)
     prompts, pictures = scenes(3)
     with torch.no_grad():
         score = clip_scorer(model, tokenizer, preprocess, CPU)(torch.from_numpy(pictures), prompts)
-        image = model.encode_image(preprocess(Image.fromarray(pictures[1].transpose(1, 2, 0)))[None])[0]
+        image = model.encode_image(
+            preprocess(Image.fromarray(pictures[1].transpose(1, 2, 0)))[None]
+        )[0]
         text = model.encode_text(tokenizer([prompts[1].text]))[0]
-    assert float(score[1]) == pytest.approx(float(torch.cosine_similarity(image, text, dim=0)), abs=1e-5)
+    assert float(score[1]) == pytest.approx(
+        float(torch.cosine_similarity(image, text, dim=0)), abs=1e-5
+    )
 
 
 def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +146,9 @@ def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.save({}, weights)
 
     class Extractor(torch.nn.Module):
-        def __init__(self, name: str, layers: list[str], feature_extractor_weights_path: str) -> None:
+        def __init__(
+            self, name: str, layers: list[str], feature_extractor_weights_path: str
+        ) -> None:
             super().__init__()
             assert Path(feature_extractor_weights_path) == weights
 
@@ -119,22 +156,36 @@ def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert pictures.dtype == torch.uint8
             return (pictures.float().mean((2, 3)),)
 
-    package, module = ModuleType("torch_fidelity"), ModuleType("torch_fidelity.feature_extractor_inceptionv3")
+    package, module = (
+        ModuleType("torch_fidelity"),
+        ModuleType("torch_fidelity.feature_extractor_inceptionv3"),
+    )
     module.FeatureExtractorInceptionV3 = Extractor  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_fidelity", package)
     monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", module)
-    evaluator = RealEvaluator(inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=16)
+    evaluator = RealEvaluator(
+        inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=16
+    )
     evaluator.check("large")
     features = reference_features(evaluator, evaluator.load(CPU), tmp_path / "cache")
     assert features is not None
     assert features[:, 0].tolist() == [10.0 * number for number in range(9)]
-    assert evaluator.identity != RealEvaluator(inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=32).identity
+    assert (
+        evaluator.identity
+        != RealEvaluator(
+            inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=32
+        ).identity
+    )
 
 
-def test_what_a_evaluator_lacks_is_said_before_anything_is_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_evaluator_lacks_is_said_before_anything_is_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"junk")
-    with pytest.raises(TemperaError, match="metrics=shapes evaluates pictures of the shapes world, not model=large"):
+    with pytest.raises(
+        TemperaError, match="metrics=shapes evaluates pictures of the shapes world, not model=large"
+    ):
         ShapesEvaluator().check("large")
     with pytest.raises(TemperaError, match=r"metrics\.reference_count=3 is too small"):
         ShapesEvaluator(reference_count=3).check("shapes")

@@ -1,4 +1,6 @@
-"""conf/experiment/: every job of every preset composes and builds, and a preset prints its paper's figures beside ours."""
+"""conf/experiment/: every job of every preset composes and builds, and a preset prints its paper's
+figures beside ours.
+"""
 
 import runpy
 import sys
@@ -16,7 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from paths import CONF, ROOT
 from tiny_evaluation import tiny_options
 
-from tempera.config.build import build_drafter, build_method, build_rule, build_target, check, instantiate
+from tempera.config.build import (
+    build_drafter,
+    build_method,
+    build_rule,
+    build_target,
+    check,
+    instantiate,
+)
 from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams
@@ -25,7 +34,11 @@ from tempera.reporting import figures, paper_tables
 from tempera.reporting.report import collect, find_runs, write_report
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
-PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if not path.stem.startswith("frontier"))
+PRESETS = sorted(
+    path.stem
+    for path in (CONF / "experiment").glob("*.yaml")
+    if not path.stem.startswith("frontier")
+)
 CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {
     "cspd": "table1 table2 table3 table4 figure8 figure11 figure13 figure14 figure15 figure16",
@@ -44,15 +57,21 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
 
 def split(cases: list[str], overrides: list[str], size: int | None = None) -> list[list[list[str]]]:
     """The jobs that the sweeper makes of cases and a command line, in batches."""
-    Plugins.instance()  # Hydra executes its plugins' modules once more when it looks for them: the class is the one there is afterwards
+    # Hydra executes its plugins' modules once more when it looks for them: the class is the one
+    # there is afterwards
+    Plugins.instance()
     sweeper = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases)
-    batches: list[list[list[str]]] = sweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), size)
+    batches: list[list[list[str]]] = sweeper.split_arguments(
+        OverridesParser.create().parse_overrides(overrides), size
+    )
     return batches
 
 
 def jobs(preset: str, *given: str) -> list[list[str]]:
     """What the sweep runs, as the sweeper makes it from the preset."""
-    node = composed(f"experiment={preset}", *(option for option in given if "," not in option), hydra=True).hydra.sweeper
+    node = composed(
+        f"experiment={preset}", *(option for option in given if "," not in option), hydra=True
+    ).hydra.sweeper
     assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
     (batch,) = split(list(node.cases), [f"experiment={preset}", *given])
     return batch
@@ -61,17 +80,32 @@ def jobs(preset: str, *given: str) -> list[list[str]]:
 def as_row(job: list[str]) -> dict[str, Any]:
     """A row of a report, as far as a paper's rows look at it."""
     cfg = composed(*job)
-    method = next((argument.removeprefix("method=") for argument in job if argument.startswith("method=")), "coolsd")
-    options = {str(key): cfg[key] for key in cfg.keys() - {"directory", "choices", "overrides"} if not OmegaConf.is_config(cfg[key])}
-    return {"settings": {**options, "method": method}, "paper": OmegaConf.to_container(cfg.paper, resolve=True)}
+    method = next(
+        (argument.removeprefix("method=") for argument in job if argument.startswith("method=")),
+        "coolsd",
+    )
+    options = {
+        str(key): cfg[key]
+        for key in cfg.keys() - {"directory", "choices", "overrides"}
+        if not OmegaConf.is_config(cfg[key])
+    }
+    return {
+        "settings": {**options, "method": method},
+        "paper": OmegaConf.to_container(cfg.paper, resolve=True),
+    }
 
 
 def test_every_table_has_its_preset() -> None:
-    assert sorted(f"{paper}_{name}" for paper, names in ISSUED.items() for name in names.split()) == PRESETS
+    assert (
+        sorted(f"{paper}_{name}" for paper, names in ISSUED.items() for name in names.split())
+        == PRESETS
+    )
 
 
 def network() -> LlamaGen:
-    """A tiny random LlamaGen with the shipped model's grid and codes: `model.network` of a target that all presets fit."""
+    """A tiny random LlamaGen with the shipped model's grid and codes: `model.network` of a target
+    that all presets fit.
+    """
     torch.manual_seed(0)
     return LlamaGen(LlamaGenConfig(1024, 16, 32, 1, 2, (16, 16), prefix_length=6, caption_dim=8))
 
@@ -86,12 +120,32 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return build_target(composed(f"model.network._target_={__name__}.network", "model.text_encoder._target_=tiny_evaluation.text_encoder"))
+    return build_target(
+        composed(
+            f"model.network._target_={__name__}.network",
+            "model.text_encoder._target_=tiny_evaluation.text_encoder",
+        )
+    )
 
 
 def small_mar(width: int) -> MAR:
-    """A tiny MAR: `model.network` and, narrower, `model.draft` of a target that the presets of continuous tokens fit."""
-    return MAR(MARConfig(grid=(2, 2), channels=4, patch=2, width=width, depth=1, heads=2, buffer=2, classes=48, head_width=8, head_depth=1))
+    """A tiny MAR: `model.network` and, narrower, `model.draft` of a target that the presets of
+    continuous tokens fit.
+    """
+    return MAR(
+        MARConfig(
+            grid=(2, 2),
+            channels=4,
+            patch=2,
+            width=width,
+            depth=1,
+            heads=2,
+            buffer=2,
+            classes=48,
+            head_width=8,
+            head_depth=1,
+        )
+    )
 
 
 @pytest.mark.parametrize("preset", [*CONTINUOUS, "frontier_continuous"])
@@ -100,7 +154,10 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
     assert len({tuple(job) for job in found}) == len(found)
     for job in found:
         cfg = composed(*job)
-        assert OmegaConf.select(cfg, "paper.table") == (preset if preset in CONTINUOUS else None) and cfg.model.name == "shapes_mar"
+        assert (
+            OmegaConf.select(cfg, "paper.table") == (preset if preset in CONTINUOUS else None)
+            and cfg.model.name == "shapes_mar"
+        )
         for part, width in (("network", 16), ("draft", 8)):
             cfg.model[part] = {"_target_": f"{__name__}.small_mar", "width": width}
         if fewer := cfg.get("steps") is not None:
@@ -109,19 +166,30 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
         method = build_method(cfg, target)
         assert method.is_plain == (cfg.decoding._target_.endswith("Parallel") and not fewer)
         prompts = instantiate(cfg.data)[:1]
-        assert method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text]).tokens.shape == (1, 4, 16)
+        assert method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text]).tokens.shape == (
+            1,
+            4,
+            16,
+        )
         instantiate(cfg.speed)
         instantiate(cfg.metrics)
 
 
 @pytest.mark.parametrize("model", ["mar_large", "mar_huge"])
 def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
-    assert {composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=classes")} == {model}
-    assert any(f"guidance={3.2 if model == 'mar_huge' else 3.0}" in job for job in jobs("cspd_table2", f"model={model}"))
+    assert {
+        composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=classes")
+    } == {model}
+    assert any(
+        f"guidance={3.2 if model == 'mar_huge' else 3.0}" in job
+        for job in jobs("cspd_table2", f"model={model}")
+    )
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in CONTINUOUS])
-def test_every_job_composes_and_builds(preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_job_composes_and_builds(
+    preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(workplace)
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
@@ -142,8 +210,12 @@ def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
     made = [as_row(job) for job in jobs(preset)]
     for line in (line for lines in data.get("models", {}).values() for line in lines):
         assert set(line) - {"run"} <= set(paper_tables.COLUMNS)
-        refused = line["run"].get("branches", 1) ** line["run"].get("levels", 1) > 64  # more paths than the window holds
-        assert [paper_tables.fits(row, line["run"]) for row in made].count(True) == (0 if refused else 1), line["run"]
+        refused = (
+            line["run"].get("branches", 1) ** line["run"].get("levels", 1) > 64
+        )  # more paths than the window holds
+        assert [paper_tables.fits(row, line["run"]) for row in made].count(True) == (
+            0 if refused else 1
+        ), line["run"]
 
 
 def test_on_another_model_k_is_the_papers() -> None:
@@ -153,7 +225,9 @@ def test_on_another_model_k_is_the_papers() -> None:
 
 def test_the_command_line_wins_and_is_swept_too() -> None:
     assert jobs("sjd_table3", "seed=1,2") == [
-        [f"method={method}", "experiment=sjd_table3", f"seed={seed}"] for method in ("ar", "sjd") for seed in (1, 2)
+        [f"method={method}", "experiment=sjd_table3", f"seed={seed}"]
+        for method in ("ar", "sjd")
+        for seed in (1, 2)
     ]
     assert jobs("coolsd_table2", "method=ar") == [
         ["experiment=coolsd_table2", "method=ar"],
@@ -169,13 +243,17 @@ def test_batches_for_a_launcher() -> None:
 def test_a_preset_prints_the_papers_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
-    """One command: every row of the table, then paper and ours side by side; the report has them too."""
+    """One command: every row of the table, then paper and ours side by side; the report has them
+    too.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
     tiny = [option.replace("drafter.path=", "model.draft=") for option in tiny_options(tmp_path)]
     options = [option for option in tiny if not option.startswith("limit=")]
-    monkeypatch.setattr(sys, "argv", ["run.py", "-m", "experiment=coolsd_table1", "limit=2", *options])
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "-m", "experiment=coolsd_table1", "limit=2", *options]
+    )
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert "Cool-SD, Table 1, LlamaGen-XL" in said
@@ -185,7 +263,11 @@ def test_a_preset_prints_the_papers_figures(
     finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
     assert (len(finished), unfinished) == (5, [])
     rows = collect(finished)
-    ours = {row["settings"].get("delta"): row["metrics"]["accepted_length"]["value"] for row in rows if row["method"] == "coolsd"}
+    ours = {
+        row["settings"].get("delta"): row["metrics"]["accepted_length"]["value"]
+        for row in rows
+        if row["method"] == "coolsd"
+    }
     (line,) = [line for line in said.splitlines() if line.strip().startswith("coolsd delta=2 ")]
     assert line.split()[2:4] == ["3.34", f"{ours[2]:.2f}"]
     assert line.split()[-2:] == ["-0.1353", "–"]
@@ -236,6 +318,14 @@ def test_our_side_of_a_quantity(column: str, value: float | None) -> None:
         "tv_by_depth": [0.5, 0.4],
         "time": {"parts": {"target": {"ms_per_round": 20.0}}},
     }
-    assert paper_tables.COLUMNS[column].ours(run) == (None if value is None else pytest.approx(value, abs=1e-3))
-    empty: dict[str, Any] = {"metrics": {}, "acceptance_by_depth": [], "acceptance_by_tenth": [], "tv_by_depth": [], "time": {}}
+    assert paper_tables.COLUMNS[column].ours(run) == (
+        None if value is None else pytest.approx(value, abs=1e-3)
+    )
+    empty: dict[str, Any] = {
+        "metrics": {},
+        "acceptance_by_depth": [],
+        "acceptance_by_tenth": [],
+        "tv_by_depth": [],
+        "time": {},
+    }
     assert paper_tables.COLUMNS[column].ours(empty) is None

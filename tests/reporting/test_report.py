@@ -25,7 +25,9 @@ def interval(value: float, width: float = 0.1) -> dict[str, float]:
     return {"value": value, "low": value - width, "high": value + width, "n": 20}
 
 
-def make_run(directory: Path, method: str, delta: float | None = None, quality: float = 0.0, **settings: Any) -> Path:
+def make_run(
+    directory: Path, method: str, delta: float | None = None, quality: float = 0.0, **settings: Any
+) -> Path:
     """A finished run directory as eval/run.py leaves it."""
     gain = 1.0 if method == "ar" else 1.5 + (delta or 0) / 2
     metrics = {
@@ -33,10 +35,33 @@ def make_run(directory: Path, method: str, delta: float | None = None, quality: 
         "kid": interval(0.05 + quality / 100, 0.01), "clip_score": interval(0.6 - quality / 50, 0.02), "recall": interval(0.5),
         "attribute_accuracy": interval(0.9 - quality / 40, 0.03), "kl_per_token": interval(quality / 100, 0.01),
     }  # fmt: skip
-    known = {"method": method, "model": "shapes", "guidance": 3.0, "seed": 0, "target": "abc", **settings}
-    known |= {} if delta is None else {"delta": delta, "floor": 0, "residual": "optimal", "schedule": "exponential", **settings}
+    known = {
+        "method": method,
+        "model": "shapes",
+        "guidance": 3.0,
+        "seed": 0,
+        "target": "abc",
+        **settings,
+    }
+    known |= (
+        {}
+        if delta is None
+        else {
+            "delta": delta,
+            "floor": 0,
+            "residual": "optimal",
+            "schedule": "exponential",
+            **settings,
+        }
+    )
     prompts = world_prompts(10)
-    content = {"name": method, "settings": known, "images": len(prompts), "metrics": metrics, "about": {"machine": "cpu"}}
+    content = {
+        "name": method,
+        "settings": known,
+        "images": len(prompts),
+        "metrics": metrics,
+        "about": {"machine": "cpu"},
+    }
     rows = [
         {"id": prompt.id, "text": prompt.text, "tokens": [0, 1], "logprob": -4.0 - quality, "clip_score": 0.6 - quality / 50 + 0.01 * place,
          "shape1": float(place % 2), "shape2": None, "colour1": 1.0, "colour2": None, "background": 1.0}
@@ -45,13 +70,17 @@ def make_run(directory: Path, method: str, delta: float | None = None, quality: 
     directory.mkdir(parents=True)
     write_table(directory / "results.parquet", rows)
     for prompt in prompts:
-        write_picture(picture_path(directory, prompt.id), np.full((3, 16, 16), 40 + int(quality), np.uint8))
+        write_picture(
+            picture_path(directory, prompt.id), np.full((3, 16, 16), 40 + int(quality), np.uint8)
+        )
     (directory / "run.json").write_text("{}")
     (directory / "metrics.json").write_text(json.dumps(content))
     return directory
 
 
-def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(tmp_path: Path) -> None:
+def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
+    tmp_path: Path,
+) -> None:
     directories = [
         make_run(tmp_path / "mar", "mar", steps=None),
         make_run(tmp_path / "fewer", "mar", steps=16),
@@ -68,11 +97,18 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(tmp
     assert rows[0]["settings"]["steps"] is None and "logprob_per_token" not in rows[1]["versus_ar"]
     text = report_markdown(rows, tmp_path, [])
     assert "no run of plain autoregression" not in text and "mar steps=16" in text
-    assert "no run of plain autoregression here (method=ar, of continuous tokens mar)" in report_markdown(rows[1:], tmp_path, [])
+    assert (
+        "no run of plain autoregression here (method=ar, of continuous tokens mar)"
+        in report_markdown(rows[1:], tmp_path, [])
+    )
 
 
 def test_a_difference_has_its_sign() -> None:
-    assert [console.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == ["+0.50", "-0.50", "+0.00"]
+    assert [console.number(value, "+.2f") for value in (0.5, -0.5, -0.001)] == [
+        "+0.50",
+        "-0.50",
+        "+0.00",
+    ]
 
 
 @pytest.fixture
@@ -92,7 +128,14 @@ def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
     assert len(finished) == 6
     assert [path.name for path in unfinished] == ["unfinished"]
     rows = collect(finished)
-    assert [row["family"] for row in rows] == ["ar", "eagle", "coolsd floor=0", "coolsd floor=0", "coolsd floor=1", "coolsd floor=1"]
+    assert [row["family"] for row in rows] == [
+        "ar",
+        "eagle",
+        "coolsd floor=0",
+        "coolsd floor=0",
+        "coolsd floor=1",
+        "coolsd floor=1",
+    ]
     assert [row["delta"] for row in rows] == [None, None, 1.1, 2.0, 1.1, 2.0]
     files = {path.name for path in write_report(rows, tmp_path / "out", unfinished)}
     assert files == {"results.csv", "report.md", "pareto.png", "pareto_more.png", "comparison.png"}
@@ -112,7 +155,9 @@ def test_differences_to_plain_autoregression_are_paired(runs: Path) -> None:
     assert rows[0]["versus_ar"] == {}
     difference = rows[3]["versus_ar"]["clip_score"]
     assert difference["value"] == pytest.approx(-0.04)
-    assert difference["high"] - difference["low"] == pytest.approx(0, abs=1e-9)  # each prompt differs by the same
+    assert difference["high"] - difference["low"] == pytest.approx(
+        0, abs=1e-9
+    )  # each prompt differs by the same
     assert rows[3]["versus_ar"]["logprob_per_token"]["value"] == pytest.approx(-1.0)
     make_run(runs / "other", "coolsd", 3.0, seed=1)
     assert [row["versus_ar"] for row in collect(find_runs([runs])[0]) if row["delta"] == 3] == [{}]
@@ -129,7 +174,10 @@ def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
 def test_runs_of_several_models_and_missing_metrics(runs: Path, tmp_path: Path) -> None:
     directory = make_run(tmp_path / "large", "eagle", model="large")
     content = json.loads((directory / "metrics.json").read_text())
-    content["metrics"] = {"accepted_length": interval(2.0), "fid": {"value": None, "low": None, "high": None, "n": 0}}
+    content["metrics"] = {
+        "accepted_length": interval(2.0),
+        "fid": {"value": None, "low": None, "high": None, "n": 0},
+    }
     (directory / "metrics.json").write_text(json.dumps(content | {"images": 3}))
     rows = collect(find_runs([runs / "ar", directory])[0])
     names = {path.name for path in write_report(rows, tmp_path / "out")}
@@ -158,7 +206,13 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path / "out" / "pareto.png") in done.stdout
-    done = subprocess.run([*command[:2], str(tmp_path / "none")], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command[:2], str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -171,7 +225,9 @@ class Reports:
         return lambda **values: {"block": name, **values}
 
 
-def test_the_published_report_shows_tables_figures_and_scatter_plots(runs: Path, tmp_path: Path) -> None:
+def test_the_published_report_shows_tables_figures_and_scatter_plots(
+    runs: Path, tmp_path: Path
+) -> None:
     rows = collect(find_runs([runs])[0])
     text = report_markdown(rows, tmp_path, [tmp_path / "pareto.png"])
     markdown, pictures, evaluations = blocks(Reports(), rows, text, ["pareto"], "tempera", None)
@@ -182,10 +238,16 @@ def test_the_published_report_shows_tables_figures_and_scatter_plots(runs: Path,
     assert evaluations["runsets"][0]["filters"] == "JobType = 'eval'"
 
 
-def test_publishing_without_its_library_is_one_sentence(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_without_its_library_is_one_sentence(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
-    with pytest.raises(TemperaError, match="--publish needs wandb-workspaces, which is not installed: pip install wandb-workspaces"):
+    with pytest.raises(
+        TemperaError,
+        match="--publish needs wandb-workspaces, which is not installed: pip install "
+        "wandb-workspaces",
+    ):
         publish([], tmp_path)
 
 
@@ -195,5 +257,8 @@ def test_zero_has_no_sign() -> None:
 
 
 def test_what_is_not_finite_has_no_interval() -> None:
-    assert report._span({"value": float("-inf"), "low": float("nan"), "high": float("nan")}, "+.4f") == "-inf"
+    assert (
+        report._span({"value": float("-inf"), "low": float("nan"), "high": float("nan")}, "+.4f")
+        == "-inf"
+    )
     assert report._span({"value": 0.5, "low": 0.25, "high": 0.75}, ".2f") == "0.50 (0.25 … 0.75)"

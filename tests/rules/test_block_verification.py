@@ -1,4 +1,6 @@
-"""Block verification: the algorithm by hand, its law over many rounds, and that it never keeps fewer tokens than testing one by one."""
+"""Block verification: the algorithm by hand, its law over many rounds, and that it never keeps
+fewer tokens than testing one by one.
+"""
 
 import itertools
 import math
@@ -29,7 +31,9 @@ SAMPLINGS = [
 
 
 def by_hand(p, q, tokens):
-    """Algorithm 2: the probability of each τ, and what the next token is drawn from there. p [L + 1, V], q [L, V]."""
+    """Algorithm 2: the probability of each τ, and what the next token is drawn from there. p [L +
+    1, V], q [L, V].
+    """
     length, weight = len(tokens), 1.0
     laws, passing = [], []
     for i in range(length + 1):
@@ -57,7 +61,9 @@ def test_each_row_is_as_the_paper_says(length):
     draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
     verdict = verify(draft, p, BlockVerification(), uniforms)
     for row in range(300):
-        _, laws, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
+        _, laws, passing = by_hand(
+            p[row].double(), draft.q[row].double(), draft.tokens[row].tolist()
+        )
         passed = [i for i in range(1, length + 1) if uniforms[row, i - 1] < passing[i]]
         kept = max(passed, default=0)
         assert verdict.accepted[row] == kept
@@ -73,19 +79,29 @@ def tables(length, seed):
 
 
 def enumerated(p, q, length):
-    """The law of L + 1 tokens of which the first round's come from block verification, and E[τ + 1], by every draft."""
+    """The law of L + 1 tokens of which the first round's come from block verification, and E[τ +
+    1], by every draft.
+    """
     law, emitted = torch.zeros(3 ** (length + 1), dtype=torch.float64), 0.0
     for draft in itertools.product(range(3), repeat=length):
-        places = [sum(token * 3**k for k, token in enumerate(reversed(draft[:i]))) for i in range(length + 1)]
+        places = [
+            sum(token * 3**k for k, token in enumerate(reversed(draft[:i])))
+            for i in range(length + 1)
+        ]
         drafted = math.prod(q[i][places[i], draft[i]].item() for i in range(length))
-        above, below = torch.stack([p[i][places[i]] for i in range(length + 1)]), torch.stack([q[i][places[i]] for i in range(length)])
+        above, below = (
+            torch.stack([p[i][places[i]] for i in range(length + 1)]),
+            torch.stack([q[i][places[i]] for i in range(length)]),
+        )
         chances, laws, _ = by_hand(above, below, draft)
         for i, chance in enumerate(chances):
             emitted += drafted * chance * (i + 1)
             after = drafted * chance * laws[i]
             for j in range(i + 1, length + 1):
                 rows = 3 ** (j - i)
-                after = (after.unsqueeze(-1) * p[j][places[i] * rows : (places[i] + 1) * rows]).flatten()
+                after = (
+                    after.unsqueeze(-1) * p[j][places[i] * rows : (places[i] + 1) * rows]
+                ).flatten()
             start, size = places[i] * 3 ** (length + 1 - i), 3 ** (length + 1 - i)
             law[start : start + size] += after
     return law, emitted
@@ -99,7 +115,12 @@ def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length
     torch.testing.assert_close(law, sequence_law(p, length + 1))
     exact = expected_emitted(p, q, Exact(), length)
     assert emitted == pytest.approx(exact) if length == 1 else emitted > exact + 1e-4
-    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))), BlockVerification(), rows=40_000).trace
+    trace = emit(
+        target,
+        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))),
+        BlockVerification(),
+        rows=40_000,
+    ).trace
     counts = (trace.round == 0).sum(-1).double()
     assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 200)
 
@@ -115,7 +136,14 @@ def test_over_many_rounds_it_emits_the_target_law(length):
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_it_emits_whatever_law_is_sampled(sampling):
     for seed in range(3):
-        found = check(BlockVerification(), Tree.chain(3), vocab_size=4, sampling=sampling, rows=100_000, seed=seed)
+        found = check(
+            BlockVerification(),
+            Tree.chain(3),
+            vocab_size=4,
+            sampling=sampling,
+            rows=100_000,
+            seed=seed,
+        )
         assert found.agrees, found
 
 
@@ -128,7 +156,10 @@ def test_forced_positions_stand():
 def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
     found = proof(lambda target: sjd(target, 3, initialisation), BlockVerification())
     assert found.agrees, found
-    assert found.accepted_length > proof(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
+    assert (
+        found.accepted_length
+        > proof(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
+    )
 
 
 # Planted faults
@@ -141,14 +172,20 @@ class Faulty(BlockVerification):
         rows, length = torch.arange(len(p)), draft.tree.nodes
         weight, weights = torch.ones(len(p)), [torch.ones(len(p))]
         for i in range(length):
-            weight = self.step(weight, p[rows, i, draft.tokens[:, i]], draft.q[rows, i, draft.tokens[:, i]])
+            weight = self.step(
+                weight, p[rows, i, draft.tokens[:, i]], draft.q[rows, i, draft.tokens[:, i]]
+            )
             weights.append(weight)
         weights = torch.stack(weights, 1)
         lacking = self.lacking(weights[:, :-1, None], p[:, :-1], draft.q)
-        passing = torch.cat([self.passing(lacking.sum(-1)[:, 1:], weights[:, 1:-1]), weights[:, -1:]], 1)
+        passing = torch.cat(
+            [self.passing(lacking.sum(-1)[:, 1:], weights[:, 1:-1]), weights[:, -1:]], 1
+        )
         kept = self.longest(uniforms[:, :length] < passing)
         law = normalise(lacking[rows, kept.clamp(max=length - 1)], otherwise=p[rows, kept])
-        return torch.arange(length) < kept[:, None], torch.where((kept == length)[:, None], p[:, -1], law)
+        return torch.arange(length) < kept[:, None], torch.where(
+            (kept == length)[:, None], p[:, -1], law
+        )
 
     def step(self, weight, above, below):
         return (weight * above / below).clamp(max=1)
@@ -193,7 +230,10 @@ class PlainResidual(Faulty):
 
 def test_without_a_fault_it_is_the_same():
     draft, p, uniforms = random_draft(500, Tree.chain(4))
-    right, same = verify(draft, p, BlockVerification(), uniforms), verify(draft, p, Faulty(), uniforms)
+    right, same = (
+        verify(draft, p, BlockVerification(), uniforms),
+        verify(draft, p, Faulty(), uniforms),
+    )
     assert right.accepted.equal(same.accepted)
     assert right.next_token.equal(same.next_token)
 
@@ -207,7 +247,10 @@ def test_a_planted_fault_is_caught(faulty):
 def test_guesses_that_live_on_would_bias_it(monkeypatch):
     from tempera.drafters.jacobi import Continue, SharedNoise
 
-    for refresh, make in ((SharedNoise, scd), (Continue, lambda target, window: scd(target, window, coupling="maximal"))):
+    for refresh, make in (
+        (SharedNoise, scd),
+        (Continue, lambda target, window: scd(target, window, coupling="maximal")),
+    ):
         monkeypatch.setattr(refresh, "fresh", True)  # a false claim
         assert not proof(lambda target, make=make: make(target, 3), BlockVerification()).agrees
 
@@ -222,7 +265,11 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
 )  # fmt: skip
 def test_guesses_that_live_on_are_refused(make):
     target = TableTarget(3, 4)
-    with pytest.raises(TemperaError, match="rule=block is not lossless with guesses that live on from round to round; take drafter=sjd"):
+    with pytest.raises(
+        TemperaError,
+        match="rule=block is not lossless with guesses that live on from round to round; take "
+        "drafter=sjd",
+    ):
         emit(target, make(target), BlockVerification(), rows=2)
 
 
@@ -230,17 +277,23 @@ def test_a_tree_with_branches_is_refused():
     for tree in (SMALL, Tree.from_parents(torch.tensor([[-1, -1], [-1, 0]]))):
         draft, p, uniforms = random_draft(2, tree)
         with pytest.raises(
-            TemperaError, match="rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain"
+            TemperaError,
+            match="rule=block accepts one chain by its prefixes, but this draft has branches; "
+            "take tree=chain",
         ):
             verify(draft, p, BlockVerification(), uniforms)
-    rows = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))  # a tree per row that is a chain
+    rows = Tree.from_parents(
+        torch.tensor([[-1, 0, 1]]).repeat(2, 1)
+    )  # a tree per row that is a chain
     draft, p, uniforms = random_draft(2, rows)
     verify(draft, p, BlockVerification(), uniforms)
 
 
 def test_it_adds_nothing_to_the_bounds():
     draft, p, uniforms = random_draft(50, Tree.chain(3))
-    tv, bound, kl = diagnose(draft, verify(draft, p, BlockVerification(), uniforms), p, BlockVerification())
+    tv, bound, kl = diagnose(
+        draft, verify(draft, p, BlockVerification(), uniforms), p, BlockVerification()
+    )
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
@@ -252,4 +305,8 @@ def test_a_perfect_draft_is_kept_whole():
     assert verify(same, p, BlockVerification(), uniforms).accepted.eq(4).all()
     right = one_hot(draft.tokens, 6)
     forced = torch.cat([right, p[:, -1:]], 1)
-    assert verify(type(draft)(draft.tokens, right, draft.tree), forced, BlockVerification(), uniforms).accepted.eq(4).all()
+    assert (
+        verify(type(draft)(draft.tokens, right, draft.tree), forced, BlockVerification(), uniforms)
+        .accepted.eq(4)
+        .all()
+    )

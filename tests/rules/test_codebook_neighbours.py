@@ -18,7 +18,9 @@ def test_nearest_first_and_itself_at_the_front(proximity, size):
     assert table[:, 0].equal(torch.arange(700))
     unit = normalize(codes, dim=-1)
     for code in (0, 511, 512, 699):
-        distance = (codes - codes[code]).norm(dim=-1) if proximity == "l2" else 1 - unit @ unit[code]
+        distance = (
+            (codes - codes[code]).norm(dim=-1) if proximity == "l2" else 1 - unit @ unit[code]
+        )
         assert set(table[code].tolist()) == set(distance.argsort()[:6].tolist())
         assert distance[table[code]].diff().ge(-1e-6).all()
 
@@ -45,12 +47,16 @@ def test_random_neighbours_are_different_codes_and_always_the_same():
 
 @pytest.mark.parametrize("k", [0, -1, 701])
 def test_k_must_fit_the_codebook(k):
-    with pytest.raises(TemperaError, match=f"k={k} .* a codebook of 700; give a k between 1 and 700"):
+    with pytest.raises(
+        TemperaError, match=f"k={k} .* a codebook of 700; give a k between 1 and 700"
+    ):
         Neighbours.build(CODES, k)
 
 
 def test_an_unknown_proximity():
-    with pytest.raises(TemperaError, match="proximity=l1 is not known; choose one of l2, cosine, random"):
+    with pytest.raises(
+        TemperaError, match="proximity=l1 is not known; choose one of l2, cosine, random"
+    ):
         Neighbours.build(CODES, 2, "l1")
 
 
@@ -78,7 +84,9 @@ def test_the_default_place_is_named_by_the_codebook(tmp_path, monkeypatch):
 
 def test_neighbours_of_another_codebook_are_refused(tmp_path):
     Neighbours.provide(CODES, 7, directory=tmp_path)
-    with pytest.raises(TemperaError, match="built for another codebook .*neighbours.directory=DIR") as told:
+    with pytest.raises(
+        TemperaError, match="built for another codebook .*neighbours.directory=DIR"
+    ) as told:
         Neighbours.provide(CODES.flip(0), 7, directory=tmp_path)
     assert str(tmp_path / "l2_7.safetensors") in str(told.value)
     assert "\n" not in str(told.value)
@@ -87,7 +95,9 @@ def test_neighbours_of_another_codebook_are_refused(tmp_path):
 def test_a_file_under_a_wrong_name_is_refused(tmp_path):
     Neighbours.provide(CODES, 7, directory=tmp_path)
     (tmp_path / "l2_7.safetensors").rename(tmp_path / "l2_8.safetensors")
-    with pytest.raises(TemperaError, match="does not hold the 8 nearest codes by proximity=l2; delete it"):
+    with pytest.raises(
+        TemperaError, match="does not hold the 8 nearest codes by proximity=l2; delete it"
+    ):
         Neighbours.provide(CODES, 8, directory=tmp_path)
     (tmp_path / "l2_8.safetensors").rename(tmp_path / "cosine_7.safetensors")
     with pytest.raises(TemperaError, match="proximity=cosine"):
@@ -104,7 +114,10 @@ def test_a_damaged_file_and_an_unwritable_place(tmp_path):
 
 def test_the_hash_sees_values_and_shape_but_not_rounding():
     assert codebook_hash(CODES) == codebook_hash(CODES + 1e-9) == codebook_hash(1e-5 * CODES)
-    assert len({codebook_hash(codes) for codes in (CODES, -CODES, CODES.view(350, 10), CODES[:699])}) == 4
+    assert (
+        len({codebook_hash(codes) for codes in (CODES, -CODES, CODES.view(350, 10), CODES[:699])})
+        == 4
+    )
 
 
 def test_tokens_beyond_the_codebook_and_too_few():
@@ -116,5 +129,7 @@ def test_tokens_beyond_the_codebook_and_too_few():
     assert table[:700].equal(neighbours.table)
     assert table[700:].tolist() == [[700, 0, 1], [701, 0, 1]]
     assert Neighbours.build(CODES, 1).of(p)[700:].tolist() == [[700], [701]]
-    with pytest.raises(TemperaError, match="the model has 699 tokens, its image tokenizer 700 codes"):
+    with pytest.raises(
+        TemperaError, match="the model has 699 tokens, its image tokenizer 700 codes"
+    ):
         neighbours.of(torch.zeros(699))

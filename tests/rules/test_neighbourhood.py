@@ -50,7 +50,13 @@ def divergence(a, b, measure):
     if measure == "tvd":
         return 0.5 * (a - b).abs().sum().item()
     mean = (a + b) / 2
-    return 0.5 * (torch.xlogy(a, a / mean).nan_to_num().sum() + torch.xlogy(b, b / mean).nan_to_num().sum()).item()
+    return (
+        0.5
+        * (
+            torch.xlogy(a, a / mean).nan_to_num().sum()
+            + torch.xlogy(b, b / mean).nan_to_num().sum()
+        ).item()
+    )
 
 
 def proximity_set(p, x, table, fits):
@@ -66,7 +72,12 @@ def proximity_set(p, x, table, fits):
 def by_hand(rule, p, x):
     table = rule.neighbours.table
     if isinstance(rule, Lantern):
-        return proximity_set(p, x, table, lambda members: divergence(moved(p, members, x), p, rule.measure) < rule.delta)
+        return proximity_set(
+            p,
+            x,
+            table,
+            lambda members: divergence(moved(p, members, x), p, rule.measure) < rule.delta,
+        )
     return proximity_set(p, x, table, lambda members: p[members[1:]].sum() < rule.lam * p[x])
 
 
@@ -87,12 +98,19 @@ def test_lantern_is_as_the_papers_define_it(rule):
             left = (moved(p, members, x) - q).clamp(min=0)
             expected = left / left.sum() if left.sum() > 1e-12 else p
             torch.testing.assert_close(rule.residual(p, q, torch.tensor(x), DEPTH), expected)
-            assert rule.keeps(p, torch.tensor(x)) == (moved(p, members, x)[x] >= moved(p, members, x).max())
+            assert rule.keeps(p, torch.tensor(x)) == (
+                moved(p, members, x)[x] >= moved(p, members, x).max()
+            )
         f = torch.tensor(f, dtype=torch.float64)
         torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), f)
         left = (p - q * f).clamp(min=0)
-        torch.testing.assert_close(best.residual(p, q, torch.tensor(0), DEPTH), left / left.sum() if left.sum() > 1e-12 else p)
-        assert rule.keeps_each(p).tolist() == [bool(rule.keeps(p, torch.tensor(x))) for x in range(12)]
+        torch.testing.assert_close(
+            best.residual(p, q, torch.tensor(0), DEPTH),
+            left / left.sum() if left.sum() > 1e-12 else p,
+        )
+        assert rule.keeps_each(p).tolist() == [
+            bool(rule.keeps(p, torch.tensor(x))) for x in range(12)
+        ]
 
 
 def replaced(rule, residual):
@@ -101,32 +119,52 @@ def replaced(rule, residual):
     return LanternPP(rule.neighbours, rule.lam, residual)
 
 
-@pytest.mark.parametrize("rule", [GSD(TABLE, 2), GSD(TABLE, 0), GSD(near(12, 12), 3), GSD(TABLE, None)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [GSD(TABLE, 2), GSD(TABLE, 0), GSD(near(12, 12), 3), GSD(TABLE, None)], ids=str
+)
 def test_grouped_is_as_the_paper_defines_it(rule):
     for p, q in zip(*laws(), strict=True):
         order = sorted(range(12), key=lambda code: (-p[code].item(), code))
         groups = [
-            [y for y in rule.neighbours.table[x].tolist() if rule.ranks is None or abs(order.index(y) - order.index(x)) <= rule.ranks]
+            [
+                y
+                for y in rule.neighbours.table[x].tolist()
+                if rule.ranks is None or abs(order.index(y) - order.index(x)) <= rule.ranks
+            ]
             for x in range(12)
         ]
-        f = [min(1.0, (p[group].sum() / q[group].sum()).item()) if q[group].sum() > 0 else 1.0 for group in groups]
-        torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), torch.tensor(f, dtype=torch.float64))
+        f = [
+            min(1.0, (p[group].sum() / q[group].sum()).item()) if q[group].sum() > 0 else 1.0
+            for group in groups
+        ]
+        torch.testing.assert_close(
+            rule.accept_probs(p, q, DEPTH), torch.tensor(f, dtype=torch.float64)
+        )
         for x in range(12):
             assert rule.accept_prob(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
             assert rule.keeps(p, torch.tensor(x)) == (order[0] in groups[x])
-        torch.testing.assert_close(rule.residual(p, q, DEPTH, DEPTH), Exact().residual(p, q, DEPTH, DEPTH))
+        torch.testing.assert_close(
+            rule.residual(p, q, DEPTH, DEPTH), Exact().residual(p, q, DEPTH, DEPTH)
+        )
         best = GSD(rule.neighbours, rule.ranks, "optimal").residual(p, q, DEPTH, DEPTH)
         left = (p - q * torch.tensor(f)).clamp(min=0)
-        torch.testing.assert_close(best, left / left.sum() if left.sum() > 1e-7 else p, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(
+            best, left / left.sum() if left.sum() > 1e-7 else p, atol=1e-7, rtol=1e-6
+        )
 
 
-@pytest.mark.parametrize("rule", [LanternPP(near(12, 1), 2), Lantern(near(12, 1), 1.0), GSD(near(12, 1), None), GSD(TABLE, 0)])
+@pytest.mark.parametrize(
+    "rule",
+    [LanternPP(near(12, 1), 2), Lantern(near(12, 1), 1.0), GSD(near(12, 1), None), GSD(TABLE, 0)],
+)
 def test_alone_a_code_is_tested_exactly(rule):
     p, q = laws()
     torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), Exact().accept_probs(p, q, DEPTH))
     token = torch.zeros(40, dtype=torch.int64)
     rejected = Exact().accept_prob(p, q, token, DEPTH) < 1
-    torch.testing.assert_close(rule.residual(p, q, token, DEPTH)[rejected], Exact().residual(p, q, token, DEPTH)[rejected])
+    torch.testing.assert_close(
+        rule.residual(p, q, token, DEPTH)[rejected], Exact().residual(p, q, token, DEPTH)[rejected]
+    )
 
 
 def test_laxer_parameters_keep_more():
@@ -140,7 +178,9 @@ def test_laxer_parameters_keep_more():
         assert more.max() > 0.1
 
 
-@pytest.mark.parametrize("rule", [rule for rule in AGGREGATED if 1 < rule.neighbours.k < 12], ids=str)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in AGGREGATED if 1 < rule.neighbours.k < 12], ids=str
+)
 def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
     p, q = laws()
     for kind in ("published", "optimal"):
@@ -154,14 +194,24 @@ def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
         assert rule.mean_residual(p, q, torch.ones(40)).sum(-1).tolist() == pytest.approx([1] * 40)
 
 
-@pytest.mark.parametrize("rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), GSD(TABLE, 2)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), GSD(TABLE, 2)], ids=str
+)
 def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
     p, q = laws()
 
     def everything():
         token = torch.ones(40, dtype=torch.int64)
-        results = [rule.accept_probs(p, q, DEPTH), rule.residual(p, q, token, DEPTH), rule.keeps_each(p).double()]
-        return [*results, rule.mean_residual(p, q, torch.ones(40))] if isinstance(rule, Lantern | LanternPP) else results
+        results = [
+            rule.accept_probs(p, q, DEPTH),
+            rule.residual(p, q, token, DEPTH),
+            rule.keeps_each(p).double(),
+        ]
+        return (
+            [*results, rule.mean_residual(p, q, torch.ones(40))]
+            if isinstance(rule, Lantern | LanternPP)
+            else results
+        )
 
     whole = everything()
     monkeypatch.setattr(neighbourhood, "AT_ONCE", 40 * 5 * 5)
@@ -184,7 +234,10 @@ def test_no_neighbour_stands_in_for_a_forced_token(rule, tree):
     assert tokens[:, 2].eq(1).all()
 
 
-@pytest.mark.parametrize("rule", [Lantern(near(4, 4), 1.0), Lantern(near(4, 4), math.log(2), "jsd"), GSD(near(4, 4), None)])
+@pytest.mark.parametrize(
+    "rule",
+    [Lantern(near(4, 4), 1.0), Lantern(near(4, 4), math.log(2), "jsd"), GSD(near(4, 4), None)],
+)
 def test_not_even_at_the_largest_parameters(rule):
     p, q = one_hot(torch.tensor(2), 4), torch.tensor([0.5, 0.0, 0.5, 0.0])
     assert rule.accept_probs(p, q, DEPTH).tolist() == [0, 1, 1, 1]
@@ -202,11 +255,15 @@ def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_target_s(rule)
 
 
 def chain_law(rule):
-    return lambda target, draft: theory.decoded_law(target.conditionals(), draft.conditionals(), rule, 3, target.length)
+    return lambda target, draft: theory.decoded_law(
+        target.conditionals(), draft.conditionals(), rule, 3, target.length
+    )
 
 
 def tree_law(rule, tree):
-    return lambda target, draft: theory.tree_law(target.conditionals(), draft.conditionals(), rule, tree, target.length)
+    return lambda target, draft: theory.tree_law(
+        target.conditionals(), draft.conditionals(), rule, tree, target.length
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -216,16 +273,22 @@ def test_on_a_tree_the_law_is_that_of_the_definition(rule):
     assert proof.accepted_length > 2.5
 
 
-@pytest.mark.parametrize("rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str
+)
 def test_on_a_deeper_tree_over_several_rounds(rule):
     proof = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
     assert proof.agrees, proof
 
 
-@pytest.mark.parametrize("sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str
+)
 @pytest.mark.parametrize("rule", ROUGH)
 def test_whatever_is_sampled(rule, sampling):
-    proof = check(rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000)
+    proof = check(
+        rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000
+    )
     assert proof.agrees, proof
 
 
@@ -270,21 +333,37 @@ def test_a_planted_fault_is_caught(faulty, rule, tree):
 GREEDY = Sampling(1.0, temperature=0)
 
 
-@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL, None], ids=["chain", "tree", "tree per row"])
+@pytest.mark.parametrize(
+    "tree", [Tree.chain(3), SMALL, None], ids=["chain", "tree", "tree per row"]
+)
 @pytest.mark.parametrize("rule", ROUGH)
 def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
     """Row by row: the first child that the rule keeps, else the target's choice."""
     target = TableTarget(4, 5, GREEDY, seed=3)
-    shapes = torch.tensor([[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3], [-1, -1, -1, -1, -1]])
+    shapes = torch.tensor(
+        [
+            [-1, -1, 0, 0, 1],
+            [-1, 0, 1, 2, 3],
+            [-1, -1, -1, 1, 3],
+            [-1, 0, 0, 0, 3],
+            [-1, -1, -1, -1, -1],
+        ]
+    )
     draft, _, uniforms = random_draft(50, tree or Tree.from_parents(shapes.repeat(10, 1)), 4)
-    soft = torch.rand(50, 1 + draft.tree.nodes, 4, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    soft = torch.rand(
+        50, 1 + draft.tree.nodes, 4, generator=torch.Generator().manual_seed(1)
+    ).softmax(-1)
     p = one_hot(soft.argmax(-1), 4)
     verdict = verify(draft, p, rule, uniforms, soft)
     for row in range(50):
         parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
         node, path = -1, []
         while True:
-            children = [n for n, parent in enumerate(parents) if parent == node and rule.keeps(soft[row, 1 + node], draft.tokens[row, n])]
+            children = [
+                n
+                for n, parent in enumerate(parents)
+                if parent == node and rule.keeps(soft[row, 1 + node], draft.tokens[row, n])
+            ]
             if not children:
                 break
             node = children[0]
@@ -294,8 +373,15 @@ def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
         assert verdict.next_token[row] == soft[row, 1 + node].argmax()
     plain = verify(draft, p, Exact(), uniforms, soft)
     assert verdict.accepted.sum() > plain.accepted.sum()
-    drafter = RowTrees(TableDraft(target)) if tree is None else StaticTreeDrafter(TableDraft(target), tree)
-    exact, relaxed = emit(target, drafter, Exact(), rows=2), emit(target, drafter, rule, rows=2, diagnostics=True)
+    drafter = (
+        RowTrees(TableDraft(target))
+        if tree is None
+        else StaticTreeDrafter(TableDraft(target), tree)
+    )
+    exact, relaxed = (
+        emit(target, drafter, Exact(), rows=2),
+        emit(target, drafter, rule, rows=2, diagnostics=True),
+    )
     assert relaxed.trace.rounds[0] <= exact.trace.rounds[0]
     assert relaxed.tokens[0].equal(relaxed.tokens[1])
     assert (relaxed.trace.bound.sum(-1) > 0.5).equal((relaxed.tokens != exact.tokens).any(-1))
@@ -321,7 +407,13 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target = TableTarget(4, 4)
     draft = TableDraft(target)
     p, q = target.conditionals(), draft.conditionals()
-    trace = emit(target, FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3))), rule, rows=40_000, diagnostics=True).trace
+    trace = emit(
+        target,
+        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3))),
+        rule,
+        rows=40_000,
+        diagnostics=True,
+    ).trace
     _near((trace.round == 0).sum(-1), theory.expected_emitted(p, q, rule, 3))
     _near(trace.bound.sum(-1), theory.tv_bound(p, q, rule, 3))
     _near(trace.kl.sum(-1), theory.kl_bound(p, q, rule, 3))
@@ -336,7 +428,10 @@ def test_over_many_rounds_the_measured_bounds_bound(rule, tree):
     target = TableTarget(4, 3)
     draft = TableDraft(target)
     trace = emit(target, StaticTreeDrafter(draft, tree), rule, rows=20_000, diagnostics=True).trace
-    law, truth = theory.tree_law(target.conditionals(), draft.conditionals(), rule, tree, 3), target.law()
+    law, truth = (
+        theory.tree_law(target.conditionals(), draft.conditionals(), rule, tree, 3),
+        target.law(),
+    )
     assert probabilities.total_variation(law, truth) <= _upper(trace.bound.sum(-1))
     assert probabilities.kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
     assert trace.kl.isfinite().all()
@@ -360,13 +455,26 @@ def _upper(samples):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Lantern(TABLE, 0), "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1"),
+        (
+            lambda: Lantern(TABLE, 0),
+            "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
+        ),
         (lambda: Lantern(TABLE, 1.1), "delta=1.1 does not bound"),
         (lambda: Lantern(TABLE, float("nan")), "delta=nan does not bound"),
-        (lambda: Lantern(TABLE, 0.8, "jsd"), "delta=0.8 does not bound a distortion by measure=jsd; give a number above 0, at most 0.6931"),
+        (
+            lambda: Lantern(TABLE, 0.8, "jsd"),
+            "delta=0.8 does not bound a distortion by measure=jsd; give a number above 0, at "
+            "most 0.6931",
+        ),
         (lambda: Lantern(TABLE, 0.1, "kl"), "measure=kl is not known; choose one of tvd, jsd"),
-        (lambda: Lantern(TABLE, 0.1, residual="vanilla"), "residual=vanilla is not known; choose one of published, optimal"),
-        (lambda: LanternPP(TABLE, 0), "lam=0 lets a token take nothing from its neighbours; give a finite number above 0"),
+        (
+            lambda: Lantern(TABLE, 0.1, residual="vanilla"),
+            "residual=vanilla is not known; choose one of published, optimal",
+        ),
+        (
+            lambda: LanternPP(TABLE, 0),
+            "lam=0 lets a token take nothing from its neighbours; give a finite number above 0",
+        ),
         (lambda: LanternPP(TABLE, -1), "lam=-1 "),
         (lambda: LanternPP(TABLE, float("inf")), "lam=inf "),
         (lambda: GSD(TABLE, -1), "ranks=-1 is not a distance"),

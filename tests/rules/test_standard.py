@@ -8,7 +8,9 @@ from tempera.errors import TemperaError
 from tempera.rules.schedules import exponential
 from tempera.rules.standard import Exact, Relaxed
 
-weights = st.lists(st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0, 1e3]), min_size=5, max_size=5).filter(lambda w: sum(w) > 1e-3)
+weights = st.lists(
+    st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0, 1e3]), min_size=5, max_size=5
+).filter(lambda w: sum(w) > 1e-3)
 omegas = st.sampled_from([0.05, 0.3, 0.999, 1.0, 1.1, 2.0, 7.0])
 kinds = st.sampled_from(["optimal", "vanilla"])
 fast = settings(max_examples=150, deadline=None)
@@ -20,7 +22,9 @@ def distribution(weights):
 
 
 def pair(rule, p, q, depth=1):
-    """The law of a token that is tested and replaced on rejection: q·f + (1 - Σ q·f)·residual, and its ingredients."""
+    """The law of a token that is tested and replaced on rejection: q·f + (1 - Σ q·f)·residual, and
+    its ingredients.
+    """
     depth = torch.tensor(depth)
     f = rule.accept_probs(p, q, depth)
     residual = rule.residual(p, q, torch.tensor(0), depth)
@@ -49,7 +53,9 @@ def test_of_rules_by_neighbours_as_well(p, q, name):
     if not name.startswith("grouped"):  # the code itself counts: no less is kept than exactly
         assert (f >= Exact().accept_probs(p, q, torch.tensor(1)) - 1e-12).all()
     for token in range(5):
-        assert rule.accept_prob(p, q, torch.tensor(token), torch.tensor(1)).item() == pytest.approx(f[token].item(), abs=1e-12)
+        assert rule.accept_prob(p, q, torch.tensor(token), torch.tensor(1)).item() == pytest.approx(
+            f[token].item(), abs=1e-12
+        )
         residual = rule.residual(p, q, torch.tensor(token), torch.tensor(1))
         assert (residual >= 0).all()
         assert residual.sum().item() == pytest.approx(1)
@@ -128,7 +134,9 @@ def test_a_one_hot_proposal_is_kept_with_its_probability_and_taken_out():
     p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 1.0, 0.0])
     token, depth = torch.tensor(1), torch.tensor(1)
     assert Exact().accept_prob(p, q, token, depth).item() == pytest.approx(0.3)
-    torch.testing.assert_close(Exact().residual(p, q, token, depth), torch.tensor([2 / 7, 0.0, 5 / 7]))
+    torch.testing.assert_close(
+        Exact().residual(p, q, token, depth), torch.tensor([2 / 7, 0.0, 5 / 7])
+    )
 
 
 def test_omega_follows_the_depth_and_stays_at_the_last():

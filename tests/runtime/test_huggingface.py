@@ -1,4 +1,6 @@
-"""transformers is imported in one place, after torchvision was mended; see `tempera.runtime.huggingface`."""
+"""transformers is imported in one place, after torchvision was mended; see
+`tempera.runtime.huggingface`.
+"""
 
 import re
 import subprocess
@@ -10,11 +12,22 @@ PACKAGE = ROOT / "src" / "tempera"
 
 
 def test_nobody_else_imports_transformers() -> None:
-    importing = re.compile(r"^\s*(?:from|import) (?:transformers|torchvision|open_clip)\b", re.MULTILINE)
-    found = [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))]
+    importing = re.compile(
+        r"^\s*(?:from|import) (?:transformers|torchvision|open_clip)\b", re.MULTILINE
+    )
+    found = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if importing.search(path.read_text(encoding="utf-8"))
+    ]
     assert found == ["huggingface.py"]
 
 
 def test_the_target_imports_in_a_fresh_process() -> None:
-    done = subprocess.run([sys.executable, "-c", "import tempera.targets.llamagen"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", "import tempera.targets.llamagen"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""Published weights: found, refused in one sentence, mapped rather than copied; and the real layouts are consumed whole."""
+"""Published weights: found, refused in one sentence, mapped rather than copied; and the real
+layouts are consumed whole.
+"""
 
 import argparse
 import json
@@ -11,7 +13,15 @@ import pytest
 import torch
 from paths import SUPPORT
 from safetensors.torch import save_file
-from tiny_targets import composed, huggingface_state, llamagen_state, meta_state, save_shards, write_llamagen_text, write_lumina
+from tiny_targets import (
+    composed,
+    huggingface_state,
+    llamagen_state,
+    meta_state,
+    save_shards,
+    write_llamagen_text,
+    write_lumina,
+)
 from torch import nn
 
 from tempera.config.build import build_target, build_tokenizer
@@ -40,7 +50,9 @@ def test_every_key_of_the_real_xl_is_consumed_and_none_is_missing() -> None:
     fill(network, from_official(official, config.num_attention_heads), "the XL")
     assert sum(tensor.numel() for tensor in network.state_dict().values()) == 777923840
     back = to_official(network.state_dict(), config.num_attention_heads)
-    assert {name: tensor.shape for name, tensor in back.items()} == {name: tensor.shape for name, tensor in official.items()}
+    assert {name: tensor.shape for name, tensor in back.items()} == {
+        name: tensor.shape for name, tensor in official.items()
+    }
 
 
 def test_every_key_of_the_real_image_tokenizer_is_consumed_and_none_is_missing() -> None:
@@ -49,7 +61,9 @@ def test_every_key_of_the_real_image_tokenizer_is_consumed_and_none_is_missing()
     assert sum(tensor.numel() for tensor in vq.state_dict().values()) == 71948939
 
 
-@pytest.mark.parametrize(("size", "millions"), [("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)])
+@pytest.mark.parametrize(
+    ("size", "millions"), [("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)]
+)
 def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions: int) -> None:
     network = on_meta(lambda: LlamaGen(llamagen_config(size, 384, num_classes=1000)))
     assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, rel=0.01)
@@ -60,9 +74,17 @@ def test_a_7b_chameleon_and_an_8b_emu3_have_the_published_sizes() -> None:
     from tempera.runtime.huggingface import ChameleonConfig, Emu3TextConfig
     from tempera.targets import chameleon, emu3
 
-    lumina: Any = on_meta(lambda: chameleon._network(ChameleonConfig(vocabulary_map={}, num_key_value_heads=32), chameleon.lumina()))
+    lumina: Any = on_meta(
+        lambda: chameleon._network(
+            ChameleonConfig(vocabulary_map={}, num_key_value_heads=32), chameleon.lumina()
+        )
+    )
     state = shapes({name: [1] for name in huggingface_state(8832, norms=True)})
-    pattern = {name for name in lumina.state_dict() if ".layers." not in name or ".layers.0." in name or ".layers.1." in name}
+    pattern = {
+        name
+        for name in lumina.state_dict()
+        if ".layers." not in name or ".layers.0." in name or ".layers.1." in name
+    }
     assert pattern == set(state)
     assert sum(p.numel() for p in lumina.parameters()) == pytest.approx(7.0e9, rel=0.02)
     network = on_meta(lambda: emu3._network(Emu3TextConfig(), emu3.emu3()))
@@ -79,7 +101,13 @@ def test_tensors_are_mapped_and_none_is_copied(tmp_path: Path) -> None:
     fill(layer, state, "it")
     assert layer.weight.data_ptr() == state["weight"].data_ptr()
     assert not layer.weight.requires_grad
-    torch.save({"module": {"weight": torch.ones(3, 3), "bias": torch.zeros(3)}, "args": argparse.Namespace(lr=1)}, tmp_path / "it.pt")
+    torch.save(
+        {
+            "module": {"weight": torch.ones(3, 3), "bias": torch.zeros(3)},
+            "args": argparse.Namespace(lr=1),
+        },
+        tmp_path / "it.pt",
+    )
     assert torch.equal(read([tmp_path / "it.pt"])["weight"], torch.ones(3, 3))
     torch.save({"weight": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert torch.equal(read([tmp_path / "old.pt"])["weight"], torch.ones(3))
@@ -96,7 +124,9 @@ def test_the_checksum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"sha256 {digest}" in capsys.readouterr().out
 
 
-def test_a_hub_id_is_downloaded_unless_it_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     def snapshot(repo: str, allow_patterns: list[str]) -> str:
@@ -120,7 +150,11 @@ def test_random_weights_are_what_they_should_be() -> None:
     network: Any = on_meta(Net)
     randomise(network, torch.device("cpu"), torch.bfloat16)
     assert network.linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
-    assert network.linear.bias.abs().max() == 0 and network.norm.weight.min() == 1 and network.norm.running_var.min() == 1
+    assert (
+        network.linear.bias.abs().max() == 0
+        and network.norm.weight.min() == 1
+        and network.norm.running_var.min() == 1
+    )
     assert network.linear.weight.dtype == torch.bfloat16
     again: Any = on_meta(Net)
     randomise(again, torch.device("cpu"), torch.bfloat16)
@@ -134,7 +168,9 @@ def identity_hash(module: nn.Module) -> list[float]:
 @pytest.mark.parametrize("write", [write_llamagen_text, write_lumina])
 def test_a_network_in_bfloat16_keeps_its_identity(write: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
-    single, half = (build_target(composed(*options, f"dtype={dtype}")) for dtype in ("float32", "bfloat16"))
+    single, half = (
+        build_target(composed(*options, f"dtype={dtype}")) for dtype in ("float32", "bfloat16")
+    )
     assert single.identity == half.identity == identity_of(half.network)  # type: ignore[attr-defined]
     random = build_target(composed(*options, "model.weights=random"))
     assert random.identity != single.identity  # type: ignore[attr-defined]
@@ -157,28 +193,55 @@ def refusal(options: list[str], *more: str) -> str:
 
 def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> None:
     told = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
-    assert f"{tmp_path} holds no t2i_XL_stage1_256.pt: get it with `hf download peizesun/llamagen_t2i t2i_XL_stage1_256.pt" in told
+    assert (
+        f"{tmp_path} holds no t2i_XL_stage1_256.pt: get it with `hf download "
+        "peizesun/llamagen_t2i t2i_XL_stage1_256.pt" in told
+    )
     told = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
-    assert "model.weights=/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory" in told
+    assert (
+        "model.weights=/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory"
+        in told
+    )
     told = refusal(["model=emu3"])  # the tests are offline
     assert told.startswith("the hub repository BAAI/Emu3-Gen cannot be read (")
-    assert "`hf download BAAI/Emu3-Gen model.safetensors --local-dir DIR` and give model.weights=DIR" in told
+    assert (
+        "`hf download BAAI/Emu3-Gen model.safetensors --local-dir DIR` and give model.weights=DIR"
+        in told
+    )
 
 
 def test_a_companion_is_looked_for_beside_a_file(tmp_path: Path) -> None:
-    options = [option for option in write_llamagen_text(tmp_path) if "tokenizer_weights" not in option and "model.weights" not in option]
-    with pytest.raises(TemperaError, match=rf"{tmp_path} holds no vq_ds16_t2i.pt: .* give model.tokenizer_weights=DIR"):
+    options = [
+        option
+        for option in write_llamagen_text(tmp_path)
+        if "tokenizer_weights" not in option and "model.weights" not in option
+    ]
+    with pytest.raises(
+        TemperaError,
+        match=rf"{tmp_path} holds no vq_ds16_t2i.pt: .* give model.tokenizer_weights=DIR",
+    ):
         build_tokenizer(composed(*options, f"model.weights={tmp_path / 't2i_XL_stage1_256.pt'}"))
 
 
 def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> None:
     directory, options = lumina
     (directory / "model-00002-of-00002.safetensors").unlink()
-    assert f"{directory} is partial, 1 of its 2 parts are missing, first model-00002-of-00002.safetensors" in refusal(options)
-    save_file(
-        {name: t for name, t in huggingface_state(8832, norms=True).items() if "layers.1" not in name}, directory / "model.safetensors"
+    assert (
+        f"{directory} is partial, 1 of its 2 parts are missing, first "
+        "model-00002-of-00002.safetensors" in refusal(options)
     )
-    assert "lacks 13 of 29 tensors, first model.layers.1.self_attn.q_proj.weight: download it again" in refusal(options)
+    save_file(
+        {
+            name: t
+            for name, t in huggingface_state(8832, norms=True).items()
+            if "layers.1" not in name
+        },
+        directory / "model.safetensors",
+    )
+    assert (
+        "lacks 13 of 29 tensors, first model.layers.1.self_attn.q_proj.weight: download it again"
+        in refusal(options)
+    )
 
 
 def test_wrong_files_are_told_apart(lumina: tuple[Path, list[str]]) -> None:
@@ -187,7 +250,10 @@ def test_wrong_files_are_told_apart(lumina: tuple[Path, list[str]]) -> None:
     save_file(llamagen_state(24, caption=8), file)
     assert f"{file} is in another layout (it holds cls_embedding." in refusal(options)
     save_file(huggingface_state(9000, norms=True), file)
-    assert f"{file} is of another size (model.embed_tokens.weight is (9000, 16), this model's is (8832, 16))" in refusal(options)
+    assert (
+        f"{file} is of another size (model.embed_tokens.weight is (9000, 16), this model's is "
+        "(8832, 16))" in refusal(options)
+    )
     save_file(huggingface_state(8832, norms=True) | {"model.more": torch.zeros(1)}, file)
     assert "holds 1 tensors that this model has not, first model.more" in refusal(options)
     file.write_bytes(b"rubbish")
@@ -199,7 +265,9 @@ class Evil:
         return print, ("run",)
 
 
-def test_a_pickle_that_could_run_code_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_that_could_run_code_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write_llamagen_text(tmp_path)
     file = tmp_path / "t2i_XL_stage1_256.pt"
     torch.save({"model": llamagen_state(24, caption=8), "callback": Evil()}, file)
@@ -216,7 +284,10 @@ def test_a_pickle_that_could_run_code_is_not_read(tmp_path: Path, capsys: pytest
 
 def test_meta_weights_of_another_model_are_told(tmp_path: Path) -> None:
     torch.save(meta_state(8832), tmp_path / "t2i_XL_stage1_256.pt")
-    assert "is in another layout (it holds model.layers.0.attention.wq.weight, not null_caption)" in refusal(write_options(tmp_path))
+    assert (
+        "is in another layout (it holds model.layers.0.attention.wq.weight, not null_caption)"
+        in refusal(write_options(tmp_path))
+    )
 
 
 def write_options(directory: Path) -> list[str]:
@@ -228,11 +299,25 @@ def write_options(directory: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        (["model=llamagen_b_c2i", "image_size=100"], "image_size=100 does not divide into 16-pixel patches: give a multiple of 16"),
-        (["model=lumina", "image_size=500"], "height=500 does not divide into 32-pixel patches: give a multiple of 32"),
-        (["model=emu3", "image_size=721"], "height=721 does not divide into 8-pixel patches: give a multiple of 8"),
-        (["model=llamagen_b_c2i", "image_size=many"], "`image_size=many` is not possible; it must be a whole number"),
+        (
+            ["model=llamagen_b_c2i", "image_size=100"],
+            "image_size=100 does not divide into 16-pixel patches: give a multiple of 16",
+        ),
+        (
+            ["model=lumina", "image_size=500"],
+            "height=500 does not divide into 32-pixel patches: give a multiple of 32",
+        ),
+        (
+            ["model=emu3", "image_size=721"],
+            "height=721 does not divide into 8-pixel patches: give a multiple of 8",
+        ),
+        (
+            ["model=llamagen_b_c2i", "image_size=many"],
+            "`image_size=many` is not possible; it must be a whole number",
+        ),
     ],
 )
 def test_impossible_sizes(choice: list[str], told: str) -> None:
-    assert refusal([*choice, "model.weights=random"]) == told + ("" if told.endswith("number") else ".")
+    assert refusal([*choice, "model.weights=random"]) == told + (
+        "" if told.endswith("number") else "."
+    )

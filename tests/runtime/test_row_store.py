@@ -40,7 +40,10 @@ def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
     claim(tmp_path / "run", identity, {"host": "x"})
     claim(tmp_path / "run", json.loads(json.dumps(identity)), {"host": "y"})
     assert json.loads((tmp_path / "run" / "run.json").read_text())["host"] == "y"
-    with pytest.raises(TemperaError, match=r"made with delta=2\.0 and this one has delta=3\.0: choose another directory"):
+    with pytest.raises(
+        TemperaError,
+        match=r"made with delta=2\.0 and this one has delta=3\.0: choose another directory",
+    ):
         claim(tmp_path / "run", {**identity, "delta": 3.0}, {})
     with pytest.raises(TemperaError, match="made with delta=2.0 and this one has delta=None"):
         claim(tmp_path / "run", {"model": "shapes", "tree": [0, 1]}, {}, write=False)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-# What torchvision does when its compiled operators cannot be loaded: it registers a fake kernel for an operator that does not exist.
+# What torchvision does when its compiled operators cannot be loaded: it registers a fake kernel for
+# an operator that does not exist.
 BROKEN = """
 import torch
 from . import extension
@@ -16,7 +17,13 @@ def meta_nms(dets, scores, iou_threshold):
 
 def python(code: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     head = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
-    return subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", head + code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -37,7 +44,10 @@ def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
 
 
 def test_the_installed_torchvision_serves_open_clip() -> None:
-    done = python("from tempera.runtime.torchvision import import_open_clip\nprint(import_open_clip().__name__)")
+    done = python(
+        "from tempera.runtime.torchvision import "
+        "import_open_clip\nprint(import_open_clip().__name__)"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "open_clip"
 
@@ -45,5 +55,7 @@ def test_the_installed_torchvision_serves_open_clip() -> None:
 def test_other_failures_are_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('no disk')")
-    done = python("from tempera.runtime.torchvision import import_torchvision\nimport_torchvision()", tmp_path)
+    done = python(
+        "from tempera.runtime.torchvision import import_torchvision\nimport_torchvision()", tmp_path
+    )
     assert "no disk" in done.stderr

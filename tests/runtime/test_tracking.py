@@ -32,7 +32,13 @@ def test_offline_run_says_how_to_sync_and_keeps_its_id(tmp_path: Path) -> None:
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     ids = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
         lines = done.stdout.strip().splitlines()
         assert len(lines) == 2, lines
@@ -70,7 +76,9 @@ def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_none_takes_the_same_arguments(tmp_path: Path) -> None:
-    tracker = no_tracker(directory=tmp_path, job_type="eval", group="g", tags=["a"], config=json.loads("{}"))
+    tracker = no_tracker(
+        directory=tmp_path, job_type="eval", group="g", tags=["a"], config=json.loads("{}")
+    )
     tracker.log({"a": 1.0}, step=1)
     tracker.image("grid", tmp_path / "missing.png")
     tracker.finish()
@@ -78,5 +86,7 @@ def test_none_takes_the_same_arguments(tmp_path: Path) -> None:
 
 
 def test_unknown_mode(tmp_path: Path) -> None:
-    with pytest.raises(TemperaError, match=r"tracking\.mode=on is unknown: choose auto, online, offline"):
+    with pytest.raises(
+        TemperaError, match=r"tracking\.mode=on is unknown: choose auto, online, offline"
+    ):
         wandb_tracker(directory=tmp_path, mode="on")

@@ -1,4 +1,6 @@
-"""Training of the shipped model's networks: each stage runs, learns, records itself; the target's training continues exactly."""
+"""Training of the shipped model's networks: each stage runs, learns, records itself; the target's
+training continues exactly.
+"""
 
 import json
 import os
@@ -21,8 +23,20 @@ from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.shapes.build import stages
 from tempera.shapes.build.evaluators import contrastive_loss, new_clip
 from tempera.shapes.build.target import TargetTraining, train_target
-from tempera.shapes.build.tokenizer import EmaCodebook, TokenizerTraining, images_of, train_tokenizer
-from tempera.shapes.networks import SHIPPED, TextEncoder, load_target_network, load_text_encoder, load_tokenizer, tokenize
+from tempera.shapes.build.tokenizer import (
+    EmaCodebook,
+    TokenizerTraining,
+    images_of,
+    train_tokenizer,
+)
+from tempera.shapes.networks import (
+    SHIPPED,
+    TextEncoder,
+    load_target_network,
+    load_text_encoder,
+    load_tokenizer,
+    tokenize,
+)
 from tempera.shapes.world import World
 from tempera.targets.llamagen import LlamaGenConfig
 
@@ -38,7 +52,9 @@ def no_report(values: dict[str, float], step: int) -> None:
 def test_the_tokenizer_learns_and_its_codebook_follows_the_encodings() -> None:
     settings = TokenizerTraining(steps=12, warmup_steps=6, batch_size=4)
     seen: list[float] = []
-    model, metrics = train_tokenizer(settings, TINY_VQ, lambda values, step: seen.append(values["psnr"]))
+    model, metrics = train_tokenizer(
+        settings, TINY_VQ, lambda values, step: seen.append(values["psnr"])
+    )
     assert metrics["psnr"] > seen[0] and metrics["codes_used"] > 4
     assert torch.allclose(model.quantize.embedding.weight.norm(dim=-1), torch.ones(16), atol=1e-5)
 
@@ -56,7 +72,9 @@ def test_k_means_finds_separate_clusters_and_dead_codes_restart() -> None:
     assert (model.quantize.codebook[3] @ centres.T).max() > 0.9  # restarted at an encoding
 
 
-def test_an_interrupted_target_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_target_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = VQModel(TINY_VQ).eval()
     whole, _ = train_target(STEPS, tokenizer, tmp_path / "whole", TINY_TARGET, no_report)
 
@@ -77,17 +95,27 @@ def test_an_interrupted_target_training_ends_with_the_same_weights(tmp_path: Pat
         assert torch.equal(a, b), name
 
 
-def test_a_stage_writes_weights_that_load_and_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempera.shapes.build.stages.train_tokenizer", lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}))
+def test_a_stage_writes_weights_that_load_and_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tempera.shapes.build.stages.train_tokenizer",
+        lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}),
+    )
     stages.build_tokenizer(tmp_path, TokenizerTraining(steps=1), no_report)
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
 
-    def short(settings: TargetTraining, vq: VQModel, directory: Path, report: stages.LogMetrics) -> object:
+    def short(
+        settings: TargetTraining, vq: VQModel, directory: Path, report: stages.LogMetrics
+    ) -> object:
         return train_target(settings, vq, directory, TINY_TARGET, report)
 
     monkeypatch.setattr("tempera.shapes.build.stages.train_target", short)
     stages.build_target(tmp_path, STEPS, no_report)
-    network, text = load_target_network(tmp_path / "target"), load_text_encoder(tmp_path / "text_encoder")
+    network, text = (
+        load_target_network(tmp_path / "target"),
+        load_text_encoder(tmp_path / "text_encoder"),
+    )
     assert network.config == TINY_TARGET and text.length == 16 and tokenizer.config == TINY_VQ
     assert json.loads((tmp_path / "target" / "training.json").read_text())["settings"]["seed"] == 0
     stages.write_readme(tmp_path)
@@ -135,7 +163,11 @@ def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     """Run train_draft/build_shapes.py on a command line -> exit status and errors."""
 
     def run(*arguments: str) -> tuple[object, str]:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "hydra/job_logging=none", "hydra/hydra_logging=none", *arguments])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            [str(SCRIPT), "hydra/job_logging=none", "hydra/hydra_logging=none", *arguments],
+        )
         status: object = 0
         try:
             runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -146,17 +178,32 @@ def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
-def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(tmp_path: Path, build: Command) -> None:
+def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(
+    tmp_path: Path, build: Command
+) -> None:
     shutil.copytree(SHIPPED / "tokenizer", tmp_path / "tokenizer")
-    short = ["independent.steps=2", "independent.batch_size=2", "independent.compile=false", "independent.save_every=1"]
+    short = [
+        "independent.steps=2",
+        "independent.batch_size=2",
+        "independent.compile=false",
+        "independent.save_every=1",
+    ]
     status, err = build("stages=[independent]", f"output={tmp_path}", *short)
     assert status == 0, err
-    written = {str(path.relative_to(tmp_path / "independent")) for path in (tmp_path / "independent").rglob("*.*")}
-    network, encoder = {"config.json", "model.safetensors"}, {"text_encoder/config.json", "text_encoder/model.safetensors"}
+    written = {
+        str(path.relative_to(tmp_path / "independent"))
+        for path in (tmp_path / "independent").rglob("*.*")
+    }
+    network, encoder = (
+        {"config.json", "model.safetensors"},
+        {"text_encoder/config.json", "text_encoder/model.safetensors"},
+    )
     assert written == network | encoder | {"training.json"}
     assert sum(path.stat().st_size for path in (tmp_path / "independent").rglob("*")) < 1.5e6
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
-        cfg = compose("eval", ["method=independent", "depth=2", f"drafter.path={tmp_path / 'independent'}"])
+        cfg = compose(
+            "eval", ["method=independent", "depth=2", f"drafter.path={tmp_path / 'independent'}"]
+        )
     target = build_target(cfg)
     drafter = build_drafter(cfg, target)
     with torch.no_grad():
@@ -184,11 +231,19 @@ def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> N
     ("arguments", "told"),
     [
         ("stages=[nothing]", f"stages=['nothing'] are unknown; choose among {', '.join(STAGES)}"),
-        ("stages=[target] target.steps=abc", "`target.steps=abc` is not possible; it must be a whole number"),
-        ("stages=[target] target.stepz=5", "there is no option `target.stepz`: did you mean `target.steps`?"),
+        (
+            "stages=[target] target.steps=abc",
+            "`target.steps=abc` is not possible; it must be a whole number",
+        ),
+        (
+            "stages=[target] target.stepz=5",
+            "there is no option `target.stepz`: did you mean `target.steps`?",
+        ),
     ],
 )
-def test_a_wrong_option_is_told_in_one_sentence(arguments: str, told: str, tmp_path: Path, build: Command) -> None:
+def test_a_wrong_option_is_told_in_one_sentence(
+    arguments: str, told: str, tmp_path: Path, build: Command
+) -> None:
     assert build(*arguments.split(), f"output={tmp_path}") == (1, f"error: {told}\n")
 
 

@@ -1,4 +1,6 @@
-"""The shipped MAR: its classes, two steps of every stage, what is written loads, and eval/run.py generates with it."""
+"""The shipped MAR: its classes, two steps of every stage, what is written loads, and eval/run.py
+generates with it.
+"""
 
 import runpy
 from dataclasses import replace
@@ -27,7 +29,15 @@ from tempera.shapes.networks import SHIPPED, load_tokenizer
 from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption, render
 
 QUICK = mar.MARTraining(
-    tokenizer_steps=2, tokenizer_batch_size=2, scenes=5, steps=2, draft_steps=2, batch_size=2, warmup_steps=1, repeats=2, save_every=2
+    tokenizer_steps=2,
+    tokenizer_batch_size=2,
+    scenes=5,
+    steps=2,
+    draft_steps=2,
+    batch_size=2,
+    warmup_steps=1,
+    repeats=2,
+    save_every=2,
 )
 
 
@@ -45,13 +55,27 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def composed(bundle: Path, *overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("eval", ["model=shapes_mar", f"weights={bundle}", "data=shape_classes", "device=cpu", "limit=3", *overrides])
+        return compose(
+            "eval",
+            [
+                "model=shapes_mar",
+                f"weights={bundle}",
+                "data=shape_classes",
+                "device=cpu",
+                "limit=3",
+                *overrides,
+            ],
+        )
 
 
 def pipeline_of(cfg: DictConfig) -> Pipeline:
     """As eval/run.py builds it."""
     target = build.build_target(cfg)
-    parts = {"target": target, "method": build.build_method(cfg, target), "image_decoder": build.build_tokenizer(cfg)}
+    parts = {
+        "target": target,
+        "method": build.build_method(cfg, target),
+        "image_decoder": build.build_tokenizer(cfg),
+    }
     pipeline: Pipeline = build.instantiate(cfg.pipeline, **parts, device=torch.device("cpu"))
     return pipeline
 
@@ -61,8 +85,15 @@ def test_classes_are_shapes_in_colours() -> None:
     assert [class_of(text) for text in CLASSES] == list(range(48))
     assert class_of("a small red circle on a plain teal background") == class_of("a red circle")
     assert class_of("a red circle above a blue ring") is None
-    assert ShapeLabels().encode([prompt.text for prompt in shape_prompts(50, 1)])[0].tolist() == [*range(1, 48), 0, 1, 2]
-    with pytest.raises(TemperaError, match="prompt 2 of 2, 'a dog', is no shape: give one shape in one colour"):
+    assert ShapeLabels().encode([prompt.text for prompt in shape_prompts(50, 1)])[0].tolist() == [
+        *range(1, 48),
+        0,
+        1,
+        2,
+    ]
+    with pytest.raises(
+        TemperaError, match="prompt 2 of 2, 'a dog', is no shape: give one shape in one colour"
+    ):
         ShapeLabels().encode(["a red ring", "a dog"])
 
 
@@ -73,18 +104,26 @@ def test_scenes_of_one_shape() -> None:
 
 def test_the_sizes_fit_into_ten_megabytes() -> None:
     with torch.device("meta"):
-        numbers = sum(p.numel() for size in (mar.TINY_MAR, mar.TINY_DRAFT) for p in MAR(size).parameters())
+        numbers = sum(
+            p.numel() for size in (mar.TINY_MAR, mar.TINY_DRAFT) for p in MAR(size).parameters()
+        )
         numbers += sum(p.numel() for p in mar.KLModel(mar.TINY_KL).parameters())
     assert 2 * numbers < 10e6
 
 
 def test_the_divergence_is_zero_for_the_true_noise_and_variance() -> None:
-    """At t the posterior's own variance is place = −1; a head that gives it and the true noise has nothing to learn."""
+    """At t the posterior's own variance is place = −1; a head that gives it and the true noise has
+    nothing to learn.
+    """
     schedule, t = NoiseSchedule(TRAINING_STEPS), torch.tensor([1, 500, 999])
     noise, x = torch.randn(3, 4), torch.randn(3, 4)
     output = torch.cat([noise, -torch.ones(3, 4)], -1)
     kernel = schedule.kernel(output, x, t)
-    assert torch.allclose(kernel.std.double().square(), mar_posterior(schedule, t).unsqueeze(-1).expand(3, 4), rtol=1e-4)
+    assert torch.allclose(
+        kernel.std.double().square(),
+        mar_posterior(schedule, t).unsqueeze(-1).expand(3, 4),
+        rtol=1e-4,
+    )
 
 
 def mar_posterior(schedule: NoiseSchedule, t: torch.Tensor) -> torch.Tensor:
@@ -98,7 +137,9 @@ def test_a_fresh_head_predicts_nothing_and_learns() -> None:
     tokens, labels, order = torch.randn(4, 4, 16), torch.arange(4), torch.rand(4, 4).argsort()
     optimiser, errors = torch.optim.Adam(network.parameters(), 3e-3), []
     for _ in range(30):
-        error, divergence = mar.token_losses(network, tokens, labels, 1, order, torch.zeros(4, dtype=torch.bool), 8)
+        error, divergence = mar.token_losses(
+            network, tokens, labels, 1, order, torch.zeros(4, dtype=torch.bool), 8
+        )
         optimiser.zero_grad()
         (error + 0.1 * divergence).backward()
         optimiser.step()
@@ -109,20 +150,39 @@ def test_a_fresh_head_predicts_nothing_and_learns() -> None:
 def test_noisy_levels_count_more_and_the_weights_have_mean_one() -> None:
     network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
     initialise(network)  # its head says 0, so that every squared error is about 1
-    tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
-    plain, weighted = (mar.token_losses(network, tokens, labels, 0, order, drop, 8, emphasis)[0].item() for emphasis in (1.0, 10.0))
-    assert plain == pytest.approx(1, abs=0.05) and weighted == pytest.approx(1, abs=0.15) and weighted != plain
+    tokens, labels, order, drop = (
+        torch.randn(64, 4, 16),
+        torch.zeros(64).long(),
+        torch.rand(64, 4).argsort(),
+        torch.zeros(64).bool(),
+    )
+    plain, weighted = (
+        mar.token_losses(network, tokens, labels, 0, order, drop, 8, emphasis)[0].item()
+        for emphasis in (1.0, 10.0)
+    )
+    assert (
+        plain == pytest.approx(1, abs=0.05)
+        and weighted == pytest.approx(1, abs=0.15)
+        and weighted != plain
+    )
 
 
 def test_tokens_count_by_their_weights() -> None:
     network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    tokens, labels, order, drop = torch.randn(8, 4, 16), torch.zeros(8).long(), torch.rand(8, 4).argsort(), torch.zeros(8).bool()
+    tokens, labels, order, drop = (
+        torch.randn(8, 4, 16),
+        torch.zeros(8).long(),
+        torch.rand(8, 4).argsort(),
+        torch.zeros(8).bool(),
+    )
     weights = torch.tensor([0.0, 0, 5, 0]).expand(8, -1)
     error, _ = mar.token_losses(network, tokens, labels, 0, order, drop, 2, 10.0, weights)
     error.backward()
-    learned = network.diffusion_pos_embed_learned.grad  # of each place in the image, next to the head
+    learned = (
+        network.diffusion_pos_embed_learned.grad
+    )  # of each place in the image, next to the head
     assert learned is not None
     assert learned[0, 2].abs().max() > 0 and learned[0, [0, 1, 3]].abs().max() == 0
 
@@ -131,10 +191,17 @@ def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
     """A fresh head says 0: the divergence is then known in closed form, E[noise²] being 1."""
     network, taken = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1)), NoiseSchedule(5, start=900)
     initialise(network)
-    tokens, labels, order, drop = torch.randn(64, 4, 16), torch.zeros(64).long(), torch.rand(64, 4).argsort(), torch.zeros(64).bool()
+    tokens, labels, order, drop = (
+        torch.randn(64, 4, 16),
+        torch.zeros(64).long(),
+        torch.rand(64, 4).argsort(),
+        torch.zeros(64).bool(),
+    )
     _, found = mar.token_losses(network, tokens, labels, 0, order, drop, 32, taken=taken)
     zero, one, stages = torch.zeros(5, 1), torch.ones(5, 1), torch.arange(5)
-    mine, true = (taken.kernel(torch.cat(output, -1), zero, stages) for output in ((zero, zero), (one, -one)))
+    mine, true = (
+        taken.kernel(torch.cat(output, -1), zero, stages) for output in ((zero, zero), (one, -one))
+    )
     ratio = (true.std / mine.std).square()
     expected = 0.5 * (ratio - 1 - ratio.log() + (true.mean / mine.std).square())
     assert found.item() == pytest.approx(expected.mean().item(), rel=0.05)
@@ -145,8 +212,15 @@ def test_the_shape_is_where_its_colour_shows() -> None:
     latents, samples = mar.encode_scenes(World(0), 5, tokenizer), mar.single_shapes(World(0), 0, 5)
     for sample, touched in zip(samples, latents.touched, strict=True):
         thing = sample.scene.things[0]
-        other = replace(sample.scene, things=(replace(thing, colour="white" if thing.colour == "black" else "black"),))
-        changed = torch.from_numpy(np.abs(render(other) - sample.image).max(-1) > 0.1).unflatten(0, (8, 8)).unflatten(2, (8, 8))
+        other = replace(
+            sample.scene,
+            things=(replace(thing, colour="white" if thing.colour == "black" else "black"),),
+        )
+        changed = (
+            torch.from_numpy(np.abs(render(other) - sample.image).max(-1) > 0.1)
+            .unflatten(0, (8, 8))
+            .unflatten(2, (8, 8))
+        )
         assert not (changed.transpose(1, 2).flatten(2).any(-1).flatten() & ~touched).any()
         assert 4 <= touched.sum() <= 36
 
@@ -156,7 +230,10 @@ def test_classes_of_a_shape_and_of_a_colour_learn_together() -> None:
     gradient[class_of("a red ring")] = torch.tensor([1.0, 2.0, 3.0])
     shared = mar._taught_together(gradient)[:, 0]
     assert shared[class_of("a red ring")] == 3
-    assert shared[class_of("a blue ring")] == shared[class_of("a red star")] == 1 and shared[class_of("a blue star")] == 0
+    assert (
+        shared[class_of("a blue ring")] == shared[class_of("a red star")] == 1
+        and shared[class_of("a blue star")] == 0
+    )
     assert shared.sum() == 1 + 8 + 6
 
 
@@ -164,15 +241,29 @@ def test_places_of_the_grid_are_told_apart_from_the_start() -> None:
     network = MAR(mar.TINY_MAR)
     initialise(network)
     mar._lay_out(network)
-    learned = (network.encoder_pos_embed_learned, network.decoder_pos_embed_learned, network.diffusion_pos_embed_learned)
+    learned = (
+        network.encoder_pos_embed_learned,
+        network.decoder_pos_embed_learned,
+        network.diffusion_pos_embed_learned,
+    )
     for embedding in (parameter.detach() for parameter in learned):
-        near, far = (torch.cosine_similarity(embedding[0, -64], embedding[0, place], 0) for place in (-63, -1))
+        near, far = (
+            torch.cosine_similarity(embedding[0, -64], embedding[0, place], 0)
+            for place in (-63, -1)
+        )
         assert near > far + 0.2 and embedding[0, -64:].std().item() == pytest.approx(0.7, abs=0.1)
-    assert network.decoder_pos_embed_learned[0, :-64].std() < 0.05  # those of the class stay as they were
+    assert (
+        network.decoder_pos_embed_learned[0, :-64].std() < 0.05
+    )  # those of the class stay as they were
 
 
-def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size, tokenizer = replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1), mar.KLModel(replace(mar.TINY_KL, patch=8)).eval()
+def test_an_interrupted_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, tokenizer = (
+        replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1),
+        mar.KLModel(replace(mar.TINY_KL, patch=8)).eval(),
+    )
     settings, scenes = replace(QUICK, save_every=1), mar.encode_scenes(World(0), 5, tokenizer)
     whole, _ = mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "whole", size)
 
@@ -189,14 +280,18 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
         assert torch.equal(a, b)
 
 
-def test_scenes_are_encoded_once_for_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenes_are_encoded_once_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizers = [mar.KLModel(mar.TINY_KL).eval() for _ in range(2)]
     path, settings = tmp_path / "run" / "latents.safetensors", replace(QUICK, scenes=3)
     first = mar.kept_latents(settings, tokenizers[0], path)
     images, classes = mar.images_and_classes(mar.single_shapes(World(0), 0, 3))
     assert torch.equal(first.classes, classes)
     assert torch.allclose(first.moments[:, 0].float(), tokenizers[0].moments(images)[0], atol=1e-2)
-    assert not torch.equal(first.moments, mar.kept_latents(settings, tokenizers[1], path).moments)  # those of another are made anew
+    assert not torch.equal(
+        first.moments, mar.kept_latents(settings, tokenizers[1], path).moments
+    )  # those of another are made anew
     monkeypatch.setattr(mar, "encode_scenes", None)
     assert torch.equal(mar.kept_latents(settings, tokenizers[1], path).classes, classes)
 
@@ -204,15 +299,30 @@ def test_scenes_are_encoded_once_for_a_tokenizer(tmp_path: Path, monkeypatch: py
 def test_what_the_stage_writes_loads(bundle: Path) -> None:
     network, smaller, tokenizer = (load(bundle / name) for load, name in (
         (read_mar, "mar"), (read_mar, "mar_draft"), (read_kl, "kl")))  # fmt: skip
-    assert network.config.grid == smaller.config.grid == (2, 2) and network.config.width > smaller.config.width
+    assert (
+        network.config.grid == smaller.config.grid == (2, 2)
+        and network.config.width > smaller.config.width
+    )
     assert tokenizer.encode(torch.zeros(1, 3, 64, 64)).shape == (1, 2, 2, 256)
-    assert {path.parent.name for path in bundle.glob("*/training.json")} == {"mar", "mar_draft", "kl"}
+    assert {path.parent.name for path in bundle.glob("*/training.json")} == {
+        "mar",
+        "mar_draft",
+        "kl",
+    }
     with pytest.raises(TemperaError, match=r"config\.json is missing: train it with"):
         read_mar(bundle / "nowhere")
 
 
 @pytest.mark.parametrize(
-    "method", ["mar", "mar steps=2", "cspd gamma=2 prefill=0", "cspd alignment=false", "cspd_published gamma=3", "cspd_exact gamma=2"]
+    "method",
+    [
+        "mar",
+        "mar steps=2",
+        "cspd gamma=2 prefill=0",
+        "cspd alignment=false",
+        "cspd_published gamma=3",
+        "cspd_exact gamma=2",
+    ],
 )
 def test_every_method_generates_through_the_configuration(method: str, bundle: Path) -> None:
     cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
@@ -221,23 +331,51 @@ def test_every_method_generates_through_the_configuration(method: str, bundle: P
     output = pipeline.tokens(prompts)
     rows = records(prompts, output, 1.0)
     assert pipeline.pictures(output.tokens).shape == (3, 3, 64, 64)
-    assert pipeline.pictures(torch.tensor([rows[1]["tokens"]])).shape == (1, 3, 64, 64)  # from what a run keeps
+    assert pipeline.pictures(torch.tensor([rows[1]["tokens"]])).shape == (
+        1,
+        3,
+        64,
+        64,
+    )  # from what a run keeps
     assert pipeline.method.is_plain == (method == "mar") and pipeline.method.plain.is_plain
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
 
 
 def test_the_shipped_weights_generate_what_they_are_told() -> None:
-    """Every shape and every colour once at least, read by the shipped classifier; by chance it would read 1/6 and 1/8 of them."""
+    """Every shape and every colour once at least, read by the shipped classifier; by chance it
+    would read 1/6 and 1/8 of them.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("eval", ["model=shapes_mar", "method=mar", "data=shape_classes", "device=cpu", "limit=48", "denoising_steps=12"])
+        cfg = compose(
+            "eval",
+            [
+                "model=shapes_mar",
+                "method=mar",
+                "data=shape_classes",
+                "device=cpu",
+                "limit=48",
+                "denoising_steps=12",
+            ],
+        )
     pipeline = pipeline_of(cfg)
     prompts = build.instantiate(cfg.data)[::5]
-    pictures = torch.from_numpy(pipeline.pictures(pipeline.tokens(prompts).tokens)).float() / 127.5 - 1
+    pictures = (
+        torch.from_numpy(pipeline.pictures(pipeline.tokens(prompts).tokens)).float() / 127.5 - 1
+    )
     scenes = [scene for prompt in prompts if (scene := parse_caption(prompt.text))]
     found = correct(load_classifier().attributes(pictures), scenes)
-    assert {scene.things[0].shape for scene in scenes} == set(SHAPES) and {scene.things[0].colour for scene in scenes} == set(COLOURS)
+    assert {scene.things[0].shape for scene in scenes} == set(SHAPES) and {
+        scene.things[0].colour for scene in scenes
+    } == set(COLOURS)
     assert found["colour1"].mean() > 0.8 and found["shape1"].mean() > 0.5
-    assert sum(path.stat().st_size for name in ("kl", "mar", "mar_draft") for path in (SHIPPED / name).iterdir()) < 10e6
+    assert (
+        sum(
+            path.stat().st_size
+            for name in ("kl", "mar", "mar_draft")
+            for path in (SHIPPED / name).iterdir()
+        )
+        < 10e6
+    )
 
 
 @pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=mar"]])
@@ -251,7 +389,10 @@ def test_calibration_is_refused(options: list[str]) -> None:
 
 def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
     settings = replace(QUICK, tokenizer_steps=0)
-    started, fresh = (mar.train_kl(replace(settings, tokenizer_start=start), mar.TINY_KL)[0] for start in (True, False))
+    started, fresh = (
+        mar.train_kl(replace(settings, tokenizer_start=start), mar.TINY_KL)[0]
+        for start in (True, False)
+    )
     shipped = load_tokenizer()
     assert torch.equal(started.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
     assert not torch.equal(fresh.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
@@ -264,7 +405,9 @@ def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
     assert not stages._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
 
 
-def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_from_end_to_end(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib.util
 
     monkeypatch.chdir(tmp_path)
@@ -272,10 +415,26 @@ def test_an_evaluation_from_end_to_end(bundle: Path, tmp_path: Path, monkeypatch
     assert spec is not None and spec.loader is not None and evaluate is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    options = ["method=cspd_exact", "gamma=2", "denoising_steps=3", "metrics=none", "tracking=none", "speed.prompts=1", "speed.warmup=0"]
+    options = [
+        "method=cspd_exact",
+        "gamma=2",
+        "denoising_steps=3",
+        "metrics=none",
+        "tracking=none",
+        "speed.prompts=1",
+        "speed.warmup=0",
+    ]
     cfg = composed(bundle, *options, f"directory={tmp_path / 'run'}", "choices={}", "overrides=[]")
     metrics = script.main(cfg)
-    assert 0 <= metrics["acceptance_rate"] <= 1 and metrics["accepted_length"] >= 1 and "speedup" in metrics
+    assert (
+        0 <= metrics["acceptance_rate"] <= 1
+        and metrics["accepted_length"] >= 1
+        and "speedup" in metrics
+    )
     assert "logprob_per_token" not in metrics
-    assert (tmp_path / "run" / "accepted.png").is_file() and len(read_json(tmp_path / "run" / "metrics.json")["acceptance_by_tenth"]) == 10
-    assert (tmp_path / "run" / "acceptance_map.png").is_file() and len(list((tmp_path / "run").rglob("*.png"))) >= 5
+    assert (tmp_path / "run" / "accepted.png").is_file() and len(
+        read_json(tmp_path / "run" / "metrics.json")["acceptance_by_tenth"]
+    ) == 10
+    assert (tmp_path / "run" / "acceptance_map.png").is_file() and len(
+        list((tmp_path / "run").rglob("*.png"))
+    ) >= 5

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.shapes.world import BACKGROUNDS, COLOURS, RELATIONS, Scene, Thing, World, object_masks, parse_caption, render
+from tempera.shapes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    RELATIONS,
+    Scene,
+    Thing,
+    World,
+    object_masks,
+    parse_caption,
+    render,
+)
 
 
 def test_a_sample_is_a_function_of_seed_and_index() -> None:
@@ -26,7 +36,10 @@ def test_captions_read_back_as_the_scene_they_tell() -> None:
 def test_free_text_is_outside_the_grammar() -> None:
     assert parse_caption("a photograph of an astronaut riding a horse") is None
     told = parse_caption("A large green star left of a small white ring.")
-    assert told is not None and told.things == (Thing("star", "green", "large"), Thing("ring", "white", "small"))
+    assert told is not None and told.things == (
+        Thing("star", "green", "large"),
+        Thing("ring", "white", "small"),
+    )
 
 
 def test_relations_hold_and_things_stay_inside_and_apart() -> None:
@@ -35,7 +48,10 @@ def test_relations_hold_and_things_stay_inside_and_apart() -> None:
     for sample in samples:
         for thing in sample.scene.things:
             assert thing.radius is not None and thing.x is not None and thing.y is not None
-            assert thing.radius - 0.01 <= thing.x <= 64 - thing.radius + 0.01 and thing.radius - 0.01 <= thing.y <= 64 - thing.radius + 0.01
+            assert (
+                thing.radius - 0.01 <= thing.x <= 64 - thing.radius + 0.01
+                and thing.radius - 0.01 <= thing.y <= 64 - thing.radius + 0.01
+            )
         if sample.scene.relation:
             first, second = sample.scene.things
             dx, dy = second.x - first.x, second.y - first.y  # type: ignore[operator]
@@ -45,15 +61,24 @@ def test_relations_hold_and_things_stay_inside_and_apart() -> None:
 
 
 def test_pictures_show_the_colours_they_name() -> None:
-    scene = Scene((Thing("circle", "blue", "large", 32.0, 32.0, 16.0),), None, "pink", "plain", seed=5)
+    scene = Scene(
+        (Thing("circle", "blue", "large", 32.0, 32.0, 16.0),), None, "pink", "plain", seed=5
+    )
     image = render(scene)
-    assert image.shape == (64, 64, 3) and image.dtype == np.float32 and image.min() >= 0 and image.max() <= 1
+    assert (
+        image.shape == (64, 64, 3)
+        and image.dtype == np.float32
+        and image.min() >= 0
+        and image.max() <= 1
+    )
     assert np.abs(image[26:38, 26:38].mean((0, 1)) - COLOURS["blue"]).max() < 0.12
     assert np.abs(image[:8, :8].mean((0, 1)) - BACKGROUNDS["pink"]).max() < 0.2
 
 
 def test_the_object_mask_covers_the_shape() -> None:
-    scene = Scene((Thing("square", "red", "large", 32.0, 32.0, 16.0),), None, "gray", "plain", seed=1)
+    scene = Scene(
+        (Thing("square", "red", "large", 32.0, 32.0, 16.0),), None, "gray", "plain", seed=1
+    )
     (mask,) = object_masks(scene)
     assert mask[32, 32] and not mask[2, 2]
     assert 0.15 < mask.mean() < 0.25

@@ -6,7 +6,9 @@ from tiny_networks import node_paths
 
 
 def grown(law, branches, depth, nodes):
-    """EAGLE-2's tree by its definition, as paths of tokens: `law` gives the distribution after a path."""
+    """EAGLE-2's tree by its definition, as paths of tokens: `law` gives the distribution after a
+    path.
+    """
 
     def best(candidates, count):
         return sorted(candidates, key=lambda candidate: -candidate[1])[:count]

@@ -8,7 +8,9 @@ from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 
 def near(codes, k, proximity="l2"):
     """The k nearest of some random codes."""
-    return Neighbours.build(torch.randn(codes, 3, generator=torch.Generator().manual_seed(5)), k, proximity)
+    return Neighbours.build(
+        torch.randn(codes, 3, generator=torch.Generator().manual_seed(5)), k, proximity
+    )
 
 
 def near_rules(codes, k=3):

@@ -17,10 +17,16 @@ def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
         return torch.rand(*shape, generator=generator)
 
     p = (3 * torch.randn(rows, 1 + tree.nodes, vocab_size, generator=generator)).softmax(-1)
-    q = (p[:, 1:].log() + torch.randn(rows, tree.nodes, vocab_size, generator=generator)).softmax(-1)
+    q = (p[:, 1:].log() + torch.randn(rows, tree.nodes, vocab_size, generator=generator)).softmax(
+        -1
+    )
     tokens = sample(q, rand(rows, tree.nodes))
     fixed = (rand(rows, 1 + tree.nodes) < forced)[..., None]
-    p = torch.where(fixed, one_hot(torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator), vocab_size), p)
+    p = torch.where(
+        fixed,
+        one_hot(torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator), vocab_size),
+        p,
+    )
     return Draft(tokens, q, tree), p, rand(rows, 1 + tree.nodes)
 
 
@@ -45,11 +51,15 @@ class Spy:
 
 
 class RowTrees:
-    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its parent's next most probable token."""
+    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its
+    parent's next most probable token.
+    """
 
     nodes, depth = 5, 4
     uniforms = 1
-    shapes = torch.tensor([[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]])
+    shapes = torch.tensor(
+        [[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]]
+    )
 
     def __init__(self, draft):
         self.draft = draft
@@ -65,7 +75,12 @@ class RowTrees:
         for _ in range(self.depth):
             above = take(prefixes, 1 + parents)
             ranks = tree._elders.sum(-1)
-            tokens = lookup(self.draft.table, above).argsort(-1, descending=True).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            tokens = (
+                lookup(self.draft.table, above)
+                .argsort(-1, descending=True)
+                .gather(-1, ranks.unsqueeze(-1))
+                .squeeze(-1)
+            )
             prefixes = torch.cat([prefixes[:, :1], above * self.draft.vocab_size + 1 + tokens], 1)
         return Draft(tokens, one_hot(tokens, self.draft.vocab_size), tree)
 

@@ -1,4 +1,6 @@
-"""As a script: train_draft/main.py for each row of options in a JSON file, one after the other; torchrun starts several of it."""
+"""As a script: train_draft/main.py for each row of options in a JSON file, one after the other;
+torchrun starts several of it.
+"""
 
 import json
 import sys

@@ -1,4 +1,6 @@
-"""Table models, a block-generating image decoder and a toy evaluator for the evaluation tests; as a script, one evaluation that kills itself."""
+"""Table models, a block-generating image decoder and a toy evaluator for the evaluation tests; as a
+script, one evaluation that kills itself.
+"""
 
 import os
 import signal
@@ -59,17 +61,28 @@ class ToyJudge:
         def features(pictures: torch.Tensor) -> torch.Tensor:
             return pictures[:, 0, 0, ::8].double()
 
-        def attributes(pictures: torch.Tensor, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+        def attributes(
+            pictures: torch.Tensor, prompts: Sequence[Prompt]
+        ) -> dict[str, torch.Tensor]:
             right = (pictures[:, 0, 0, 0] > 100).float()
-            return {"shape1": right, "shape2": torch.full_like(right, torch.nan), "colour1": right, "background": 1 - right}
+            return {
+                "shape1": right,
+                "shape2": torch.full_like(right, torch.nan),
+                "colour1": right,
+                "background": 1 - right,
+            }
 
-        return Networks(features, lambda pictures, prompts: features(pictures)[:, 0] / 255, attributes)
+        return Networks(
+            features, lambda pictures, prompts: features(pictures)[:, 0] / 255, attributes
+        )
 
     def reference(self) -> Iterator[np.ndarray]:
         yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
 
 
-def tiny_pipeline(plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0) -> Pipeline:
+def tiny_pipeline(
+    plain: bool = False, before: Callable[[], None] = lambda: None, seed: int = 0
+) -> Pipeline:
     """A relaxed chain of two on tables of 4 tokens, images of 1×6; or plain autoregression."""
     target = TableTarget(vocab_size=4, length=6)
     method = Method(NoDraft(), Exact())
@@ -89,7 +102,13 @@ def tiny_evaluate(
     **settings: object,
 ) -> dict[str, float]:
     """A whole evaluation."""
-    plan = RunPlan(directory, "tiny", {"method": "coolsd", "delta": 1.5, **settings}, {"overrides": []}, batch_size)
+    plan = RunPlan(
+        directory,
+        "tiny",
+        {"method": "coolsd", "delta": 1.5, **settings},
+        {"overrides": []},
+        batch_size,
+    )
     return evaluate(
         plan,
         pipeline or tiny_pipeline(),
@@ -102,7 +121,9 @@ def tiny_evaluate(
 
 
 def network() -> LlamaGen:
-    """A random LlamaGen of 2 layers × 16 on 4×4 tokens of 32 codes: `model.network` of a tiny model for the script."""
+    """A random LlamaGen of 2 layers × 16 on 4×4 tokens of 32 codes: `model.network` of a tiny model
+    for the script.
+    """
     torch.manual_seed(0)
     model = LlamaGen(LlamaGenConfig(32, 16, 32, 2, 2, (4, 4), prefix_length=6, caption_dim=8))
     with torch.no_grad():
@@ -121,10 +142,22 @@ def tokenizer() -> VQModel:
 
 
 def tiny_options(directory: Path) -> list[str]:
-    """Command-line options that put the tiny model in place of the shapes one, with a draft in `directory`."""
+    """Command-line options that put the tiny model in place of the shapes one, with a draft in
+    `directory`.
+    """
     EagleModel(EagleConfig.of(network(), "tiny")).save_pretrained(directory / "draft")
-    parts = [f"model.{part}._target_=tiny_evaluation.{part}" for part in ("network", "text_encoder", "tokenizer")]
-    quick = ["limit=6", "batch_size=4", "speed.prompts=1", "speed.warmup=0", "metrics=none", "tracking=none"]
+    parts = [
+        f"model.{part}._target_=tiny_evaluation.{part}"
+        for part in ("network", "text_encoder", "tokenizer")
+    ]
+    quick = [
+        "limit=6",
+        "batch_size=4",
+        "speed.prompts=1",
+        "speed.warmup=0",
+        "metrics=none",
+        "tracking=none",
+    ]
     return [*parts, f"drafter.path={directory / 'draft'}", *quick]
 
 

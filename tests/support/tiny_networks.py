@@ -1,4 +1,6 @@
-"""Tiny random networks for the tests of the network runtime, and what a draft of them says without any cache."""
+"""Tiny random networks for the tests of the network runtime, and what a draft of them says without
+any cache.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +19,9 @@ from tempera.targets.transformer import TransformerTarget, conditioned
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
 LENGTH = GRID[0] * GRID[1]
-TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 1]])
+TREE = Tree.from_paths(
+    [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 1]]
+)
 PROMPTS = ["a", "bb", "ccc", "dddd"]
 
 
@@ -27,24 +31,48 @@ def lively(module: nn.Module, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5 * 1.3)
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator)
+                    / parameter.shape[-1] ** 0.5
+                    * 1.3
+                )
     return module.eval()
 
 
 def llamagen(seed: int = 0, **changes: Any) -> LlamaGen:
-    sizes = {"grid": GRID, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2} | changes
-    return lively(LlamaGen(LlamaGenConfig(VOCAB, prefix_length=PREFIX, caption_dim=WIDTH, **sizes)), seed)
+    sizes = {
+        "grid": GRID,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    } | changes
+    return lively(
+        LlamaGen(LlamaGenConfig(VOCAB, prefix_length=PREFIX, caption_dim=WIDTH, **sizes)), seed
+    )
 
 
 def captions(prompts: list[str]) -> tuple[Tensor, Tensor]:
     """As many real condition tokens as the prompt has letters."""
-    features = torch.stack([torch.randn(PREFIX, WIDTH, generator=torch.Generator().manual_seed(len(prompt))) for prompt in prompts])
+    features = torch.stack(
+        [
+            torch.randn(PREFIX, WIDTH, generator=torch.Generator().manual_seed(len(prompt)))
+            for prompt in prompts
+        ]
+    )
     keep = torch.stack([torch.arange(PREFIX) >= PREFIX - len(prompt) for prompt in prompts])
     return features * keep[..., None], keep
 
 
-def tiny_target(sampling: Sampling | None = None, network: Any = None, conditioner: Any = captions, **options: Any) -> TransformerTarget:
-    return TransformerTarget(network or llamagen(), conditioner, sampling or Sampling(3.0), **options)
+def tiny_target(
+    sampling: Sampling | None = None,
+    network: Any = None,
+    conditioner: Any = captions,
+    **options: Any,
+) -> TransformerTarget:
+    return TransformerTarget(
+        network or llamagen(), conditioner, sampling or Sampling(3.0), **options
+    )
 
 
 def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
@@ -52,7 +80,9 @@ def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
 
 
 class TextLlama(LlamaForCausalLM):
-    """A plain Hugging Face language model whose vocabulary holds text and image tokens, grouped key/value heads."""
+    """A plain Hugging Face language model whose vocabulary holds text and image tokens, grouped
+    key/value heads.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -72,7 +102,12 @@ class TextLlama(LlamaForCausalLM):
     def conditioner(prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Text ids, one per letter; as wide as the longest prompt."""
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + [ord(letter) % 7 + 1 for letter in prompt] for prompt in prompts])
+        ids = torch.tensor(
+            [
+                [0] * (width - len(prompt)) + [ord(letter) % 7 + 1 for letter in prompt]
+                for prompt in prompts
+            ]
+        )
         return ids, ids > 0
 
 
@@ -99,8 +134,12 @@ def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB)
     return Verdict(path, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
 
 
-def random_rounds(target: TransformerTarget, drafter: Drafter, prompts: list[str], generator: torch.Generator) -> Iterator[Any]:
-    """Rounds with random verdicts until every image is complete: each one's draft, and the images as they are before it."""
+def random_rounds(
+    target: TransformerTarget, drafter: Drafter, prompts: list[str], generator: torch.Generator
+) -> Iterator[Any]:
+    """Rounds with random verdicts until every image is complete: each one's draft, and the images
+    as they are before it.
+    """
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts)
     images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
@@ -109,15 +148,24 @@ def random_rounds(target: TransformerTarget, drafter: Drafter, prompts: list[str
         yield draft, images
         scores = target.score(draft)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        emitted = torch.tensor([min(int(verdict.accepted[row]) + 1, target.length - len(images[row])) for row in range(len(prompts))])
+        emitted = torch.tensor(
+            [
+                min(int(verdict.accepted[row]) + 1, target.length - len(images[row]))
+                for row in range(len(prompts))
+            ]
+        )
         target.commit(draft, verdict, emitted)
         drafter.observe(draft, verdict, scores, emitted)
-        images = [torch.cat([image, verdict.tokens[row, : emitted[row]]]) for row, image in enumerate(images)]
+        images = [
+            torch.cat([image, verdict.tokens[row, : emitted[row]]])
+            for row, image in enumerate(images)
+        ]
 
 
 def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:
-    """Every node of a static tree was drawn from the law after its parent without its elder siblings; `law` is asked with the tokens of a
-    path, `longest` is the longest one that is inside the image.
+    """Every node of a static tree was drawn from the law after its parent without its elder
+    siblings; `law` is asked with the tokens of a path, `longest` is the longest one that is inside
+    the image.
     """
     paths, tokens = node_paths(draft.tree, row), draft.tokens[row]
     for path in paths[1:]:
@@ -140,31 +188,55 @@ def node_paths(tree: Tree, row: int) -> list[list[int]]:
     return paths
 
 
-def full_hidden(target: TransformerTarget, prompts: list[str], images: list[Tensor]) -> list[Tensor]:
-    """Hidden states over the prefix and the tokens of each image, int64 [n], without a cache: [R of one prompt, T + n, H] each."""
+def full_hidden(
+    target: TransformerTarget, prompts: list[str], images: list[Tensor]
+) -> list[Tensor]:
+    """Hidden states over the prefix and the tokens of each image, int64 [n], without a cache: [R of
+    one prompt, T + n, H] each.
+    """
     condition, keep = target.conditioner(prompts)
     tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
     halves = []
     for drop in (False, True)[: target.sampling.rows]:
-        prefix, seen = conditioned(target.network, condition, keep, torch.full((len(prompts),), drop))
+        prefix, seen = conditioned(
+            target.network, condition, keep, torch.full((len(prompts),), drop)
+        )
         embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
         mask = causal_mask(seen, embeds.shape[1], embeds.dtype)
         positions = torch.arange(embeds.shape[1]).expand(len(prompts), -1)
-        states = target.network.model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False)
+        states = target.network.model(
+            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+        )
         halves.append(states.last_hidden_state)
-    return [torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves]) for i, image in enumerate(images)]
+    return [
+        torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves])
+        for i, image in enumerate(images)
+    ]
 
 
-def full_draft(eagle: EagleModel, target: TransformerTarget, prompts: list[str], image: Tensor, row: int, path: list[int]) -> Tensor:
-    """The draft's prediction at the last token of image ‖ path, from the target's true hidden states up to the image's last token.
+def full_draft(
+    eagle: EagleModel,
+    target: TransformerTarget,
+    prompts: list[str],
+    image: Tensor,
+    row: int,
+    path: list[int],
+) -> Tensor:
+    """The draft's prediction at the last token of image ‖ path, from the target's true hidden
+    states up to the image's last token.
 
-    image: int64 [n] tokens of prompt `row`; path: drafted tokens after it. Returns [R of one prompt, H].
+    image: int64 [n] tokens of prompt `row`; path: drafted tokens after it. Returns [R of one
+    prompt, H].
     """
     outputs = []
     hidden = full_hidden(target, [prompts[row]], [image])[0]
     for drop, states in zip((False, True), hidden, strict=False):
-        prefix, keep = conditioned(target.network, *target.conditioner([prompts[row]]), torch.tensor([drop]))
-        previous = shifted(states[None], keep)[:, :-1]  # the root's own hidden state is not known yet
+        prefix, keep = conditioned(
+            target.network, *target.conditioner([prompts[row]]), torch.tensor([drop])
+        )
+        previous = shifted(states[None], keep)[
+            :, :-1
+        ]  # the root's own hidden state is not known yet
         embeds = torch.cat([prefix, plain_embed(target, image[None])], 1)
         for token in [*path, None]:
             mask = causal_mask(keep, embeds.shape[1], embeds.dtype)

@@ -1,4 +1,6 @@
-"""Tiny models in the official key layouts, written to files, and the command-line options that load them through conf/model/*.yaml."""
+"""Tiny models in the official key layouts, written to files, and the command-line options that load
+them through conf/model/*.yaml.
+"""
 
 import importlib.util
 import json
@@ -26,7 +28,9 @@ def composed(*overrides: str, config: str = "eval") -> DictConfig:
 
 def script(name: str) -> Any:
     """The entry function of a script in train_draft/."""
-    spec = importlib.util.spec_from_file_location(f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -41,13 +45,21 @@ class Maker:
 
     def __call__(self, *shape: int) -> Tensor:
         scale = 1.3 / shape[-1] ** 0.5 if len(shape) > 1 else 0.3
-        return torch.randn(*shape, generator=self.generator) * scale + (1.0 if len(shape) == 1 else 0.0)
+        return torch.randn(*shape, generator=self.generator) * scale + (
+            1.0 if len(shape) == 1 else 0.0
+        )
 
 
-def llamagen_state(vocab: int, caption: int | None = None, prefix: int = 6, classes: int = 10) -> dict[str, Tensor]:
+def llamagen_state(
+    vocab: int, caption: int | None = None, prefix: int = 6, classes: int = 10
+) -> dict[str, Tensor]:
     """LlamaGen's official keys."""
     make = Maker()
-    state = {"tok_embeddings.weight": make(vocab, DIM), "norm.weight": make(DIM), "output.weight": make(vocab, DIM)}
+    state = {
+        "tok_embeddings.weight": make(vocab, DIM),
+        "norm.weight": make(DIM),
+        "output.weight": make(vocab, DIM),
+    }
     if caption is None:
         state["cls_embedding.embedding_table.weight"] = make(classes + 1, DIM)
     else:
@@ -70,9 +82,15 @@ def llamagen_state(vocab: int, caption: int | None = None, prefix: int = 6, clas
 
 
 def huggingface_state(vocab: int, kv: int = HEADS, norms: bool = False) -> dict[str, Tensor]:
-    """The keys of Emu3, and with `norms` those of Lumina-mGPT, whose norms of queries and keys are [model_parallel, head_dim]."""
+    """The keys of Emu3, and with `norms` those of Lumina-mGPT, whose norms of queries and keys are
+    [model_parallel, head_dim].
+    """
     make, size = Maker(), DIM // HEADS
-    state = {"model.embed_tokens.weight": make(vocab, DIM), "model.norm.weight": make(DIM), "lm_head.weight": make(vocab, DIM)}
+    state = {
+        "model.embed_tokens.weight": make(vocab, DIM),
+        "model.norm.weight": make(DIM),
+        "lm_head.weight": make(vocab, DIM),
+    }
     for i in range(LAYERS):
         prefix = f"model.layers.{i}."
         state |= {
@@ -87,7 +105,11 @@ def huggingface_state(vocab: int, kv: int = HEADS, norms: bool = False) -> dict[
             prefix + "post_attention_layernorm.weight": make(DIM),
         }
         if norms:
-            names = [f"{prefix}self_attn.{part}_norm.{kind}" for part in "qk" for kind in ("weight", "bias")]
+            names = [
+                f"{prefix}self_attn.{part}_norm.{kind}"
+                for part in "qk"
+                for kind in ("weight", "bias")
+            ]
             state |= {name: make(size)[None] for name in names}
     return state
 
@@ -95,10 +117,18 @@ def huggingface_state(vocab: int, kv: int = HEADS, norms: bool = False) -> dict[
 def meta_state(vocab: int) -> dict[str, Tensor]:
     """Chameleon's keys as Meta (and Anole) publish them."""
     make, size = Maker(), DIM // HEADS
-    state = {"tok_embeddings.weight": make(vocab, DIM), "norm.weight": make(DIM), "output.weight": make(vocab, DIM)}
+    state = {
+        "tok_embeddings.weight": make(vocab, DIM),
+        "norm.weight": make(DIM),
+        "output.weight": make(vocab, DIM),
+    }
     for i in range(LAYERS):
         state |= {f"layers.{i}.attention.w{part}.weight": make(DIM, DIM) for part in "qkvo"}
-        names = [f"layers.{i}.attention.{part}_normalization.{kind}" for part in "qk" for kind in ("weight", "bias")]
+        names = [
+            f"layers.{i}.attention.{part}_normalization.{kind}"
+            for part in "qk"
+            for kind in ("weight", "bias")
+        ]
         state |= {name: make(size) for name in names}
         state |= {
             f"layers.{i}.feed_forward.w1.weight": make(INNER, DIM),
@@ -112,30 +142,60 @@ def meta_state(vocab: int) -> dict[str, Tensor]:
 
 def save_shards(state: dict[str, Tensor], directory: Path) -> None:
     """Two parts and their index, as Hugging Face writes them."""
-    names, parts = sorted(state), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    names, parts = (
+        sorted(state),
+        ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    )
     halves = [names[::2], names[1::2]]
     for part, half in zip(parts, halves, strict=True):
         save_file({name: state[name].contiguous() for name in half}, directory / part)
     weight_map = {name: part for part, half in zip(parts, halves, strict=True) for name in half}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 def flow(values: dict[str, Any]) -> str:
     """A mapping in Hydra's override grammar."""
-    return "{" + ",".join(f"{key}:{json.dumps(value) if not isinstance(value, str) else value}" for key, value in values.items()) + "}"
+    return (
+        "{"
+        + ",".join(
+            f"{key}:{json.dumps(value) if not isinstance(value, str) else value}"
+            for key, value in values.items()
+        )
+        + "}"
+    )
 
 
 def vq_option(codes: int, **changes: Any) -> str:
-    return "+model.tokenizer.config=" + flow({"_target_": "tempera.image_tokenizers.vq.VQConfig", "codebook_size": codes, **VQ, **changes})
+    return "+model.tokenizer.config=" + flow(
+        {
+            "_target_": "tempera.image_tokenizers.vq.VQConfig",
+            "codebook_size": codes,
+            **VQ,
+            **changes,
+        }
+    )
 
 
 def write_llamagen_text(directory: Path) -> list[str]:
     """Text-conditional LlamaGen of 24 codes on 4×4, with random text features."""
-    torch.save({"model": llamagen_state(24, caption=8), "steps": 3}, directory / "t2i_XL_stage1_256.pt")
+    torch.save(
+        {"model": llamagen_state(24, caption=8), "steps": 3}, directory / "t2i_XL_stage1_256.pt"
+    )
     config = {"_target_": "tempera.targets.llamagen.LlamaGenConfig", "vocab_size": 24, "hidden_size": DIM, "intermediate_size": INNER,
               "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "grid": [4, 4], "prefix_length": 6, "caption_dim": 8}  # fmt: skip
-    sizes = ["~model.network.config", f"+model.network.config={flow(config)}", vq_option(24), "model.tokenizer_weights=random"]
-    text = ["model.text_weights=random", "model.text_encoder.length=6", "+model.text_encoder.width=8"]
+    sizes = [
+        "~model.network.config",
+        f"+model.network.config={flow(config)}",
+        vq_option(24),
+        "model.tokenizer_weights=random",
+    ]
+    text = [
+        "model.text_weights=random",
+        "model.text_encoder.length=6",
+        "+model.text_encoder.width=8",
+    ]
     return ["model=llamagen_xl_stage1", f"model.weights={directory}", *sizes, *text]
 
 
@@ -144,8 +204,18 @@ def write_llamagen_classes(directory: Path) -> list[str]:
     torch.save(llamagen_state(24) | {"freqs_cis": torch.zeros(3)}, directory / "c2i_B_384.pt")
     config = {"_target_": "tempera.targets.llamagen.LlamaGenConfig", "vocab_size": 24, "hidden_size": DIM, "intermediate_size": INNER,
               "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "grid": [4, 4], "prefix_length": 1, "num_classes": 10}  # fmt: skip
-    sizes = ["~model.network.config", f"+model.network.config={flow(config)}", vq_option(24), "model.tokenizer_weights=random"]
-    return ["model=llamagen_b_c2i", f"model.weights={directory / 'c2i_B_384.pt'}", *sizes, "model.text_encoder.classes=10"]
+    sizes = [
+        "~model.network.config",
+        f"+model.network.config={flow(config)}",
+        vq_option(24),
+        "model.tokenizer_weights=random",
+    ]
+    return [
+        "model=llamagen_b_c2i",
+        f"model.weights={directory / 'c2i_B_384.pt'}",
+        *sizes,
+        "model.text_encoder.classes=10",
+    ]
 
 
 SIZES = [f"+model.network.hidden_size={DIM}", f"+model.network.intermediate_size={INNER}", f"+model.network.num_hidden_layers={LAYERS}",
@@ -154,10 +224,27 @@ CHAMELEON_VQ = {"normalised": False, "level_attention": False}
 
 
 def write_lumina(directory: Path) -> list[str]:
-    """Lumina-mGPT at 64×64 pixels: 4×4 codes and ends of lines; in parts, with an image tokenizer's weights among them."""
-    save_shards(huggingface_state(8832, norms=True) | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(2)}, directory)
-    options = [f"model.weights={directory}", "model.prompt_weights=random", "model.tokenizer_weights=random", "image_size=64"]
-    return ["model=lumina", *options, *SIZES, "+model.network.vocab_size=8832", vq_option(8192, **CHAMELEON_VQ)]
+    """Lumina-mGPT at 64×64 pixels: 4×4 codes and ends of lines; in parts, with an image tokenizer's
+    weights among them.
+    """
+    save_shards(
+        huggingface_state(8832, norms=True)
+        | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(2)},
+        directory,
+    )
+    options = [
+        f"model.weights={directory}",
+        "model.prompt_weights=random",
+        "model.tokenizer_weights=random",
+        "image_size=64",
+    ]
+    return [
+        "model=lumina",
+        *options,
+        *SIZES,
+        "+model.network.vocab_size=8832",
+        vq_option(8192, **CHAMELEON_VQ),
+    ]
 
 
 def write_anole(directory: Path) -> list[str]:
@@ -167,16 +254,43 @@ def write_anole(directory: Path) -> list[str]:
     spec = ["model.spec._target_=tempera.targets.token_format.ModelSpec", "+model.spec.lines=4", "+model.spec.columns=4", "+model.spec.codes=8192",
             "+model.spec.first_code=4", "+model.spec.prompt=[0,'{text}',8710,8197]", "+model.spec.null=[0,8197]",
             "+model.spec.context=4096"]  # fmt: skip
-    options = [f"model.weights={directory}", "model.prompt_weights=random", "model.tokenizer_weights=random"]
-    return ["model=anole", *options, *spec, *SIZES, "+model.network.vocab_size=8832", vq_option(8192, **CHAMELEON_VQ)]
+    options = [
+        f"model.weights={directory}",
+        "model.prompt_weights=random",
+        "model.tokenizer_weights=random",
+    ]
+    return [
+        "model=anole",
+        *options,
+        *spec,
+        *SIZES,
+        "+model.network.vocab_size=8832",
+        vq_option(8192, **CHAMELEON_VQ),
+    ]
 
 
 def write_emu3(directory: Path) -> list[str]:
     """Emu3 at 32×32 pixels: 4×4 codes and ends of lines; grouped keys and values."""
     save_file(huggingface_state(184622, kv=1), directory / "model.safetensors")
-    options = [f"model.weights={directory}", "model.prompt_weights=random", "model.tokenizer_weights=random", "image_size=32"]
-    sizes = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "hidden_size": 32}
-    return ["model=emu3", *options, *SIZES, "+model.network.num_key_value_heads=1", f"+model.tokenizer.sizes={flow(sizes)}"]
+    options = [
+        f"model.weights={directory}",
+        "model.prompt_weights=random",
+        "model.tokenizer_weights=random",
+        "image_size=32",
+    ]
+    sizes = {
+        "base_channels": 32,
+        "channel_multiplier": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "hidden_size": 32,
+    }
+    return [
+        "model=emu3",
+        *options,
+        *SIZES,
+        "+model.network.num_key_value_heads=1",
+        f"+model.tokenizer.sizes={flow(sizes)}",
+    ]
 
 
 @dataclass(frozen=True)

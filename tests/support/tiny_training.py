@@ -1,4 +1,6 @@
-"""A tiny random target with the world's data, for the training tests; as a script it is one training run of theirs."""
+"""A tiny random target with the world's data, for the training tests; as a script it is one
+training run of theirs.
+"""
 
 import os
 import signal
@@ -31,9 +33,13 @@ RECIPE: dict[str, Any] = {
 
 
 def tiny_target(
-    guidance: float = 2.0, dtype: torch.dtype = torch.float32, place: Callable[[Any, torch.device], None] | None = None
+    guidance: float = 2.0,
+    dtype: torch.dtype = torch.float32,
+    place: Callable[[Any, torch.device], None] | None = None,
 ) -> TransformerTarget:
-    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the shapes world's words; `place` may split it."""
+    """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the shapes
+    world's words; `place` may split it.
+    """
     torch.manual_seed(0)
     config = LlamaGenConfig(24, 16, 32, 2, 2, GRID, prefix_length=6, caption_dim=8)
     network = LlamaGen(config)
@@ -68,11 +74,22 @@ def tiny_codes(count: int = 60) -> ShardCodes:
     return ShardCodes(Images([f"image-{i}" for i in range(count)], captions, codes.int().numpy()))
 
 
-def tiny_train(directory: Path, tracker: Any = None, target: TransformerTarget | None = None, **changes: Any) -> dict[str, Any]:
+def tiny_train(
+    directory: Path, tracker: Any = None, target: TransformerTarget | None = None, **changes: Any
+) -> dict[str, Any]:
     """A whole training run."""
     target = target or tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
-    return train(target, tiny_draft(target), tiny_codes(), recipe, directory, lambda: tracker or NoTracker(), {"data": "tiny"}, quiet=True)
+    return train(
+        target,
+        tiny_draft(target),
+        tiny_codes(),
+        recipe,
+        directory,
+        lambda: tracker or NoTracker(),
+        {"data": "tiny"},
+        quiet=True,
+    )
 
 
 class Killer(NoTracker):
@@ -88,14 +105,27 @@ class Killer(NoTracker):
 
 def split_in_halves(network: Any, device: torch.device) -> None:
     """Split a target between two processes, and see that each has about half of every layer."""
-    whole = [sum(parameter.numel() for parameter in layer.parameters()) for layer in network.model.layers]
+    whole = [
+        sum(parameter.numel() for parameter in layer.parameters()) for layer in network.model.layers
+    ]
     split_target(network, device)
-    mine = [sum(parameter.to_local().numel() for parameter in layer.parameters()) for layer in network.model.layers]
-    assert all(0.4 < part / size < 0.6 for part, size in zip(mine, whole, strict=True)), (mine, whole)
+    mine = [
+        sum(parameter.to_local().numel() for parameter in layer.parameters())
+        for layer in network.model.layers
+    ]
+    assert all(0.4 < part / size < 0.6 for part, size in zip(mine, whole, strict=True)), (
+        mine,
+        whole,
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     Processes(cpu=True)
     tracker = Killer(int(os.environ.get("KILL_AT", "-1")))
-    tiny_train(Path(sys.argv[1]), tracker, tiny_target(place=split_in_halves) if launched() else None, gradient_accumulation=2)
+    tiny_train(
+        Path(sys.argv[1]),
+        tracker,
+        tiny_target(place=split_in_halves) if launched() else None,
+        gradient_accumulation=2,
+    )

@@ -12,14 +12,22 @@ def test_norms_of_model_parallel_parts_serve_their_heads() -> None:
     name = "model.layers.0.self_attn.q_norm.weight"
     assert from_official({name: parts}, 4)[name].tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
     assert from_official({name: parts[0]}, 2)[name].tolist() == [[1, 2], [1, 2]]
-    assert from_official({name: parts}, 2)[name].tolist() == parts.tolist()  # as Hugging Face writes them now
+    assert (
+        from_official({name: parts}, 2)[name].tolist() == parts.tolist()
+    )  # as Hugging Face writes them now
 
 
 def test_metas_fused_and_separate_projections_are_the_same() -> None:
     separate = meta_state(20)
-    fused = {name: tensor for name, tensor in separate.items() if ".attention.w" not in name or ".wo." in name}
+    fused = {
+        name: tensor
+        for name, tensor in separate.items()
+        if ".attention.w" not in name or ".wo." in name
+    }
     for i in range(2):
-        fused[f"layers.{i}.attention.wqkv.weight"] = torch.cat([separate[f"layers.{i}.attention.w{part}.weight"] for part in "qkv"])
+        fused[f"layers.{i}.attention.wqkv.weight"] = torch.cat(
+            [separate[f"layers.{i}.attention.w{part}.weight"] for part in "qkv"]
+        )
     one, other = from_official(separate, 2), from_official(fused, 2)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -28,11 +36,16 @@ def test_the_rotary_embedding_stays_exact_in_bfloat16() -> None:
     exact, half = Rotary(8, 10000.0), Rotary(8, 10000.0).to(torch.bfloat16)
     positions = torch.tensor([[0, 9000]])
     assert half.inv_freq.dtype == torch.float32
-    for one, other in zip(exact(torch.zeros(1), positions), half(torch.zeros(1), positions), strict=True):
+    for one, other in zip(
+        exact(torch.zeros(1), positions), half(torch.zeros(1), positions), strict=True
+    ):
         assert torch.equal(one, other)
     angle = 9000 * 10000.0 ** (-2 / 8)
     torch.testing.assert_close(
-        exact(torch.zeros(1, dtype=torch.float64), positions)[0][0, 1, 1].item(), torch.tensor(angle).cos().item(), atol=1e-3, rtol=0
+        exact(torch.zeros(1, dtype=torch.float64), positions)[0][0, 1, 1].item(),
+        torch.tensor(angle).cos().item(),
+        atol=1e-3,
+        rtol=0,
     )
 
 
@@ -47,5 +60,10 @@ def test_a_drafts_layer_returns_hidden_states() -> None:
     }
     layer, rotary = draft_parts(network)
     x = torch.randn(1, 3, 16)
-    out = layer(x, attention_mask=torch.zeros(1, 1, 3, 3), position_embeddings=rotary(x, torch.arange(3)[None]), past_key_values=None)
+    out = layer(
+        x,
+        attention_mask=torch.zeros(1, 1, 3, 3),
+        position_embeddings=rotary(x, torch.arange(3)[None]),
+        past_key_values=None,
+    )
     assert out.shape == x.shape

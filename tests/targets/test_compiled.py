@@ -29,34 +29,60 @@ def compiler() -> str | None:
         return None
 
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler, and there is none")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU, and there is none")
+needs_compiler = pytest.mark.skipif(
+    compiler() is None, reason="torch.compile needs a C++ compiler, and there is none"
+)
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="CUDA graphs need a GPU, and there is none"
+)
 
 
 def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu"):
-    """What a tiny model decodes: the images, and the distributions of target and draft in every round."""
+    """What a tiny model decodes: the images, and the distributions of target and draft in every
+    round.
+    """
     forced = torch.full((20,), -1)
     forced[9] = 4
-    target = TransformerTarget(llamagen().to(device), captions, Sampling(3.0, temperature=2.0, top_k=7), forced=forced, granularity=4)
+    target = TransformerTarget(
+        llamagen().to(device),
+        captions,
+        Sampling(3.0, temperature=2.0, top_k=7),
+        forced=forced,
+        granularity=4,
+    )
     if compile:
         target.compile()
     drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(depth))
     images, laws = [], []
     score = target.score
-    target.score = lambda draft: laws.append((draft.q, (scores := score(draft)).p, scores.hidden)) or scores
+    target.score = lambda draft: (
+        laws.append((draft.q, (scores := score(draft)).p, scores.hidden)) or scores
+    )
     for prompts in batches:
-        images.append(decode(target, drafter, Exact(), RandomStreams(0, prompts, device), prompts).tokens)
+        images.append(
+            decode(target, drafter, Exact(), RandomStreams(0, prompts, device), prompts).tokens
+        )
     return target, images, laws
 
 
 @needs_compiler
-def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_place(monkeypatch, tmp_path):
+def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_place(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # kept code would not be seen
     given, inner = [], torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(function.__qualname__) or inner(function, **options))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda function, **options: (
+            given.append(function.__qualname__) or inner(function, **options)
+        ),
+    )
     (target, images, laws), sources = run_and_get_code(decoded, True, 1, [PROMPTS[:2]])
     writing = [source for source in sources if "index_copy" in source]
-    assert len(writing) >= 2 and not any("_copy_" in source.replace("_index_copy_", "") for source in writing)  # the cache is not copied
+    assert len(writing) >= 2 and not any(
+        "_copy_" in source.replace("_index_copy_", "") for source in writing
+    )  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
     assert given == ["_block", "TransformerTarget._sampled", "EagleDraft._forward"]
     assert torch.equal(images[0], expected_images[0])
@@ -71,7 +97,10 @@ def test_recorded_rounds_decode_what_plain_ones_do_on_a_gpu():
     _, images, laws = decoded(True, 3, batches, "cuda")
     _, expected_images, expected_laws = decoded(False, 3, batches, "cuda")
     torch.testing.assert_close(laws, expected_laws, rtol=1e-3, atol=1e-3)
-    assert all(torch.equal(found, expected) for found, expected in zip(images, expected_images, strict=True))
+    assert all(
+        torch.equal(found, expected)
+        for found, expected in zip(images, expected_images, strict=True)
+    )
 
 
 def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(monkeypatch):
@@ -95,14 +124,21 @@ def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(
             self.graph.call = calls[-1]
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    names = {"Stream": lambda: stream, "current_stream": lambda: stream, "stream": nullcontext, "device": nullcontext}
+    names = {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": nullcontext,
+        "device": nullcontext,
+    }
     for name, stand_in in {**names, "CUDAGraph": Graph, "graph": capture}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     step = compiled.cuda_graphed(scaled, torch.device("cuda"))
     first, second = step(torch.tensor([1.0, 2.0]), 3.0), step(torch.tensor([5.0, 7.0]), 3.0)
     assert first.tolist() == [3, 6] and second.tolist() == [15, 21]
     assert len(calls) == compiled.WARMUP + 1
-    assert step(torch.tensor([1.0]), 3.0).tolist() == [3] and step(torch.tensor([1.0, 2.0]), 4.0).tolist() == [4, 8]
+    assert step(torch.tensor([1.0]), 3.0).tolist() == [3] and step(
+        torch.tensor([1.0, 2.0]), 4.0
+    ).tolist() == [4, 8]
     assert len(calls) == 3 * (compiled.WARMUP + 1)
     assert compiled.cuda_graphed(scaled, torch.device("cpu")) is scaled
 
@@ -110,14 +146,20 @@ def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(
 def test_what_cannot_be_compiled_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
-    with pytest.raises(TemperaError, match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ compiler.*compile=false.*\.$") as told:
+    with pytest.raises(
+        TemperaError,
+        match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ "
+        r"compiler.*compile=false.*\.$",
+    ) as told:
         compiled.compile_step(lambda x: x.sin() * 3 + 1)(torch.ones(5))
     assert "\n" not in str(told.value)
 
 
 def test_want_of_memory_is_told_as_such(monkeypatch):
     def refuse(*inputs):
-        raise torch._dynamo.exc.BackendCompilerFailed("inductor", torch.OutOfMemoryError("of 80 GiB"), None)
+        raise torch._dynamo.exc.BackendCompilerFailed(
+            "inductor", torch.OutOfMemoryError("of 80 GiB"), None
+        )
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     with pytest.raises(torch.OutOfMemoryError):

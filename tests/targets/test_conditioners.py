@@ -1,4 +1,6 @@
-"""What LlamaGen is conditioned on: T5 features, left padded; class numbers; captions cleaned as in training."""
+"""What LlamaGen is conditioned on: T5 features, left padded; class numbers; captions cleaned as in
+training.
+"""
 
 import json
 from pathlib import Path
@@ -17,12 +19,20 @@ SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, 
 
 
 def write_t5(directory: Path) -> Any:
-    """A tiny Flan-T5 as it is published: decoder and head beside the encoder, one embedding for all; and a word tokenizer."""
+    """A tiny Flan-T5 as it is published: decoder and head beside the encoder, one embedding for
+    all; and a word tokenizer.
+    """
     torch.manual_seed(0)
     model = T5EncoderModel(T5Config(**SIZES, feed_forward_proj="gated-gelu")).eval()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
+    state = {
+        name: tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if name != "encoder.embed_tokens.weight"
+    }
     save_file(
-        state | {"decoder.final_layer_norm.weight": torch.ones(16), "lm_head.weight": torch.ones(40, 16)}, directory / "model.safetensors"
+        state
+        | {"decoder.final_layer_norm.weight": torch.ones(16), "lm_head.weight": torch.ones(40, 16)},
+        directory / "model.safetensors",
     )
     words = ["<unk>", "</s>", "a", "red", "ring", "and"]
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -48,7 +58,10 @@ def test_features_are_those_of_the_caption_alone_padded_on_the_left(tmp_path: Pa
 def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
     write_t5(tmp_path)
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
-    with pytest.raises(TemperaError, match=r"prompt 1 of 1 has 5 tokens, the model reads 4: .*model.text_encoder.truncate=true"):
+    with pytest.raises(
+        TemperaError,
+        match=r"prompt 1 of 1 has 5 tokens, the model reads 4: .*model.text_encoder.truncate=true",
+    ):
         encoder.encode(["a red ring and"])
     cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=SIZES)
     torch.testing.assert_close(cut.encode(["a red ring and"])[0], encoder.encode(["a red ring"])[0])
@@ -57,7 +70,9 @@ def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
 
 
 def test_missing_text_weights_are_told(tmp_path: Path) -> None:
-    with pytest.raises(TemperaError, match=rf"{tmp_path} holds no tokenizer.json: .*model.text_weights=DIR"):
+    with pytest.raises(
+        TemperaError, match=rf"{tmp_path} holds no tokenizer.json: .*model.text_weights=DIR"
+    ):
         load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=SIZES)
     write_t5(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -76,7 +91,9 @@ def test_class_numbers() -> None:
     labels, keep = ClassLabels(10).encode(["3", " 9 "])
     assert labels.tolist() == [3, 9] and keep.shape == (2, 1)
     for wrong in ("10", "cat", "-1"):
-        with pytest.raises(TemperaError, match=r"prompt 2 of 2, '.*', is no class: give a number from 0 to 9"):
+        with pytest.raises(
+            TemperaError, match=r"prompt 2 of 2, '.*', is no class: give a number from 0 to 9"
+        ):
             ClassLabels(10).encode(["1", wrong])
 
 

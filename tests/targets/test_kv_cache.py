@@ -5,8 +5,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tempera.targets.kv_cache import RoundMask, RowCache
 
 
-def new_cache(layers: int = 2, rows: int = 3, heads: int = 2, size: int = 4, capacity: int = 12) -> RowCache:
-    return RowCache(layers, rows, heads, size, capacity, dtype=torch.float32, device=torch.device("cpu"))
+def new_cache(
+    layers: int = 2, rows: int = 3, heads: int = 2, size: int = 4, capacity: int = 12
+) -> RowCache:
+    return RowCache(
+        layers, rows, heads, size, capacity, dtype=torch.float32, device=torch.device("cpu")
+    )
 
 
 def test_each_row_writes_at_its_own_offset():
@@ -48,7 +52,10 @@ def test_compaction_moves_all_layers_and_reads_before_it_writes():
     cache = new_cache()
     cache.storage.normal_()
     before = cache.storage.clone()
-    source, target = torch.tensor([[5, 6, 7], [9, 4, 4], [2, 2, 2]]), torch.tensor([[4, 5, 6], [3, 4, 5], [2, 3, 4]])
+    source, target = (
+        torch.tensor([[5, 6, 7], [9, 4, 4], [2, 2, 2]]),
+        torch.tensor([[4, 5, 6], [3, 4, 5], [2, 3, 4]]),
+    )
     cache.compact(source, target)
     for row in range(3):
         assert torch.equal(cache.storage[:, :, row, target[row]], before[:, :, row, source[row]])
@@ -72,12 +79,19 @@ def test_hugging_face_sees_a_cache():
 def test_masks_show_what_stands_before_the_root_and_the_ancestors(per_row, reach):
     generator = torch.Generator().manual_seed(0)
     roots = torch.tensor([0, 3, 8])
-    visible = torch.rand(3, 2, 4, generator=generator) < 0.5 if per_row else torch.rand(2, 4, generator=generator) < 0.5
+    visible = (
+        torch.rand(3, 2, 4, generator=generator) < 0.5
+        if per_row
+        else torch.rand(2, 4, generator=generator) < 0.5
+    )
     mask = RoundMask(visible, capacity=12, dtype=torch.float32).at(roots, reach)
     assert mask.shape == (3, 1, 2, reach)
     for row, root in enumerate(roots.tolist()):
         for query in range(2):
             sees = visible[row, query] if per_row else visible[query]
-            expected = [slot < root or (slot < root + 4 and bool(sees[slot - root])) for slot in range(reach)]
+            expected = [
+                slot < root or (slot < root + 4 and bool(sees[slot - root]))
+                for slot in range(reach)
+            ]
             assert (mask[row, 0, query] == 0).tolist() == expected
     assert set(mask.unique().tolist()) == {0.0, torch.finfo(torch.float32).min}

@@ -1,11 +1,20 @@
-"""LlamaGen: the rotary table, vanishing condition tokens, the official layout, and an independent computation in float64."""
+"""LlamaGen: the rotary table, vanishing condition tokens, the official layout, and an independent
+computation in float64.
+"""
 
 import pytest
 import torch
 from reference_llamagen import reference_logits
 
 from tempera.errors import TemperaError
-from tempera.targets.llamagen import GridRotary, LlamaGen, LlamaGenConfig, from_official, permute_pairs, to_official
+from tempera.targets.llamagen import (
+    GridRotary,
+    LlamaGen,
+    LlamaGenConfig,
+    from_official,
+    permute_pairs,
+    to_official,
+)
 from tempera.targets.masks import causal_mask
 
 TINY = LlamaGenConfig(13, 16, 24, 2, 2, (2, 3), 4, caption_dim=6)
@@ -27,7 +36,10 @@ def test_condition_tokens_have_no_rotation_at_all() -> None:
 def test_official_layout_round_trips() -> None:
     state = network().state_dict()
     official = to_official(state, 2)
-    assert official["layers.1.attention.wqkv.weight"].shape == (48, 16) and "cls_embedding.uncond_embedding" in official
+    assert (
+        official["layers.1.attention.wqkv.weight"].shape == (48, 16)
+        and "cls_embedding.uncond_embedding" in official
+    )
     back = from_official(official, 2)
     assert back.keys() == state.keys() and all(torch.equal(back[key], state[key]) for key in state)
 
@@ -48,7 +60,9 @@ def test_logits_equal_an_independent_float64_computation() -> None:
     wanted = reference_logits(to_official(net.state_dict(), 2), features, keep, tokens)
     got = net.lm_head(hidden)
     assert (got[1] - wanted[1]).abs().max() < 1e-5
-    assert (got[0, 1:] - wanted[0, 1:]).abs().max() < 1e-5  # its padded condition token has no meaning
+    assert (
+        got[0, 1:] - wanted[0, 1:]
+    ).abs().max() < 1e-5  # its padded condition token has no meaning
 
 
 def test_dropped_captions_are_the_null_caption() -> None:
@@ -62,12 +76,17 @@ def test_class_conditional_models_have_one_condition_token() -> None:
     config = LlamaGenConfig(13, 16, 24, 1, 2, (2, 3), 1, num_classes=10)
     net = LlamaGen(config)
     embedded = net.embed_prefix(torch.tensor([3, 3]), torch.tensor([False, True]))
-    assert embedded.shape == (2, 1, 16) and torch.equal(embedded[1, 0], net.class_embedding.weight[10])
+    assert embedded.shape == (2, 1, 16) and torch.equal(
+        embedded[1, 0], net.class_embedding.weight[10]
+    )
 
 
 def test_every_token_sees_itself_and_nothing_padded() -> None:
     mask = causal_mask(torch.tensor([[False, True]]), 4, torch.float32)[0, 0] == 0
-    assert torch.equal(mask, torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool))
+    assert torch.equal(
+        mask,
+        torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool),
+    )
 
 
 def test_impossible_sizes_are_refused() -> None:

@@ -44,14 +44,24 @@ def test_trees_may_change_from_round_to_round_and_from_row_to_row():
     trees = [lambda: per_row_tree(3, generator), lambda: Tree.chain(2), lambda: TREE]
     with torch.no_grad():
         target.begin(PROMPTS[:3], TREE.nodes)
-        check_rounds(target, PROMPTS[:3], lambda: trees[int(torch.randint(3, (), generator=generator))](), generator)
+        check_rounds(
+            target,
+            PROMPTS[:3],
+            lambda: trees[int(torch.randint(3, (), generator=generator))](),
+            generator,
+        )
 
 
 def test_a_target_begins_again_at_another_size():
     target = tiny_target(granularity=4)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
-        for prompts, tree in ((PROMPTS[:2], TREE), (PROMPTS[1:], Tree.chain(3)), (PROMPTS[1:], Tree.chain(3)), (PROMPTS[:1], Tree.empty())):
+        for prompts, tree in (
+            (PROMPTS[:2], TREE),
+            (PROMPTS[1:], Tree.chain(3)),
+            (PROMPTS[1:], Tree.chain(3)),
+            (PROMPTS[:1], Tree.empty()),
+        ):
             target.begin(prompts, tree.nodes)
             check_rounds(target, prompts, lambda tree=tree: tree, generator)
 
@@ -117,7 +127,14 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
     forced = torch.full((6,), -1)
     forced[[2, 5]] = 0
     network = lively(TextLlama())
-    options = {"network": network, "conditioner": network.conditioner, "grid": (2, 3), "token_ids": ids, "forced": forced, "granularity": 4}
+    options = {
+        "network": network,
+        "conditioner": network.conditioner,
+        "grid": (2, 3),
+        "token_ids": ids,
+        "forced": forced,
+        "granularity": 4,
+    }
     target = tiny_target(Sampling(2.0, top_k=3), **options)
     assert target.vocab_size == 5 and target.length == 6
     generator = torch.Generator().manual_seed(0)
@@ -134,15 +151,21 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
 def test_identity_names_the_weights_whatever_their_type():
     network = llamagen()
     name = identity_of(network)
-    assert len(name) == 16 and name == tiny_target(network=network).identity == identity_of(llamagen().bfloat16())
-    assert name != identity_of(llamagen(seed=1)) and name != identity_of(llamagen(intermediate_size=32))
+    assert len(name) == 16 and name == tiny_target(network=network).identity == identity_of(
+        llamagen().bfloat16()
+    )
+    assert name != identity_of(llamagen(seed=1)) and name != identity_of(
+        llamagen(intermediate_size=32)
+    )
     assert tiny_target(identity="mine").identity == "mine"
 
 
 def test_storing_weights_by_column_changes_no_value():
     network, other = llamagen(), llamagen()
     target = tiny_target(network=network)
-    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True)
+    )
     assert target.vocab_size == VOCAB
 
 
@@ -151,6 +174,8 @@ def test_bad_input_is_told_in_one_sentence():
     with pytest.raises(TemperaError, match="no prompts to generate"):
         target.begin([], 0)
     with pytest.raises(TemperaError, match="pad prompts on the left"):
-        tiny_target(conditioner=lambda prompts: [part.flip(1) for part in captions(prompts)]).begin(["a", "b"], 0)
+        tiny_target(conditioner=lambda prompts: [part.flip(1) for part in captions(prompts)]).begin(
+            ["a", "b"], 0
+        )
     with pytest.raises(TemperaError, match="forced positions do not fit an image of 20 tokens"):
         tiny_target(forced=torch.zeros(3, dtype=torch.int64))

@@ -44,8 +44,16 @@ def tiny_vq(seed: int = 0) -> VQModel:
 def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     target, vq = tiny_target(), tiny_vq()
     for batch in (2, 5):
-        prepare(Captions(7), target_encoder(target, vq, seed=3), tmp_path / str(batch), batch_size=batch, shard_size=4)
-    two, five = (read_shards(tmp_path / str(batch), identity_of(vq), 24, target.grid) for batch in (2, 5))
+        prepare(
+            Captions(7),
+            target_encoder(target, vq, seed=3),
+            tmp_path / str(batch),
+            batch_size=batch,
+            shard_size=4,
+        )
+    two, five = (
+        read_shards(tmp_path / str(batch), identity_of(vq), 24, target.grid) for batch in (2, 5)
+    )
     assert np.array_equal(two.codes, five.codes)
     assert two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
@@ -58,7 +66,9 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
 def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, vq = tiny_target(), tiny_vq()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TemperaError, match="several processes cannot draw one set of training images"):
+    with pytest.raises(
+        TemperaError, match="several processes cannot draw one set of training images"
+    ):
         generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     monkeypatch.delenv("WORLD_SIZE")
     first = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
@@ -76,6 +86,8 @@ def test_shards_belong_to_a_tokenizer(tmp_path: Path) -> None:
     target, vq = tiny_target(), tiny_vq()
     prepare(Captions(60), target_encoder(target, vq), tmp_path)
     assert len(shard_codes(target, vq, tmp_path, str(tmp_path)).images) == 60
-    with pytest.raises(TemperaError, match=f"built by tokenizer {identity_of(vq)}, but the target's is"):
+    with pytest.raises(
+        TemperaError, match=f"built by tokenizer {identity_of(vq)}, but the target's is"
+    ):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path))
     assert vq_encoder(target.grid, vq).size == (12, 16)

@@ -15,7 +15,9 @@ def states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Linear]:
 def test_value_is_smooth_l1_plus_weighted_soft_cross_entropy() -> None:
     predicted, hidden, head = states()
     loss = draft_loss(predicted, hidden, head, cross_entropy_weight=0.1)
-    expected = F.cross_entropy(head(predicted).flatten(0, 1), head(hidden).softmax(-1).flatten(0, 1))
+    expected = F.cross_entropy(
+        head(predicted).flatten(0, 1), head(hidden).softmax(-1).flatten(0, 1)
+    )
     torch.testing.assert_close(loss.cross_entropy, expected)
     torch.testing.assert_close(loss.regression, F.smooth_l1_loss(predicted, hidden))
     torch.testing.assert_close(loss.total, loss.regression + 0.1 * expected)

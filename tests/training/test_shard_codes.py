@@ -13,7 +13,9 @@ from tempera.training.dataset import ShardCodes
 
 
 def images_of(keys: list[str]) -> Images:
-    return Images(keys, [f"caption {key}" for key in keys], np.arange(len(keys), dtype=np.int32)[:, None])
+    return Images(
+        keys, [f"caption {key}" for key in keys], np.arange(len(keys), dtype=np.int32)[:, None]
+    )
 
 
 def test_an_epoch_shows_every_training_image_once_and_no_held_out_one() -> None:
@@ -21,7 +23,10 @@ def test_an_epoch_shows_every_training_image_once_and_no_held_out_one() -> None:
     held, kept = len(codes.held), len(codes.kept)
     assert held + kept == 400
     assert 8 <= held <= 36
-    epochs = [codes.train(list(range(epoch * kept, (epoch + 1) * kept))).codes[:, 0].tolist() for epoch in (0, 1)]
+    epochs = [
+        codes.train(list(range(epoch * kept, (epoch + 1) * kept))).codes[:, 0].tolist()
+        for epoch in (0, 1)
+    ]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(codes.kept.tolist())
     assert not set(epochs[0]) & set(codes.holdout(list(range(held))).codes[:, 0].tolist())

@@ -13,7 +13,9 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
     draft = tiny_draft(target).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
     rows = target.sampling.rows
-    lesson = teach(target, images.captions * rows, images.codes.repeat(rows, 1), torch.arange(2 * rows) >= 2)
+    lesson = teach(
+        target, images.captions * rows, images.codes.repeat(rows, 1), torch.arange(2 * rows) >= 2
+    )
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
     taught = target.sampling.distribution(target.lm_logits(predicted[:, lesson.start]))
     target.begin(images.captions, 1)
@@ -25,7 +27,9 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) -> None:
-    """The last copy at each place is the draft run on the true past, but for its own predictions in the last `steps` places."""
+    """The last copy at each place is the draft run on the true past, but for its own predictions in
+    the last `steps` places.
+    """
     target = tiny_target(1.0)
     draft = tiny_draft(target).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
@@ -38,7 +42,9 @@ def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) ->
         previous = lesson.previous.clone()
         for back in range(steps - 1, -1, -1):
             here = place - back
-            previous[:, here] = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, here - 1]
+            previous[:, here] = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[
+                :, here - 1
+            ]
         walked = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, place]
         torch.testing.assert_close(last[:, place], walked)
 
@@ -72,9 +78,17 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     class Oracle:
         """Returns the target's own hidden states."""
 
-        def __call__(self, embeds: torch.Tensor, previous: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        def __call__(
+            self,
+            embeds: torch.Tensor,
+            previous: torch.Tensor,
+            mask: torch.Tensor,
+            positions: torch.Tensor,
+        ) -> torch.Tensor:
             model = target.network.model
-            out: torch.Tensor = model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+            out: torch.Tensor = model(
+                inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
             return out
 
     metrics = metrics_of(imitation(Oracle(), target, images, batch_size=2))  # type: ignore[arg-type]

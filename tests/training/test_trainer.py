@@ -1,4 +1,6 @@
-"""The training loop: exact resumption, accumulation, several processes, refusals, and that it trains."""
+"""The training loop: exact resumption, accumulation, several processes, refusals, and that it
+trains.
+"""
 
 import json
 import os
@@ -48,8 +50,21 @@ def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str
     """Run tests/tiny_training.py in a process of its own."""
     here = SUPPORT
     paths = os.pathsep.join([str(here.parent / "src"), str(here)])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
-    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=240, check=False)
+    env = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -65,10 +80,21 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> 
         assert whole.keys() == resumed.keys()
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), name
     assert not torch.equal(before["draft/fc.weight"], whole["fc.weight"])
-    assert {path.name for path in (tmp_path / "killed").iterdir()} == {"draft", "last.safetensors", "training.json"}
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        "draft",
+        "last.safetensors",
+        "training.json",
+    }
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SUPPORT / "tiny_training.py"))
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    str(SUPPORT / "tiny_training.py"),
+)
 
 
 def assert_same_training(two: Path, one: Path) -> None:
@@ -76,7 +102,13 @@ def assert_same_training(two: Path, one: Path) -> None:
     expected, found = (load_file(path / "last.safetensors") for path in (one, two))
     assert expected.keys() == found.keys()
     for key in expected:
-        torch.testing.assert_close(found[key], expected[key], rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            found[key],
+            expected[key],
+            rtol=1e-3,
+            atol=1e-5,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
 
 
 def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
@@ -88,7 +120,9 @@ def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
     assert alone["processes"] == 1
 
 
-def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(tmp_path: Path) -> None:
+def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(
+    tmp_path: Path,
+) -> None:
     class Stop(NoTracker):
         def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
             if step == 8:
@@ -108,14 +142,22 @@ def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_s
 def run_of(directory: Path, **changes: Any) -> Run:
     target = tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
-    return Run(target, tiny_draft(target), tiny_codes(), recipe, directory, Accelerator(cpu=True), True)
+    return Run(
+        target, tiny_draft(target), tiny_codes(), recipe, directory, Accelerator(cpu=True), True
+    )
 
 
 @pytest.mark.parametrize("unroll", [0, 2])
 def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
     gradients = []
     for accumulation in (1, 4):
-        run = run_of(tmp_path, batch_size=16, gradient_accumulation=accumulation, grad_clip=0.0, ttt_steps=unroll)
+        run = run_of(
+            tmp_path,
+            batch_size=16,
+            gradient_accumulation=accumulation,
+            grad_clip=0.0,
+            ttt_steps=unroll,
+        )
         step = run.step(3)
         gradients.append({name: parameter.grad for name, parameter in run.draft.named_parameters()})
         assert step.losses.isfinite().all()
@@ -127,7 +169,9 @@ def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
 def test_it_learns_and_keeps_the_best_draft(tmp_path: Path) -> None:
     notebook = Notebook()
     target = tiny_target()
-    metrics = tiny_train(tmp_path, notebook, target, steps=60, validate_every=20, ema=0.0, lr=1e-2, batch_size=8)
+    metrics = tiny_train(
+        tmp_path, notebook, target, steps=60, validate_every=20, ema=0.0, lr=1e-2, batch_size=8
+    )
     losses = notebook.series("train/loss")
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     top3, tv = notebook.series("validation/top3"), notebook.series("validation/tv")
@@ -138,10 +182,17 @@ def test_it_learns_and_keeps_the_best_draft(tmp_path: Path) -> None:
     assert metrics["finished"]
     EagleDraft(EagleModel.from_pretrained(tmp_path / "draft"), target)
     assert "top3" in (tmp_path / "draft" / "README.md").read_text()
-    assert {"train/regression", "train/cross_entropy", "train/gradient_norm", "train/lr"} <= notebook.rows[0].keys()
+    assert {
+        "train/regression",
+        "train/cross_entropy",
+        "train/gradient_norm",
+        "train/lr",
+    } <= notebook.rows[0].keys()
 
 
-def test_a_finished_run_says_so_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_says_so_and_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tempera.training.trainer import train
 
     first = tiny_train(tmp_path, steps=2, decodes=0)
@@ -152,7 +203,12 @@ def test_a_finished_run_says_so_and_does_nothing(tmp_path: Path, capsys: pytest.
     def no_tracker() -> NoTracker:
         raise AssertionError("a finished run tracks nothing")
 
-    assert train(target, tiny_draft(target), tiny_codes(), recipe, tmp_path, no_tracker, {"data": "tiny"}) == first
+    assert (
+        train(
+            target, tiny_draft(target), tiny_codes(), recipe, tmp_path, no_tracker, {"data": "tiny"}
+        )
+        == first
+    )
     assert "already trained, 2 steps" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
 
@@ -172,7 +228,9 @@ def test_refusals(tmp_path: Path) -> None:
         tiny_train(tmp_path / "new", batch_size=5, gradient_accumulation=2)
 
 
-def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(
+    tmp_path: Path,
+) -> None:
     target = tiny_target()
 
     class Poison(NoTracker):
@@ -182,7 +240,9 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(tmp
 
     with pytest.raises(TemperaError, match=r"not finite at step 8 .*last good checkpoint is kept"):
         tiny_train(tmp_path, Poison(), target, validate_every=6, decodes=0)
-    assert all(value.isfinite().all() for value in load_file(tmp_path / "last.safetensors").values())
+    assert all(
+        value.isfinite().all() for value in load_file(tmp_path / "last.safetensors").values()
+    )
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 
@@ -195,7 +255,9 @@ UNABLE = {
 
 
 @pytest.mark.parametrize("option", UNABLE)
-def test_a_launch_that_cannot_be_done_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_cannot_be_done_is_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(option, "true")  # as `accelerate launch` does
     with pytest.raises(TemperaError, match=UNABLE[option]):
         tiny_train(tmp_path)
@@ -206,4 +268,7 @@ def test_bfloat16_target_and_autocast(tmp_path: Path) -> None:
     target = tiny_target(dtype=torch.bfloat16)
     metrics = tiny_train(tmp_path, target=target, mixed_precision="bf16", steps=2, validate_every=2)
     assert 0 <= metrics["best"]["tv"] <= 1
-    assert all(value.dtype == torch.float32 for value in load_file(tmp_path / "draft" / "model.safetensors").values())
+    assert all(
+        value.dtype == torch.float32
+        for value in load_file(tmp_path / "draft" / "model.safetensors").values()
+    )

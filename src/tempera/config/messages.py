@@ -1,4 +1,6 @@
-"""Hydra's and OmegaConf's complaints, and the file system's, as one sentence that names what, where and what to do."""
+"""Hydra's and OmegaConf's complaints, and the file system's, as one sentence that names what, where
+and what to do.
+"""
 
 import difflib
 import errno
@@ -9,20 +11,36 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from tempera.errors import TemperaError
 
 OUT_OF_MEMORY = (
-    "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, window=); in training also a larger "
+    "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
+    "window=); in training also a larger "
     "gradient_accumulation=, mixed_precision=bf16, or FSDP on several devices"
 )
-UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.ENAMETOOLONG}
+UNWRITABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOSPC,
+    errno.ENAMETOOLONG,
+}
 
 
-def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]) -> str | None:
+def sentence(
+    problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
+) -> str | None:
     """Say what the user did wrong, or return None where the problem is not the user's.
 
     Args:
@@ -44,7 +62,9 @@ def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Se
         case HydraException():
             return _composition(str(problem), conf, config_name, arguments)
         case MissingMandatoryValue():
-            return f"`{problem.full_key}` has no value; give {problem.full_key}=… on the command line"
+            return (
+                f"`{problem.full_key}` has no value; give {problem.full_key}=… on the command line"
+            )
         case torch.OutOfMemoryError() | MemoryError():
             return OUT_OF_MEMORY
         case RuntimeError() if "can't allocate memory" in str(problem):
@@ -52,9 +72,7 @@ def sentence(problem: BaseException, conf: Path, config_name: str, arguments: Se
         case InterpolationResolutionError():
             return f"{_first_line(str(problem))} (needed by {problem.full_key}); give it as name=value on the command line"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
-            return (
-                f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
-            )
+            return f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
     return None
 
 
@@ -74,21 +92,37 @@ def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[st
 
 def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
     """Say which choices of conf/ bring the option, or which option was meant."""
-    default = _composed(conf, config_name, []) or OmegaConf.create({"hydra": {"runtime": {"choices": {}}}})
-    groups = {group: _choices(conf, group) for group in sorted(default.hydra.runtime.choices) if (conf / group).is_dir()}
+    default = _composed(conf, config_name, []) or OmegaConf.create(
+        {"hydra": {"runtime": {"choices": {}}}}
+    )
+    groups = {
+        group: _choices(conf, group)
+        for group in sorted(default.hydra.runtime.choices)
+        if (conf / group).is_dir()
+    }
     if owners := _owners(option, conf, config_name, groups):
-        chosen = [argument for argument in arguments if argument.partition("=")[0] in owners.keys() - {option}]
+        chosen = [
+            argument
+            for argument in arguments
+            if argument.partition("=")[0] in owners.keys() - {option}
+        ]
         where = f" with {' '.join(chosen)}" if chosen else ""
         methods = f"method={', '.join(owners.pop('method'))}" if "method" in owners else ""
         others = " and ".join(f"{group}={', '.join(choices)}" for group, choices in owners.items())
         return f"there is no option `{option}`{where}: it belongs to {f'{others} ({methods})' if others and methods else others or methods}"
     names = sorted({*_names(default), *groups})
     near = difflib.get_close_matches(option, names, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"the options are {', '.join(name for name in names if '.' not in name)}"
+    hint = (
+        f"did you mean `{near[0]}`?"
+        if near
+        else f"the options are {', '.join(name for name in names if '.' not in name)}"
+    )
     return f"there is no option `{option}`: {hint}"
 
 
-def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def _owners(
+    option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
     """By group, the choices that bring an option which other choices of the same group do not have."""
     bases = [[], *([f"method={method}"] for method in groups.get("method", ()))]
     found = {}
@@ -103,15 +137,24 @@ def _owners(option: str, conf: Path, config_name: str, groups: Mapping[str, Sequ
 
 
 def _mentions(option: str, conf: Path, choice: str) -> bool:
-    """Whether the file of a choice, or one that its defaults list names, may bring the option; read without composing, which is slow."""
+    """Whether the file of a choice, or one that its defaults list names, may bring the option; read
+    without composing, which is slow.
+    """
     path = conf / f"{choice}.yaml"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if re.search(rf"^\s*{re.escape(option.rpartition('.')[2])}:|/{re.escape(option)}:", text, re.MULTILINE):
+    if re.search(
+        rf"^\s*{re.escape(option.rpartition('.')[2])}:|/{re.escape(option)}:", text, re.MULTILINE
+    ):
         return True
-    return any(_mentions(option, conf, f"{group}/{name}") for group, name in re.findall(r"^\s*- /([\w/]+): *(\w+)", text, re.MULTILINE))
+    return any(
+        _mentions(option, conf, f"{group}/{name}")
+        for group, name in re.findall(r"^\s*- /([\w/]+): *(\w+)", text, re.MULTILINE)
+    )
 
 
-def _having(option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]) -> list[str] | None:
+def _having(
+    option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]
+) -> list[str] | None:
     """The choices with which the option exists; None unless every choice composes on top of `base`."""
     having = []
     for choice in choices:
@@ -138,7 +181,12 @@ def _names(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
         name = f"{prefix}{key!s}"
         yield name
         value = cfg._get_node(key)
-        if isinstance(value, DictConfig) and not value._is_none() and not value._is_missing() and not value._is_interpolation():
+        if (
+            isinstance(value, DictConfig)
+            and not value._is_none()
+            and not value._is_missing()
+            and not value._is_interpolation()
+        ):
             yield from _names(value, f"{name}.")
 
 

@@ -1,7 +1,9 @@
-"""Ancestral sampling of a token by a diffusion head: schedules, respaced steps and learned variances, as MAR has them.
+"""Ancestral sampling of a token by a diffusion head: schedules, respaced steps and learned
+variances, as MAR has them.
 
-Ho et al. 2020 (DDPM), Nichol and Dhariwal 2021 (cosine schedule, learned variances, respacing). S respaced steps are numbered by *stage*
-k = 0 … S − 1 in the order in which they are taken: stage k goes from x_{S−k} to x_{S−k−1}, so that the last stage, k = S − 1, gives x₀.
+Ho et al. 2020 (DDPM), Nichol and Dhariwal 2021 (cosine schedule, learned variances, respacing). S
+respaced steps are numbered by *stage* k = 0 … S − 1 in the order in which they are taken: stage k
+goes from x_{S−k} to x_{S−k−1}, so that the last stage, k = S − 1, gives x₀.
 """
 
 import math
@@ -68,15 +70,23 @@ class Denoiser(Protocol):
     channels: int
     """D."""
     last_noise: bool
-    """Whether the last stage draws from its kernel; without, x₀ is the last kernel's mean, as in MAR's own sampler."""
+    """Whether the last stage draws from its kernel; without, x₀ is the last kernel's mean, as in
+    MAR's own sampler.
+    """
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """Condition [N, C], x [N, D], stage int64 [N] -> leaves [N, D], temperature included."""
 
     def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
-        """For each stage from `first` on, what maps x [N, D] to its kernel. A head may do ahead what does not depend on x."""
+        """For each stage from `first` on, what maps x [N, D] to its kernel. A head may do ahead
+        what does not depend on x.
+        """
         for stage in range(first, self.stages):
-            yield partial(self.kernel, condition, stage=torch.full((len(condition),), stage, device=condition.device))
+            yield partial(
+                self.kernel,
+                condition,
+                stage=torch.full((len(condition),), stage, device=condition.device),
+            )
 
 
 @dataclass(frozen=True)
@@ -85,12 +95,14 @@ class DiffusionSampling:
 
     Attributes:
         guidance: classifier-free guidance scale; 1 is none.
-        guidance_schedule: `linear` raises it from 1 at the first token of an image to its full value at the last (Muse); or `constant`.
+        guidance_schedule: `linear` raises it from 1 at the first token of an image to its full
+            value at the last (Muse); or `constant`.
         temperature: multiplies the standard deviation of every stage.
         denoising_steps: S.
-        denoising_start: time step of the training process at which denoising begins, 1 to 999. MAR begins at the last one, where next to
-            nothing of a token is left (√ᾱ = 5·10⁻⁵) and an error of the predicted noise becomes one about 1,000 times as large: small
-            networks begin earlier. At 960 (√ᾱ = 0.06) a token is hardly told from noise either.
+        denoising_start: time step of the training process at which denoising begins, 1 to 999. MAR
+            begins at the last one, where next to nothing of a token is left (√ᾱ = 5·10⁻⁵) and an
+            error of the predicted noise becomes one about 1,000 times as large: small networks
+            begin earlier. At 960 (√ᾱ = 0.06) a token is hardly told from noise either.
         last_noise: whether the last stage adds noise. MAR's own sampler adds none.
     """
 
@@ -103,13 +115,24 @@ class DiffusionSampling:
 
     def __post_init__(self) -> None:
         if self.guidance < 0:
-            raise TemperaError(f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance).")
+            raise TemperaError(
+                f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance)."
+            )
         if self.temperature <= 0:
-            raise TemperaError(f"temperature={self.temperature} is not possible for continuous tokens; give a number above 0.")
+            raise TemperaError(
+                f"temperature={self.temperature} is not possible for continuous tokens; give a "
+                "number above 0."
+            )
         if not 1 <= self.denoising_start < TRAINING_STEPS:
-            raise TemperaError(f"denoising_start={self.denoising_start} is no time step of the process; give 1 to {TRAINING_STEPS - 1}.")
+            raise TemperaError(
+                f"denoising_start={self.denoising_start} is no time step of the process; give 1 "
+                f"to {TRAINING_STEPS - 1}."
+            )
         if not 2 <= self.denoising_steps <= self.denoising_start + 1:
-            raise TemperaError(f"denoising_steps={self.denoising_steps} is not possible; give 2 to {self.denoising_start + 1}.")
+            raise TemperaError(
+                f"denoising_steps={self.denoising_steps} is not possible; give 2 to "
+                f"{self.denoising_start + 1}."
+            )
 
     @property
     def rows(self) -> int:
@@ -117,7 +140,9 @@ class DiffusionSampling:
         return 1 if self.guidance == 1 else 2
 
     def scale(self, known: Tensor, length: int) -> Tensor:
-        """Guidance of tokens after whose step `known` [...] of `length` tokens are there. MAR never counts the last one."""
+        """Guidance of tokens after whose step `known` [...] of `length` tokens are there. MAR never
+        counts the last one.
+        """
         if self.guidance_schedule == "constant":
             return torch.full_like(known, self.guidance, dtype=torch.float32)
         return 1 + (self.guidance - 1) * known.clamp(max=length - 1).float() / length
@@ -134,7 +159,9 @@ def betas(name: Literal["cosine", "linear"], steps: int = TRAINING_STEPS) -> Ten
 
 
 def respaced(steps: int, wanted: int) -> Tensor:
-    """The `wanted` of `steps` time steps that are kept, evenly spaced, first and last among them, int64 [wanted]."""
+    """The `wanted` of `steps` time steps that are kept, evenly spaced, first and last among them,
+    int64 [wanted].
+    """
     return torch.tensor([round(i * (steps - 1) / (wanted - 1)) for i in range(wanted)])
 
 
@@ -153,22 +180,39 @@ class NoiseSchedule:
     """
 
     def __init__(
-        self, steps: int, name: Literal["cosine", "linear"] = "cosine", training_steps: int = TRAINING_STEPS, start: int | None = None
+        self,
+        steps: int,
+        name: Literal["cosine", "linear"] = "cosine",
+        training_steps: int = TRAINING_STEPS,
+        start: int | None = None,
     ) -> None:
         self.times = respaced(training_steps if start is None else start + 1, steps)
         self.kept = torch.cumprod(1 - betas(name, training_steps), 0)[self.times]
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
         beta = 1 - self.kept / before
         posterior = beta * (1 - before) / (1 - self.kept)
-        posterior[0] = posterior[1]  # the first is 0, whose logarithm nothing could be interpolated with
-        clean, current = beta * before.sqrt() / (1 - self.kept), (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
+        posterior[0] = posterior[
+            1
+        ]  # the first is 0, whose logarithm nothing could be interpolated with
+        clean, current = (
+            beta * before.sqrt() / (1 - self.kept),
+            (1 - before) * (1 - beta).sqrt() / (1 - self.kept),
+        )
         middle, slope = (beta.log() + posterior.log()) / 4, (beta.log() - posterior.log()) / 4
-        self._tables = torch.stack([clean * self.kept.rsqrt() + current, clean * (1 / self.kept - 1).sqrt(), slope, middle], -1)
+        self._tables = torch.stack(
+            [
+                clean * self.kept.rsqrt() + current,
+                clean * (1 / self.kept - 1).sqrt(),
+                slope,
+                middle,
+            ],
+            -1,
+        )
         self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def kernel(self, output: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
-        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15): the mean is linear in x and the predicted noise, the
-        logarithm of the standard deviation in the place.
+        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15): the mean is
+        linear in x and the predicted noise, the logarithm of the standard deviation in the place.
 
         Args:
             output: predicted noise and the variance's place between its bounds, −1 … 1: [N, 2D].
@@ -177,7 +221,10 @@ class NoiseSchedule:
         """
         noise, place = output.chunk(2, -1)
         keep, remove, slope, middle = self._on(x)[t].split(1, -1)
-        return Kernel(torch.addcmul(keep * x, remove, noise, value=-1), torch.addcmul(middle, slope, place).exp())
+        return Kernel(
+            torch.addcmul(keep * x, remove, noise, value=-1),
+            torch.addcmul(middle, slope, place).exp(),
+        )
 
     def _on(self, like: Tensor) -> Tensor:
         """The tables [S, 4] where `like` is, moved once."""
@@ -188,7 +235,9 @@ class NoiseSchedule:
 
 
 def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> DenoisingPath:
-    """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their paths, leaves [N, …]."""
+    """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their
+    paths, leaves [N, …].
+    """
     states, kernels = [noise[:, 0]], []
     for stage, kernel_at in enumerate(denoiser.steps(condition)):
         kernel = kernel_at(states[-1])
@@ -199,10 +248,15 @@ def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> DenoisingPa
 
 
 def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
-    """Paths of several tokens a row: conditions [B, M, C], noise [B, M, S + 1, D] -> leaves [B, M, …]."""
+    """Paths of several tokens a row: conditions [B, M, C], noise [B, M, S + 1, D] -> leaves [B, M,
+    …].
+    """
     batch = len(conditions)
     states, kernels = denoise(denoiser, conditions.flatten(0, 1), noise.flatten(0, 1))
-    return DenoisingPath(states.unflatten(0, (batch, -1)), Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)))
+    return DenoisingPath(
+        states.unflatten(0, (batch, -1)),
+        Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)),
+    )
 
 
 def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise: Tensor) -> Tensor:
@@ -217,17 +271,25 @@ def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise
     Returns:
         The tokens, [N, D].
     """
-    first = int(done.min())  # one host read, which saves the head's calls for the stages that all tokens have behind them
+    first = int(
+        done.min()
+    )  # one host read, which saves the head's calls for the stages that all tokens have behind them
     for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
-        x = torch.where((done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x)
+        x = torch.where(
+            (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x
+        )
     return x
 
 
 def kernels_along(denoiser: Denoiser, condition: Tensor, states: Tensor) -> Kernel:
-    """The kernels of every stage at given states, all at once: condition [N, C], states x_S … x₁ [N, S, D] -> leaves [N, S, D]."""
+    """The kernels of every stage at given states, all at once: condition [N, C], states x_S … x₁
+    [N, S, D] -> leaves [N, S, D].
+    """
     count, stages, channels = states.shape
     stage = torch.arange(stages, device=states.device).expand(count, -1)
-    kernel = denoiser.kernel(condition.repeat_interleave(stages, 0), states.reshape(-1, channels), stage.reshape(-1))
+    kernel = denoiser.kernel(
+        condition.repeat_interleave(stages, 0), states.reshape(-1, channels), stage.reshape(-1)
+    )
     return Kernel(*(leaf.reshape(states.shape) for leaf in kernel))
 
 

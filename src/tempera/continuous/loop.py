@@ -1,7 +1,9 @@
-"""Decoding continuous tokens: parallel prediction in any number of steps (MAR), and speculation (CSpD), both on one target.
+"""Decoding continuous tokens: parallel prediction in any number of steps (MAR), and speculation
+(CSpD), both on one target.
 
-Every row has its own random order of places and its own frontier: the first `known` places of its order hold tokens. A *step* is a forward
-pass of the target that emits tokens; rows run ahead of each other and finish independently.
+Every row has its own random order of places and its own frontier: the first `known` places of its
+order hold tokens. A *step* is a forward pass of the target that emits tokens; rows run ahead of
+each other and finish independently.
 """
 
 import math
@@ -29,7 +31,8 @@ class Context:
 
     Attributes:
         rows: which image each belongs to, int64 [R].
-        tokens: by place of the order, float32 [R, T, D]; those from `known` on are not to be looked at.
+        tokens: by place of the order, float32 [R, T, D]; those from `known` on are not to be looked
+            at.
         order: place in the image of each place of the order, int64 [R, T].
         known: how many tokens are there, int64 [R].
         reach: at least the largest of `known`, known on the host.
@@ -62,7 +65,8 @@ class Model(Protocol):
         Args:
             context: R sequences.
             places: places of the order that are asked for, none of them known, int64 [R, M].
-            after: tokens that will be known when they are emitted (which guidance may depend on), int64 [R, M].
+            after: tokens that will be known when they are emitted (which guidance may depend on),
+                int64 [R, M].
 
         Returns:
             [R, M, C].
@@ -71,7 +75,8 @@ class Model(Protocol):
 
 @dataclass
 class ContinuousTrace(Trace):
-    """Record of a batch, in the order of decoding: `place` and `origin` as in `Trace`; no probabilities, which continuous tokens have not.
+    """Record of a batch, in the order of decoding: `place` and `origin` as in `Trace`; no
+    probabilities, which continuous tokens have not.
 
     Attributes:
         order: place in the image of each place of the order, int64 [B, T].
@@ -87,12 +92,24 @@ class ContinuousTrace(Trace):
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
         """An empty record of images that will be decoded in this order."""
         none = torch.zeros_like(order)
-        place, origin = (torch.zeros_like(order, dtype=dtype) for dtype in (torch.int16, torch.int8))
-        return cls(max_depth, place, origin, torch.zeros_like(order[:, :0]), order=order, trials=none, failures=none)
+        place, origin = (
+            torch.zeros_like(order, dtype=dtype) for dtype in (torch.int16, torch.int8)
+        )
+        return cls(
+            max_depth,
+            place,
+            origin,
+            torch.zeros_like(order[:, :0]),
+            order=order,
+            trials=none,
+            failures=none,
+        )
 
     @property
     def depth(self) -> Tensor:
-        """By place in the image: its place in an accepted draft, 0 for a token that the target drew, int16 [B, T]."""
+        """By place in the image: its place in an accepted draft, 0 for a token that the target
+        drew, int16 [B, T].
+        """
         return torch.zeros_like(self.place).scatter(1, self.order, super().depth)
 
     def summary(self) -> dict[str, Tensor]:
@@ -106,8 +123,12 @@ class ContinuousTrace(Trace):
         }
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "ContinuousTrace":
-        place, origin, order, trials, failures = map(change, (self.place, self.origin, self.order, self.trials, self.failures))
-        return replace(self, place=place, origin=origin, order=order, trials=trials, failures=failures)
+        place, origin, order, trials, failures = map(
+            change, (self.place, self.origin, self.order, self.trials, self.failures)
+        )
+        return replace(
+            self, place=place, origin=origin, order=order, trials=trials, failures=failures
+        )
 
 
 class _TokenBuffer:
@@ -126,7 +147,9 @@ class _TokenBuffer:
         context, count = self.context, verdict.tokens.shape[1]
         ahead = torch.arange(count, device=verdict.tokens.device)
         slots = context.known.unsqueeze(1) + ahead
-        slots = torch.where((ahead < verdict.emitted.unsqueeze(1)) & (slots < self.length), slots, self.length)
+        slots = torch.where(
+            (ahead < verdict.emitted.unsqueeze(1)) & (slots < self.length), slots, self.length
+        )
 
         def put(column: Tensor, values: Tensor) -> Tensor:
             spare = torch.cat([column, column[:, :1]], 1)  # what falls past the image
@@ -136,13 +159,17 @@ class _TokenBuffer:
         trace = self.trace
         trace.place = put(trace.place, (1 + ahead).expand_as(slots))
         trace.origin = put(trace.origin, verdict.origin)
-        trace.trials, trace.failures = put(trace.trials, verdict.trials), put(trace.failures, verdict.failures)
+        trace.trials, trace.failures = (
+            put(trace.trials, verdict.trials),
+            put(trace.failures, verdict.failures),
+        )
         known = (context.known + verdict.emitted).clamp(max=self.length)
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
     def look(self) -> int:
-        """How many tokens the row furthest behind has, and note how many the one furthest ahead has: the loop's one host
-        read a round. Rules read where it saves a denoising: rejected tokens that are still missing, stages that all rows have done.
+        """How many tokens the row furthest behind has, and note how many the one furthest ahead
+        has: the loop's one host read a round. Rules read where it saves a denoising: rejected
+        tokens that are still missing, stages that all rows have done.
         """
         least, most = torch.stack(self.context.known.aminmax()).tolist()
         self.context = replace(self.context, reach=int(most))
@@ -151,7 +178,9 @@ class _TokenBuffer:
     def images(self) -> Tensor:
         """The tokens by place in the image, [B, T, D]."""
         tokens = self.context.tokens
-        return torch.zeros_like(tokens).scatter(1, self.context.order.unsqueeze(-1).expand_as(tokens), tokens)
+        return torch.zeros_like(tokens).scatter(
+            1, self.context.order.unsqueeze(-1).expand_as(tokens), tokens
+        )
 
 
 class Decoding(ABC):
@@ -185,10 +214,14 @@ class Decoding(ABC):
         """Generate one image a prompt. Tokens float32 [B, T, D]; there are no diagnostics.
 
         Raises:
-            TemperaError: there are more or fewer prompts than streams, or a draft does not fit the target.
+            TemperaError: there are more or fewer prompts than streams, or a draft does not fit the
+                target.
         """
         if len(prompts) != len(streams.ids):
-            raise TemperaError(f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one prompt id per prompt")
+            raise TemperaError(
+                f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give "
+                "one prompt id per prompt"
+            )
         self._begin(target, prompts)
         canvas = _TokenBuffer(target, Noise(streams), self.depth, streams.device)
         for step, least in enumerate(self._steps(canvas, target, clock)):
@@ -202,15 +235,18 @@ class Decoding(ABC):
 
     @abstractmethod
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
-        """Go on step by step until the images are whole; gives after each how many tokens the row furthest behind has."""
+        """Go on step by step until the images are whole; gives after each how many tokens the row
+        furthest behind has.
+        """
 
 
 @dataclass(frozen=True)
 class Parallel(Decoding):
-    """MAR: the target alone, in any number of steps, of which each predicts several tokens at once (cosine schedule; MaskGIT's).
+    """MAR: the target alone, in any number of steps, of which each predicts several tokens at once
+    (cosine schedule; MaskGIT's).
 
-    As many steps as there are tokens is plain autoregression, one token a step. Fewer steps are another law: the tokens of a step are drawn
-    independently of each other.
+    As many steps as there are tokens is plain autoregression, one token a step. Fewer steps are
+    another law: the tokens of a step are drawn independently of each other.
 
     Args:
         steps: 1 to the tokens of an image; none for one token a step.
@@ -240,7 +276,8 @@ class Parallel(Decoding):
 
 @dataclass(frozen=True)
 class Speculative(Decoding):
-    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the target evaluators them all at once.
+    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the
+    target evaluators them all at once.
 
     Args:
         drafter: the smaller model.
@@ -256,12 +293,19 @@ class Speculative(Decoding):
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
-            raise TemperaError(f"gamma={self.gamma} drafts nothing; give 1 or more, or method=mar for the target alone.")
+            raise TemperaError(
+                f"gamma={self.gamma} drafts nothing; give 1 or more, or method=mar for the "
+                "target alone."
+            )
         if not 0 <= self.prefill < 1:
-            raise TemperaError(f"prefill={self.prefill} is not a share of an image; give 0 or more, and less than 1.")
+            raise TemperaError(
+                f"prefill={self.prefill} is not a share of an image; give 0 or more, and less "
+                "than 1."
+            )
         if not isinstance(self.rule, DensityRule):
             raise TemperaError(
-                f"{type(self.rule).__name__} is no rule for continuous tokens; choose method=cspd, cspd_published or cspd_exact."
+                f"{type(self.rule).__name__} is no rule for continuous tokens; choose "
+                "method=cspd, cspd_published or cspd_exact."
             )
 
     @property
@@ -303,18 +347,29 @@ class Speculative(Decoding):
 
     def _draft(self, canvas: _TokenBuffer) -> Proposal:
         """γ tokens, one after the other."""
-        noise = canvas.noise.normal(self.gamma, self.drafter.denoiser.stages + 1, self.drafter.channels)
+        noise = canvas.noise.normal(
+            self.gamma, self.drafter.denoiser.stages + 1, self.drafter.channels
+        )
         context, paths = canvas.context, []
         for i in range(self.gamma):
-            conditions = self.drafter.conditions(context, *_next_places(context, 1, self.drafter.length))
+            conditions = self.drafter.conditions(
+                context, *_next_places(context, 1, self.drafter.length)
+            )
             path = denoise(self.drafter.denoiser, conditions[:, 0], noise[:, i])
             paths.append(path)
             context = _with(context, path.token.unsqueeze(1), self.drafter.length)
-        means, stds = (torch.stack(leaves, 1) for leaves in zip(*(path.kernels for path in paths), strict=True))
-        return Proposal(DenoisingPath(torch.stack([path.states for path in paths], 1), Kernel(means, stds)), noise)
+        means, stds = (
+            torch.stack(leaves, 1) for leaves in zip(*(path.kernels for path in paths), strict=True)
+        )
+        return Proposal(
+            DenoisingPath(torch.stack([path.states for path in paths], 1), Kernel(means, stds)),
+            noise,
+        )
 
     def _conditions(self, context: Context, drafted: Tensor, target: Model) -> Tensor:
-        """The target's conditions of the drafted tokens and, where it sees drafts, of the one after them."""
+        """The target's conditions of the drafted tokens and, where it sees drafts, of the one after
+        them.
+        """
         if not self.rule.sees_drafts:
             return target.conditions(context, *_next_places(context, self.gamma, target.length))
         contexts, shown = [context], context
@@ -330,25 +385,41 @@ class Speculative(Decoding):
         draft = self.drafter
         if draft.grid != target.grid:
             raise TemperaError(
-                f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target {target.grid[0]}×{target.grid[1]}; "
+                f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target "
+                f"{target.grid[0]}×{target.grid[1]}; "
                 "take a draft of the target's family."
             )
         if draft.channels != target.channels:
             raise TemperaError(
-                f"the draft's tokens have {draft.channels} channels and the target's {target.channels}; "
+                f"the draft's tokens have {draft.channels} channels and the target's "
+                f"{target.channels}; "
                 "take a draft that was trained with the same image tokenizer."
             )
-        if (draft.denoiser.stages, draft.denoiser.last_noise) != (target.denoiser.stages, target.denoiser.last_noise):
-            raise TemperaError("draft and target must denoise alike; give both the same denoising_steps and last_noise.")
+        if (draft.denoiser.stages, draft.denoiser.last_noise) != (
+            target.denoiser.stages,
+            target.denoiser.last_noise,
+        ):
+            raise TemperaError(
+                "draft and target must denoise alike; give both the same denoising_steps and "
+                "last_noise."
+            )
 
 
 def counts(length: int, steps: int) -> list[int]:
-    """Tokens that each of `steps` steps predicts: the cosine schedule of MaskGIT as MAR has it, at least one a step."""
+    """Tokens that each of `steps` steps predicts: the cosine schedule of MaskGIT as MAR has it, at
+    least one a step.
+    """
     if steps > length:
-        raise TemperaError(f"steps={steps} is more than the {length} tokens of an image; give 1 to {length}.")
+        raise TemperaError(
+            f"steps={steps} is more than the {length} tokens of an image; give 1 to {length}."
+        )
     masked, taken = length, []
     for step in range(steps):
-        left = max(1, min(masked - 1, math.floor(length * math.cos(math.pi / 2 * (step + 1) / steps)))) if step < steps - 1 else 0
+        left = (
+            max(1, min(masked - 1, math.floor(length * math.cos(math.pi / 2 * (step + 1) / steps))))
+            if step < steps - 1
+            else 0
+        )
         taken.append(masked - left)
         masked = left
     return taken
@@ -359,17 +430,33 @@ def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: Parts) -> N
     context, stages = canvas.context, target.denoiser.stages
     with clock("target"):
         places, _ = _next_places(context, count, target.length)
-        conditions = target.conditions(context, places, (context.known + count).unsqueeze(1).expand_as(places))
-        tokens = denoise_all(target.denoiser, conditions, canvas.noise.normal(count, stages + 1, target.channels)).token
+        conditions = target.conditions(
+            context, places, (context.known + count).unsqueeze(1).expand_as(places)
+        )
+        tokens = denoise_all(
+            target.denoiser, conditions, canvas.noise.normal(count, stages + 1, target.channels)
+        ).token
     with clock("commit"):
         none = torch.zeros_like(places)
-        canvas.emit(ContinuousVerdict(tokens, torch.full_like(places, BONUS), torch.full_like(context.known, count), none, none))
+        canvas.emit(
+            ContinuousVerdict(
+                tokens,
+                torch.full_like(places, BONUS),
+                torch.full_like(context.known, count),
+                none,
+                none,
+            )
+        )
         canvas.context = replace(canvas.context, reach=context.reach + count)
 
 
 def _next_places(context: Context, count: int, length: int) -> tuple[Tensor, Tensor]:
-    """The next places of the order, at most the last one, and how many tokens are known after each: int64 [R, count] each."""
-    places = (context.known.unsqueeze(1) + torch.arange(count, device=context.known.device)).clamp(max=length - 1)
+    """The next places of the order, at most the last one, and how many tokens are known after each:
+    int64 [R, count] each.
+    """
+    places = (context.known.unsqueeze(1) + torch.arange(count, device=context.known.device)).clamp(
+        max=length - 1
+    )
     return places, places + 1
 
 
@@ -377,11 +464,21 @@ def _with(context: Context, tokens: Tensor, length: int) -> Context:
     """A context with one more token known, [R, 1, D]; a full one stays as it is."""
     place = context.known.clamp(max=length - 1).view(-1, 1, 1).expand_as(tokens)
     full = (context.known == length).view(-1, 1, 1)
-    shown = context.tokens.scatter(1, place, torch.where(full, context.tokens.gather(1, place), tokens))
-    return replace(context, tokens=shown, known=(context.known + 1).clamp(max=length), reach=min(context.reach + 1, length))
+    shown = context.tokens.scatter(
+        1, place, torch.where(full, context.tokens.gather(1, place), tokens)
+    )
+    return replace(
+        context,
+        tokens=shown,
+        known=(context.known + 1).clamp(max=length),
+        reach=min(context.reach + 1, length),
+    )
 
 
 def _stack(contexts: list[Context]) -> Context:
     """One after the other."""
-    rows, tokens, order, known = (torch.cat([getattr(c, name) for c in contexts]) for name in ("rows", "tokens", "order", "known"))
+    rows, tokens, order, known = (
+        torch.cat([getattr(c, name) for c in contexts])
+        for name in ("rows", "tokens", "order", "known")
+    )
     return Context(rows, tokens, order, known, max(c.reach for c in contexts))

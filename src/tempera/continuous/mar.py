@@ -1,5 +1,6 @@
-"""MAR, the masked autoregressive model of Li et al. 2024 ("Autoregressive image generation without vector quantization"), in the official
-key layout: an encoder over the known tokens, a decoder over the whole grid, and a diffusion head that draws each token (MIT licence).
+"""MAR, the masked autoregressive model of Li et al. 2024 ("Autoregressive image generation without
+vector quantization"), in the official key layout: an encoder over the known tokens, a decoder over
+the whole grid, and a diffusion head that draws each token (MIT licence).
 """
 
 import json
@@ -73,19 +74,25 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, keep: Tensor | None, asking: Tensor | None = None) -> Tensor:
-        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to; asking [R, M, W] by whom, if not by all."""
+        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to; asking [R, M,
+        W] by whom, if not by all.
+        """
         if asking is None:
             q, k, v = self._heads(self.qkv(x), 3)
         else:
             width = x.shape[-1]
             (q,) = self._heads(F.linear(asking, self.qkv.weight[:width], self.qkv.bias[:width]), 1)
             k, v = self._heads(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]), 2)
-        mixed: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.proj(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2)
+        )
         return mixed
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[R, L, parts · W] → [R, heads, L, W / heads] each."""
-        heads: tuple[Tensor, ...] = x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        heads: tuple[Tensor, ...] = (
+            x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        )
         return heads
 
 
@@ -107,13 +114,25 @@ class Block(nn.Module):
 
     def __init__(self, config: MARConfig) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(config.width, EPSILON), Attention(config.width, config.heads)
-        self.norm2, self.mlp = nn.LayerNorm(config.width, EPSILON), MLP(config.width, int(config.width * config.mlp_ratio))
+        self.norm1, self.attn = (
+            nn.LayerNorm(config.width, EPSILON),
+            Attention(config.width, config.heads),
+        )
+        self.norm2, self.mlp = (
+            nn.LayerNorm(config.width, EPSILON),
+            MLP(config.width, int(config.width * config.mlp_ratio)),
+        )
 
     def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
-        """See `Attention`; the outcome is that of all positions or of those `asked` for, int64 [R, M]."""
+        """See `Attention`; the outcome is that of all positions or of those `asked` for, int64 [R,
+        M].
+        """
         normed = self.norm1(x)
-        x = x + self.attn(normed, keep) if asked is None else _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
+        x = (
+            x + self.attn(normed, keep)
+            if asked is None
+            else _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
+        )
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -128,7 +147,9 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Time steps of the training process, int64 [N] → [N, W]."""
         half = _FREQUENCIES // 2
-        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+        rates = torch.exp(
+            -math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half
+        )
         angles = t.float().unsqueeze(-1) * rates
         waves = torch.cat([angles.cos(), angles.sin()], -1)
         out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
@@ -147,7 +168,9 @@ class HeadBlock(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and what `adaLN_modulation` makes of the condition, [N, 3W] → [N, W]."""
         shift, scale, gate = modulation.chunk(3, -1)
-        out: Tensor = torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
+        out: Tensor = torch.addcmul(
+            x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
+        )
         return out
 
 
@@ -168,7 +191,9 @@ class HeadOutput(nn.Module):
 
 
 class DiffusionHead(nn.Module):
-    """Predicts the noise of a token and the place of its variance between its bounds, from the decoder's vector for it."""
+    """Predicts the noise of a token and the place of its variance between its bounds, from the
+    decoder's vector for it.
+    """
 
     def __init__(self, channels: int, condition: int, width: int, depth: int) -> None:
         super().__init__()
@@ -182,9 +207,11 @@ class DiffusionHead(nn.Module):
         return self.predict(x, self.modulations(self.time_embed(t) + self.cond_embed(condition)))
 
     def modulations(self, told: Tensor) -> list[Tensor]:
-        """What shifts, scales and gates each layer, from the sum of the embeddings of time and condition: [..., W] → [..., 3W or 2W] each.
+        """What shifts, scales and gates each layer, from the sum of the embeddings of time and
+        condition: [..., W] → [..., 3W or 2W] each.
 
-        More than half of the head's work, and independent of x: a sampler does it for many steps at once.
+        More than half of the head's work, and independent of x: a sampler does it for many steps at
+        once.
         """
         layers = [*self.res_blocks, self.final_layer]
         return [layer.adaLN_modulation(told) for layer in layers]
@@ -199,20 +226,33 @@ class DiffusionHead(nn.Module):
 
 
 class MAR(nn.Module):
-    """The whole network. Tokens stand in the order in which they are decoded; `order` says where each is in the image."""
+    """The whole network. Tokens stand in the order in which they are decoded; `order` says where
+    each is in the image.
+    """
 
     def __init__(self, config: MARConfig) -> None:
         super().__init__()
         if config.width % config.heads:
-            raise TemperaError(f"width={config.width} does not divide into {config.heads} heads; choose others.")
+            raise TemperaError(
+                f"width={config.width} does not divide into {config.heads} heads; choose others."
+            )
         self.config = config
         width, places = config.width, config.buffer + config.length
-        self.class_emb, self.fake_latent = nn.Embedding(config.classes, width), nn.Parameter(torch.zeros(1, width))
-        self.z_proj, self.z_proj_ln = nn.Linear(config.token_channels, width), nn.LayerNorm(width, EPSILON)
+        self.class_emb, self.fake_latent = (
+            nn.Embedding(config.classes, width),
+            nn.Parameter(torch.zeros(1, width)),
+        )
+        self.z_proj, self.z_proj_ln = (
+            nn.Linear(config.token_channels, width),
+            nn.LayerNorm(width, EPSILON),
+        )
         self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
         self.encoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.encoder_norm = nn.LayerNorm(width, EPSILON)
-        self.decoder_embed, self.mask_token = nn.Linear(width, width), nn.Parameter(torch.zeros(1, 1, width))
+        self.decoder_embed, self.mask_token = (
+            nn.Linear(width, width),
+            nn.Parameter(torch.zeros(1, 1, width)),
+        )
         self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
         self.decoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.decoder_norm = nn.LayerNorm(width, EPSILON)
@@ -232,11 +272,14 @@ class MAR(nn.Module):
         embedding: Tensor = self.class_emb(labels)
         return torch.where(drop.unsqueeze(-1), self.fake_latent, embedding)
 
-    def forward(self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor
+    ) -> Tensor:
         """The head's condition for some tokens.
 
         Args:
-            tokens: the first tokens of the order, float [R, K, D]; K at least the largest of `known`.
+            tokens: the first tokens of the order, float [R, K, D]; K at least the largest of
+                `known`.
             order: place in the image of each place of the order, int64 [R, T].
             known: how many of the tokens count, int64 [R].
             embedding: of the class, [R, W].
@@ -264,10 +307,14 @@ class MAR(nn.Module):
         return out
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
-        """Put encoded tokens in their places in the image, mask tokens in all others: [R, buffer + K, W] → [R, buffer + T, W]."""
+        """Put encoded tokens in their places in the image, mask tokens in all others: [R, buffer +
+        K, W] → [R, buffer + T, W].
+        """
         buffer, length = self.config.buffer, self.config.length
         grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
-        slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # what is not known goes to a spare place
+        slots = (
+            torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        )  # what is not known goes to a spare place
         return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
 
 
@@ -277,12 +324,16 @@ def _take(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
-    """Position embeddings of the buffer and of places in the image: [1, buffer + T, W], int64 [R, K] → [R, buffer + K, W]."""
+    """Position embeddings of the buffer and of places in the image: [1, buffer + T, W], int64 [R,
+    K] → [R, buffer + K, W].
+    """
     return torch.cat([table[:, :buffer].expand(len(where), -1, -1), table[0, buffer:][where]], 1)
 
 
 def initialise(network: MAR) -> None:
-    """Random weights to train from: Xavier's, N(0, 0.02²) for embeddings, and a head that starts at zero."""
+    """Random weights to train from: Xavier's, N(0, 0.02²) for embeddings, and a head that starts at
+    zero.
+    """
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -312,7 +363,8 @@ def load_mar(
         weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
         size: `base`, `large` or `huge`.
         config: in place of `size`.
-        device, dtype: where and as what random weights are made; published ones stay as they are in their files.
+        device, dtype: where and as what random weights are made; published ones stay as they are in
+            their files.
     """
     release, config = PretrainedFiles(weights, files, hub, option), config or SIZES[size]
     network: Any = on_meta(lambda: MAR(config))
@@ -331,10 +383,13 @@ def read_mar(directory: str | Path) -> MAR:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise TemperaError(
-                f"{directory / name} is missing: train it with `python train_draft/build_shapes.py stages=[mar]` and give "
+                f"{directory / name} is missing: train it with `python "
+                "train_draft/build_shapes.py stages=[mar]` and give "
                 "weights=DIR, the directory that it wrote."
             )
     values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     network = MAR(MARConfig(**{**values, "grid": tuple(values["grid"])}))
-    network.load_state_dict({name: value.float() for name, value in load_file(directory / "model.safetensors").items()})
+    network.load_state_dict(
+        {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
+    )
     return network.eval().requires_grad_(False)

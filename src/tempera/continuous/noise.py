@@ -10,10 +10,12 @@ _TOKEN, _ROUND = 1 << 26, 1 << 36
 
 
 class Noise:
-    """Standard normal and uniform draws of a batch, and trials whose number may differ from row to row.
+    """Standard normal and uniform draws of a batch, and trials whose number may differ from row to
+    row.
 
-    What every row draws in a round comes from its stream in turn. Trials of a residual have a second stream, indexed by round and trial,
-    so that a row's trials do not depend on how many the other rows needed.
+    What every row draws in a round comes from its stream in turn. Trials of a residual have a
+    second stream, indexed by round and trial, so that a row's trials do not depend on how many the
+    other rows needed.
 
     Args:
         streams: one stream a row.
@@ -21,7 +23,11 @@ class Noise:
 
     def __init__(self, streams: RandomStreams) -> None:
         self._streams = streams
-        self._keys = torch.tensor([key(streams.seed, f"{name}/trials") for name in streams.ids], dtype=torch.int64, device=streams.device)
+        self._keys = torch.tensor(
+            [key(streams.seed, f"{name}/trials") for name in streams.ids],
+            dtype=torch.int64,
+            device=streams.device,
+        )
         self._round = 0
 
     @property
@@ -57,12 +63,14 @@ class Noise:
         """
         start = self._round * _ROUND + tokens % places * _TOKEN + first * width + 1
         counters = start.unsqueeze(1) + torch.arange(count * width, device=self._keys.device)
-        return uniforms(self._keys[tokens // places].unsqueeze(1), counters).reshape(-1, count, width)
+        return uniforms(self._keys[tokens // places].unsqueeze(1), counters).reshape(
+            -1, count, width
+        )
 
 
 def normal_of(uniform: Tensor) -> Tensor:
-    """Standard normal draws by inversion of uniform ones (multiples of 2⁻²⁴ in [0, 1)); beyond ±5.4 there are none, as for any
-    generator of 24 bits.
+    """Standard normal draws by inversion of uniform ones (multiples of 2⁻²⁴ in [0, 1)); beyond ±5.4
+    there are none, as for any generator of 24 bits.
     """
     draws: Tensor = torch.special.ndtri(uniform.double() + 2.0**-25)
     return draws.float()

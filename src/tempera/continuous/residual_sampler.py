@@ -1,4 +1,6 @@
-"""Drawing from what is left of a target's density where a draft's token was rejected, Norm[p − q]₊, which has no closed form."""
+"""Drawing from what is left of a target's density where a draft's token was rejected, Norm[p − q]₊,
+which has no closed form.
+"""
 
 from typing import NamedTuple
 
@@ -27,13 +29,21 @@ class Resampled(NamedTuple):
 
 
 def reject_until(
-    p: Kernel, q: Kernel, log_scale: Tensor, wanted: Tensor, noise: Noise, bound: int, exponent_temperature: float = 1.0
+    p: Kernel,
+    q: Kernel,
+    log_scale: Tensor,
+    wanted: Tensor,
+    noise: Noise,
+    bound: int,
+    exponent_temperature: float = 1.0,
 ) -> Resampled:
-    """Propose x from p and accept it with probability [1 − q(x)/(s p(x))]₊, until something is accepted or `bound` trials are made.
+    """Propose x from p and accept it with probability [1 − q(x)/(s p(x))]₊, until something is
+    accepted or `bound` trials are made.
 
-    This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is geometric; where s = 1 the probability of
-    success is Z = TV(p, q), so that `bound` trials fail with probability (1 − Z)^bound. The first trials cost no question to the device;
-    then only the tokens that are still missing are tried, in growing numbers.
+    This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is
+    geometric; where s = 1 the probability of success is Z = TV(p, q), so that `bound` trials fail
+    with probability (1 − Z)^bound. The first trials cost no question to the device; then only the
+    tokens that are still missing are tried, in growing numbers.
 
     Args:
         p: what is proposed, leaves [R, D]; R tokens are R / B of each of the B rows, row by row.
@@ -42,7 +52,8 @@ def reject_until(
         wanted: which tokens need a draw, bool [R].
         noise: the trials' random numbers.
         bound: trials a token at most.
-        exponent_temperature: widens both densities in the comparison (`CSpDReferenceCode`), not the proposals.
+        exponent_temperature: widens both densities in the comparison (`CSpDReferenceCode`), not the
+            proposals.
     """
     channels, places = p.mean.shape[-1], len(wanted) // noise.batch
     left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(_FIRST, bound)
@@ -51,8 +62,12 @@ def reject_until(
         uniform = noise.trials(left, places, done, size, channels + 1)
         mine, theirs = (Kernel(*(leaf[left].unsqueeze(1) for leaf in kernel)) for kernel in (p, q))
         tried = mine.at(normal_of(uniform[..., :channels]))
-        log_ratio = theirs.widened(exponent_temperature).log_density(tried) - mine.widened(exponent_temperature).log_density(tried)
-        accept = uniform[..., channels].double() < 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
+        log_ratio = theirs.widened(exponent_temperature).log_density(tried) - mine.widened(
+            exponent_temperature
+        ).log_density(tried)
+        accept = (
+            uniform[..., channels].double() < 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
+        )
         found, first = accept.any(-1) & missing[left], accept.int().argmax(-1)
         trials[left] += torch.where(missing[left], torch.where(found, first + 1, size), 0)
         x[left] = torch.where(found.unsqueeze(-1), pick(tried, first), x[left])
@@ -63,12 +78,15 @@ def reject_until(
 
 
 def reflected(p: Kernel, q: Kernel, x: Tensor) -> Tensor:
-    """The other half of the reflection coupling of two Gaussians of equal covariance (Bou-Rabee, Eberle and Zimmer 2020).
+    """The other half of the reflection coupling of two Gaussians of equal covariance (Bou-Rabee,
+    Eberle and Zimmer 2020).
 
-    Where x ~ q was kept with probability min(1, p(x)/q(x)), its mirror image in the plane half-way between the means makes the whole a draw
-    from p. Kernels and x: [..., D].
+    Where x ~ q was kept with probability min(1, p(x)/q(x)), its mirror image in the plane half-way
+    between the means makes the whole a draw from p. Kernels and x: [..., D].
     """
     whitened = (x - q.mean) / q.std
     difference = (q.mean - p.mean) / q.std
     direction = torch.nn.functional.normalize(difference, dim=-1)
-    return p.mean + p.std * (whitened - 2 * (direction * whitened).sum(-1, keepdim=True) * direction)
+    return p.mean + p.std * (
+        whitened - 2 * (direction * whitened).sum(-1, keepdim=True) * direction
+    )

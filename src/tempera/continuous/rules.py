@@ -1,7 +1,9 @@
-"""Which drafted vectors are kept, and what replaces the first that is not: three acceptance rules for tokens drawn by a diffusion head.
+"""Which drafted vectors are kept, and what replaces the first that is not: three acceptance rules
+for tokens drawn by a diffusion head.
 
-B rows, γ drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the draft's head. See METHODS in the papers'
-terms: q is the draft's density, p the target's (Wang et al., "Continuous speculative decoding for autoregressive image generation", CSpD).
+B rows, γ drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the
+draft's head. See METHODS in the papers' terms: q is the draft's density, p the target's (Wang et
+al., "Continuous speculative decoding for autoregressive image generation", CSpD).
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise, denoise_all, kernels_along, pick, resume
+from tempera.continuous.diffusion import (
+    Denoiser,
+    DenoisingPath,
+    Kernel,
+    denoise,
+    denoise_all,
+    kernels_along,
+    pick,
+    resume,
+)
 from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import Resampled, reflected, reject_until
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
@@ -18,7 +29,9 @@ from tempera.errors import TemperaError
 
 
 class Proposal(NamedTuple):
-    """What the draft did in a round: paths, leaves [B, γ, …], and the noise they were drawn with, [B, γ, S + 1, D]."""
+    """What the draft did in a round: paths, leaves [B, γ, …], and the noise they were drawn with,
+    [B, γ, S + 1, D].
+    """
 
     path: DenoisingPath
     noise: Tensor
@@ -47,27 +60,35 @@ class DensityRule(Protocol):
     """Decides on the drafted tokens of a round, given the target's conditions for them."""
 
     sees_drafts: bool
-    """Whether the target's condition of a drafted token is computed with the drafted tokens before it in place, and one more after all of
-    them: [B, γ + 1, C] in γ + 1 contexts; else all from what was there before the round, [B, γ, C] in one."""
+    """Whether the target's condition of a drafted token is computed with the drafted tokens before
+    it in place, and one more after all of them: [B, γ + 1, C] in γ + 1 contexts; else all from what
+    was there before the round, [B, γ, C] in one.
+    """
 
-    def verify(self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise) -> ContinuousVerdict:
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
         """`denoiser` is the target's head."""
 
 
 @dataclass(frozen=True)
 class CSpD:
-    """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is the target's where Σ = 1, and in general not.
+    """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is the target's where Σ = 1, and
+    in general not.
 
-    The target denoises for itself, with the draft's noise (`alignment`, Eq. 3) or with its own. A token is kept with probability
-    min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)), Σ being the ratio of what precedes the last stage (Eqs. 4 and 5; without alignment the densities
-    of the two noises count too). The first rejected one is redrawn from p(· | x₁ᵖ) until one is accepted with probability
+    The target denoises for itself, with the draft's noise (`alignment`, Eq. 3) or with its own. A
+    token is kept with probability min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)), Σ being the ratio of what
+    precedes the last stage (Eqs. 4 and 5; without alignment the densities of the two noises count
+    too). The first rejected one is redrawn from p(· | x₁ᵖ) until one is accepted with probability
     [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; then the target draws the token afresh.
 
-    Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and redrawing give exactly that. Σ scales p
-    alone, which no later step mends. Measured (`exactness.gaussians.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003 at 95 %,
-    2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003, which is nothing, for a head that is one Gaussian
-    in one or two dimensions; 0.068 for three linear stages and 0.045 for three stages that are not linear. Without alignment 0.019 and
-    0.135 for the Gaussians, 0.096 and 0.017 for three stages.
+    Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and
+    redrawing give exactly that. Σ scales p alone, which no later step mends. Measured
+    (`exactness.gaussians.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003
+    at 95 %, 2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003,
+    which is nothing, for a head that is one Gaussian in one or two dimensions; 0.068 for three
+    linear stages and 0.045 for three stages that are not linear. Without alignment 0.019 and 0.135
+    for the Gaussians, 0.096 and 0.017 for three stages.
 
     Args:
         alignment: denoising trajectory alignment.
@@ -82,13 +103,19 @@ class CSpD:
     def __post_init__(self) -> None:
         _check_trials(self.trials)
 
-    def verify(self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise) -> ContinuousVerdict:
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
         own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
-        spare = noise.normal(stages + 1, channels)  # of the token after the draft, or of one that the residual sampler could not give
+        spare = noise.normal(
+            stages + 1, channels
+        )  # of the token after the draft, or of one that the residual sampler could not give
         paths = denoise_all(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
-        target = DenoisingPath(paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels)))
+        target = DenoisingPath(
+            paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels))
+        )
         before = _log_ratio_before(target, proposal.path, own, proposal.noise)
         p, q = (_last(path) for path in (target, proposal.path))
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
@@ -106,13 +133,15 @@ class CSpD:
 class CSpDReferenceCode:
     """CSpD as its public code computes it, which departs from the paper.
 
-    Σ is inverted. A temperature, 42 there, multiplies σ in the exponent of both densities, and there only: with 1 hardly anything is
-    accepted. The draft's last stage adds no noise (`last_noise`). The target does not see the drafts that it evaluators, and nothing is
-    rolled back: what follows a rejected token was drafted after it and stays. Where the public code gives zeros after `trials` failures,
-    the target draws the token afresh.
+    Σ is inverted. A temperature, 42 there, multiplies σ in the exponent of both densities, and
+    there only: with 1 hardly anything is accepted. The draft's last stage adds no noise
+    (`last_noise`). The target does not see the drafts that it evaluators, and nothing is rolled
+    back: what follows a rejected token was drafted after it and stays. Where the public code gives
+    zeros after `trials` failures, the target draws the token afresh.
 
-    Measured as for `CSpD`, against the target without noise in its last stage: 0.106 for three linear stages in one dimension and 0.260
-    in two, where the draft alone is off by 0.063 and 0.178; with a temperature of 1, 0.211 and 0.187.
+    Measured as for `CSpD`, against the target without noise in its last stage: 0.106 for three
+    linear stages in one dimension and 0.260 in two, where the draft alone is off by 0.063 and
+    0.178; with a temperature of 1, 0.211 and 0.187.
 
     Args:
         exponent_temperature: see above.
@@ -127,42 +156,66 @@ class CSpDReferenceCode:
     def __post_init__(self) -> None:
         _check_trials(self.trials)
         if self.exponent_temperature <= 0:
-            raise TemperaError(f"exponent_temperature={self.exponent_temperature} is not possible; give a number above 0.")
+            raise TemperaError(
+                f"exponent_temperature={self.exponent_temperature} is not possible; give a "
+                "number above 0."
+            )
 
-    def verify(self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise) -> ContinuousVerdict:
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
         target = denoise_all(denoiser, conditions, proposal.noise)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p, q, token = _last(target), _last(proposal.path), proposal.path.token
-        wide = [kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)]  # the factor's own density cancels
+        wide = [
+            kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)
+        ]  # the factor's own density cancels
         kept = noise.uniform(count).double().log() <= before + wide[0] - wide[1]
         p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
-        redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials, self.exponent_temperature)
-        drawn = _afresh(redrawn, denoiser, conditions.flatten(0, 1), noise.normal(count, stages + 1, channels).flatten(0, 1))
+        redrawn = reject_until(
+            p, q, before.flatten(), ~kept.flatten(), noise, self.trials, self.exponent_temperature
+        )
+        drawn = _afresh(
+            redrawn,
+            denoiser,
+            conditions.flatten(0, 1),
+            noise.normal(count, stages + 1, channels).flatten(0, 1),
+        )
         failed = redrawn.failed.view_as(kept)
         tokens = torch.where(kept.unsqueeze(-1), token, drawn.view_as(token))
         origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
         emitted = torch.full_like(failed.sum(-1), count)
         trials = redrawn.trials.view_as(kept)
-        return ContinuousVerdict(_one_more(tokens), _one_more(origin), emitted, _one_more(trials), _one_more(failed.long()))
+        return ContinuousVerdict(
+            _one_more(tokens),
+            _one_more(origin),
+            emitted,
+            _one_more(trials),
+            _one_more(failed.long()),
+        )
 
 
 @dataclass(frozen=True)
 class MaximalCoupling:
     """Exact: the emitted tokens have the target's law, whatever the draft.
 
-    The draft's path is verified stage by stage against the target's kernels at the draft's own states: given the same x_{t+1}, the draft's
-    x_t is kept with probability min(1, p(x_t)/q(x_t)), else replaced by a draw from Norm[p − q]₊: a maximal coupling of two Gaussians. With
-    equal covariances the replacement is the reflection; else it takes acceptance–rejection, which costs no network. The target goes on from
-    the replaced state with noise of its own, and its token ends the round. All paths agree up to that state, so that every state is drawn
-    from the target's kernel. All kernels of the target, γ · S of them, are one call of its head.
+    The draft's path is verified stage by stage against the target's kernels at the draft's own
+    states: given the same x_{t+1}, the draft's x_t is kept with probability min(1, p(x_t)/q(x_t)),
+    else replaced by a draw from Norm[p − q]₊: a maximal coupling of two Gaussians. With equal
+    covariances the replacement is the reflection; else it takes acceptance–rejection, which costs
+    no network. The target goes on from the replaced state with noise of its own, and its token ends
+    the round. All paths agree up to that state, so that every state is drawn from the target's
+    kernel. All kernels of the target, γ · S of them, are one call of its head.
 
-    Without noise in the last stage x₀ is a point that two networks never share: nothing is ever accepted. Use `last_noise`.
+    Without noise in the last stage x₀ is a point that two networks never share: nothing is ever
+    accepted. Use `last_noise`.
 
     Args:
-        trials: bound of the residual sampler, after which the replacement is drawn from p. The law is off by at most 1/(e · trials) in
-            total variation a stage, which the default makes less than rounding does; failures are counted.
+        trials: bound of the residual sampler, after which the replacement is drawn from p. The law
+            is off by at most 1/(e · trials) in total variation a stage, which the default makes
+            less than rounding does; failures are counted.
     """
 
     trials: int = 1 << 20
@@ -172,11 +225,15 @@ class MaximalCoupling:
     def __post_init__(self) -> None:
         _check_trials(self.trials)
 
-    def verify(self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise) -> ContinuousVerdict:
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
         """See `DensityRule`."""
         states, q = proposal.path.states, proposal.path.kernels
         _, count, stages, channels = q.mean.shape
-        along = kernels_along(denoiser, conditions[:, :count].flatten(0, 1), states[:, :, :-1].flatten(0, 1))
+        along = kernels_along(
+            denoiser, conditions[:, :count].flatten(0, 1), states[:, :, :-1].flatten(0, 1)
+        )
         p = Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
         ratio = p.log_density(states[:, :, 1:]) - q.log_density(states[:, :, 1:])
         kept = noise.uniform(count, stages).double().log() <= ratio
@@ -187,38 +244,72 @@ class MaximalCoupling:
         stopped = accepted < count
         at = steps.clamp(max=count * stages - 1)
         p, q = (Kernel(*(leaf.flatten(1, 2) for leaf in kernel)).pick(at) for kernel in (p, q))
-        replaced, trials, failed = self._replace(p, q, pick(states[:, :, 1:].flatten(1, 2), at), stopped, noise)
+        replaced, trials, failed = self._replace(
+            p, q, pick(states[:, :, 1:].flatten(1, 2), at), stopped, noise
+        )
         if not denoiser.last_noise:
             replaced = torch.where((stage == stages - 1).unsqueeze(-1), p.mean, replaced)
         fresh = noise.normal(stages + 1, channels)
         x = torch.where(stopped.unsqueeze(-1), replaced, fresh[:, 0])
-        drawn = resume(denoiser, pick(conditions, accepted), x, torch.where(stopped, stage + 1, 0), fresh[:, 1:])
+        drawn = resume(
+            denoiser,
+            pick(conditions, accepted),
+            x,
+            torch.where(stopped, stage + 1, 0),
+            fresh[:, 1:],
+        )
         return _cut(proposal.path.token, accepted, drawn, trials, failed)
 
-    def _replace(self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-        """What a maximal coupling puts in the place of x ~ q that was not kept, with trials and failures: leaves and x [B, D]."""
+    def _replace(
+        self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What a maximal coupling puts in the place of x ~ q that was not kept, with trials and
+        failures: leaves and x [B, D].
+        """
         mirror = (p.std == q.std).all(-1)
-        redrawn = reject_until(p, q, torch.zeros_like(wanted, dtype=torch.float64), wanted & ~mirror, noise, self.trials)
-        drawn = torch.where(redrawn.failed.unsqueeze(-1), p.at(noise.normal(p.mean.shape[-1])), redrawn.x)
-        return torch.where(mirror.unsqueeze(-1), reflected(p, q, x), drawn), redrawn.trials, redrawn.failed
+        redrawn = reject_until(
+            p,
+            q,
+            torch.zeros_like(wanted, dtype=torch.float64),
+            wanted & ~mirror,
+            noise,
+            self.trials,
+        )
+        drawn = torch.where(
+            redrawn.failed.unsqueeze(-1), p.at(noise.normal(p.mean.shape[-1])), redrawn.x
+        )
+        return (
+            torch.where(mirror.unsqueeze(-1), reflected(p, q, x), drawn),
+            redrawn.trials,
+            redrawn.failed,
+        )
 
 
-def _log_ratio_before(p: DenoisingPath, q: DenoisingPath, p_noise: Tensor, q_noise: Tensor) -> Tensor:
-    """Log of the target's density of all but the last stage of its path ÷ the draft's of its own, float64 [B, γ] (CSpD, Eqs. 1 and 4).
+def _log_ratio_before(
+    p: DenoisingPath, q: DenoisingPath, p_noise: Tensor, q_noise: Tensor
+) -> Tensor:
+    """Log of the target's density of all but the last stage of its path ÷ the draft's of its own,
+    float64 [B, γ] (CSpD, Eqs. 1 and 4).
 
     Equal noise has equal density, so that an aligned path leaves the standard deviations alone.
     """
-    scales = (q.kernels.std[..., :-1, :].double().log() - p.kernels.std[..., :-1, :].double().log()).sum((-2, -1))
+    scales = (
+        q.kernels.std[..., :-1, :].double().log() - p.kernels.std[..., :-1, :].double().log()
+    ).sum((-2, -1))
     squares = [noise[..., :-1, :].double().square().sum((-2, -1)) for noise in (p_noise, q_noise)]
     return scales - 0.5 * (squares[0] - squares[1])
 
 
 def _afresh(redrawn: Resampled, denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Tensor:
-    """What the residual sampler drew; where it failed, what the target draws. Conditions [R, C], noise [R, S + 1, D] -> [R, D]."""
+    """What the residual sampler drew; where it failed, what the target draws. Conditions [R, C],
+    noise [R, S + 1, D] -> [R, D].
+    """
     failed = redrawn.failed.nonzero().squeeze(-1)
     if not len(failed):  # one host read, which nearly always saves a denoising
         return redrawn.x
-    return redrawn.x.index_copy(0, failed, denoise(denoiser, conditions[failed], noise[failed]).token)
+    return redrawn.x.index_copy(
+        0, failed, denoise(denoiser, conditions[failed], noise[failed]).token
+    )
 
 
 def _last(path: DenoisingPath) -> Kernel:
@@ -226,15 +317,21 @@ def _last(path: DenoisingPath) -> Kernel:
     return Kernel(*(leaf[..., -1, :] for leaf in path.kernels))
 
 
-def _cut(drafted: Tensor, accepted: Tensor, drawn: Tensor, trials: Tensor, failed: Tensor) -> ContinuousVerdict:
-    """The accepted tokens of [B, γ, D] and the one drawn after them, [B, D], in so many trials or in vain, [B] each."""
+def _cut(
+    drafted: Tensor, accepted: Tensor, drawn: Tensor, trials: Tensor, failed: Tensor
+) -> ContinuousVerdict:
+    """The accepted tokens of [B, γ, D] and the one drawn after them, [B, D], in so many trials or
+    in vain, [B] each.
+    """
     tokens = _one_more(drafted)
     places = torch.arange(tokens.shape[1], device=tokens.device)
     ends = places == accepted.unsqueeze(1)
     tokens = torch.where(ends.unsqueeze(-1), drawn.unsqueeze(1), tokens)
     after_all = torch.where(accepted < drafted.shape[1], RESAMPLED, BONUS).unsqueeze(1)
     origin = torch.where(ends, after_all, ACCEPTED).to(torch.int8)
-    return ContinuousVerdict(tokens, origin, accepted + 1, ends * trials.unsqueeze(1), ends * failed.long().unsqueeze(1))
+    return ContinuousVerdict(
+        tokens, origin, accepted + 1, ends * trials.unsqueeze(1), ends * failed.long().unsqueeze(1)
+    )
 
 
 def _one_more(values: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""MAR as a target or a draft: class labels, guidance and its schedule, temperature and respaced denoising around the network."""
+"""MAR as a target or a draft: class labels, guidance and its schedule, temperature and respaced
+denoising around the network.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,13 +18,16 @@ Labels = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> class numbers int64 [B], and a mask that does not matter here."""
 
 _ROWS = 128
-"""Rows of the head that are modulated at once: few enough to stay in a cache, many enough for one row to have its stages in one product."""
+"""Rows of the head that are modulated at once: few enough to stay in a cache, many enough for one
+row to have its stages in one product.
+"""
 
 
 class GuidedHead(Denoiser):
     """A diffusion head with guidance and temperature.
 
-    A condition is the decoder's vector, under guidance followed by that of no class and the scale: [N, W] or [N, 2W + 1].
+    A condition is the decoder's vector, under guidance followed by that of no class and the scale:
+    [N, W] or [N, 2W + 1].
 
     Args:
         head: the network.
@@ -39,7 +44,9 @@ class GuidedHead(Denoiser):
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
         told, scale = self._told(condition)
-        modulations = self.head.modulations(told + self._time()[stage].repeat(self.sampling.rows, 1))
+        modulations = self.head.modulations(
+            told + self._time()[stage].repeat(self.sampling.rows, 1)
+        )
         return self._guided(modulations, scale, x, self.stages - 1 - stage)
 
     def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
@@ -49,13 +56,19 @@ class GuidedHead(Denoiser):
         size = max(1, _ROWS // len(told))
         for start in range(first, self.stages, size):
             ahead = self.head.modulations(told + time[start : start + size])
-            for stage, *modulations in zip(range(start, min(start + size, self.stages)), *ahead, strict=True):
+            for stage, *modulations in zip(
+                range(start, min(start + size, self.stages)), *ahead, strict=True
+            ):
                 yield partial(self._guided, modulations, scale, t=self.stages - 1 - stage)
 
     def _told(self, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """A condition as the head embeds it, [N, W'] or, rows of no class last, [2N, W']; and the scale, [N, 1]."""
+        """A condition as the head embeds it, [N, W'] or, rows of no class last, [2N, W']; and the
+        scale, [N, 1].
+        """
         embed = self.head.cond_embed
-        vectors = condition[:, : self.sampling.rows * embed.in_features].split(embed.in_features, -1)
+        vectors = condition[:, : self.sampling.rows * embed.in_features].split(
+            embed.in_features, -1
+        )
         return embed(torch.cat(vectors).to(embed.weight.dtype)), condition[:, -1:]
 
     def _time(self) -> Tensor:
@@ -64,7 +77,9 @@ class GuidedHead(Denoiser):
         time: Tensor = self.head.time_embed(self._times)
         return time
 
-    def _guided(self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
+    def _guided(
+        self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int
+    ) -> Kernel:
         """Under guidance the noise is u + s (c − u), the variance the conditional one's."""
         rows = x.to(self.head.input_proj.weight.dtype).repeat(self.sampling.rows, 1)
         output = self.head.predict(rows, modulations).float()
@@ -85,8 +100,15 @@ class MARTarget:
         identity: names the weights.
     """
 
-    def __init__(self, network: MAR, conditioner: Labels, sampling: DiffusionSampling, identity: str = "mar") -> None:
-        self.network, self.conditioner, self.sampling, self.identity = network, conditioner, sampling, identity
+    def __init__(
+        self, network: MAR, conditioner: Labels, sampling: DiffusionSampling, identity: str = "mar"
+    ) -> None:
+        self.network, self.conditioner, self.sampling, self.identity = (
+            network,
+            conditioner,
+            sampling,
+            identity,
+        )
         config = network.config
         self.length, self.channels, self.grid = config.length, config.token_channels, config.grid
         self.denoiser: Denoiser = GuidedHead(network.head, sampling)
@@ -111,14 +133,20 @@ class MARTarget:
         labels = self.conditioner(prompts)[0].to(self.device)
         classes = self.network.config.classes
         if len(labels) and int(labels.max()) >= classes:
-            raise TemperaError(f"class {int(labels.max())} is not one of the network's {classes}; give a number from 0 to {classes - 1}.")
+            raise TemperaError(
+                f"class {int(labels.max())} is not one of the network's {classes}; give a number "
+                f"from 0 to {classes - 1}."
+            )
         self._labels = labels
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """See `Model`; what `GuidedHead` wants, float32 [R, M, W] or [R, M, 2W + 1]."""
         count = self.sampling.rows
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
-        order, known, asked = (part.repeat(count, *[1] * (part.dim() - 1)) for part in (context.order, context.known, places))
+        order, known, asked = (
+            part.repeat(count, *[1] * (part.dim() - 1))
+            for part in (context.order, context.known, places)
+        )
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
         vectors: Tensor = self.network(tokens, order, known, embedding, asked)
@@ -129,18 +157,30 @@ class MARTarget:
 
 
 def draft(target: Model, network: MAR | None) -> MARTarget:
-    """A smaller network as the draft of a target: with the target's class labels and sampling, on its device in its precision.
+    """A smaller network as the draft of a target: with the target's class labels and sampling, on
+    its device in its precision.
 
     Raises:
         TemperaError: there is no network, or it does not fit the target.
     """
     if not isinstance(target, MARTarget):
-        raise TemperaError("a draft with continuous tokens needs a target with continuous tokens; choose a model=mar_… preset.")
+        raise TemperaError(
+            "a draft with continuous tokens needs a target with continuous tokens; choose a "
+            "model=mar_… preset."
+        )
     if network is None:
-        raise TemperaError("this model has no smaller one to draft for it; choose another model, or the draft with drafter=mar_base.")
+        raise TemperaError(
+            "this model has no smaller one to draft for it; choose another model, or the draft "
+            "with drafter=mar_base."
+        )
     classes = (network.config.classes, target.network.config.classes)
     if classes[0] != classes[1]:
-        raise TemperaError(f"the draft knows {classes[0]} classes and the target {classes[1]}; take a draft of the target's family.")
+        raise TemperaError(
+            f"the draft knows {classes[0]} classes and the target {classes[1]}; take a draft of "
+            "the target's family."
+        )
     identity = identity_of(network)
     network = network.to(target.device, target.dtype).eval().requires_grad_(False)
-    return MARTarget(network, lambda prompts: target.conditioner(prompts), target.sampling, identity)
+    return MARTarget(
+        network, lambda prompts: target.conditioner(prompts), target.sampling, identity
+    )

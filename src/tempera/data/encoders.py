@@ -1,4 +1,6 @@
-"""What turns captions and images into codes: the image tokenizer alone, or the target that draws them."""
+"""What turns captions and images into codes: the image tokenizer alone, or the target that draws
+them.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -51,7 +53,12 @@ class VQEncoder:
     """
 
     def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
-        self.vq, self.tokenizer, self.grid, self.device = vq, tokenizer, grid, next(vq.parameters()).device
+        self.vq, self.tokenizer, self.grid, self.device = (
+            vq,
+            tokenizer,
+            grid,
+            next(vq.parameters()).device,
+        )
         self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
 
     def describe(self) -> dict[str, Any]:
@@ -66,12 +73,21 @@ class VQEncoder:
         broken: list[Broken] = []
         for entry in entries:
             if entry.image is None:
-                raise TemperaError(f"{entry.where} has a caption but no image: use encoder=target, or give the source its images.")
+                raise TemperaError(
+                    f"{entry.where} has a caption but no image: use encoder=target, or give the "
+                    "source its images."
+                )
             try:
                 pixels.append(to_pixels(decode_picture(entry.image), self.size))
                 kept.append(entry)
-            except (OSError, ValueError, SyntaxError) as problem:  # what PIL raises on damaged files
-                broken.append(Broken(entry.where, f"unreadable image ({str(problem).splitlines()[0]})"))
+            except (
+                OSError,
+                ValueError,
+                SyntaxError,
+            ) as problem:  # what PIL raises on damaged files
+                broken.append(
+                    Broken(entry.where, f"unreadable image ({str(problem).splitlines()[0]})")
+                )
         if not kept:
             return Encoded([], np.zeros((0, self.grid[0] * self.grid[1]), np.int32), broken)
         codes = self.vq.encode(torch.stack(pixels).to(self.device)).flatten(1)
@@ -79,7 +95,8 @@ class VQEncoder:
 
 
 class TargetEncoder:
-    """Codes that the target draws itself for the captions, autoregressively under its own guidance and temperature: self-distillation.
+    """Codes that the target draws itself for the captions, autoregressively under its own guidance
+    and temperature: self-distillation.
 
     Args:
         target: the target; `tokenizer`: the identity of the tokenizer whose codes it draws.
@@ -92,17 +109,26 @@ class TargetEncoder:
 
     def describe(self) -> dict[str, Any]:
         """Target identity, sampling and seed."""
-        return {"kind": "target", "target": self.target.identity, "seed": self.seed, "sampling": asdict(self.target.sampling)}
+        return {
+            "kind": "target",
+            "target": self.target.identity,
+            "seed": self.seed,
+            "sampling": asdict(self.target.sampling),
+        }
 
     def encode(self, entries: list[Entry]) -> Encoded:
         """Draw one image per caption."""
         streams = RandomStreams(self.seed, [entry.key for entry in entries], self.target.device)
-        output = decode(self.target, NoDraft(), Exact(), streams, [entry.caption for entry in entries])
+        output = decode(
+            self.target, NoDraft(), Exact(), streams, [entry.caption for entry in entries]
+        )
         return Encoded(entries, output.tokens.cpu().numpy().astype(np.int32), [])
 
 
 def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
-    """An RGB image as float32 [3, height, width] in [−1, 1]: scaled to cover `size` = (height, width), centre cropped."""
+    """An RGB image as float32 [3, height, width] in [−1, 1]: scaled to cover `size` = (height,
+    width), centre cropped.
+    """
     height, width = size
     scale = max(height / image.height, width / image.width)
     if (image.height, image.width) != size:

@@ -28,10 +28,12 @@ class Estimate:
     """The cost of a job, per entry of its source.
 
     Attributes:
-        done: entries that the directory covers already; `left`: those yet to be read, `None` where the source's size is unknown.
-        sampled: entries that were encoded for this; `images`: how many of them became images, in [0, 1].
-        reading, encoding: seconds per entry. Every process reads the whole source, but for pictures that are files or stand in
-            archives, and encodes its share, for which it reads these.
+        done: entries that the directory covers already; `left`: those yet to be read, `None` where
+            the source's size is unknown.
+        sampled: entries that were encoded for this; `images`: how many of them became images, in
+            [0, 1].
+        reading, encoding: seconds per entry. Every process reads the whole source, but for pictures
+            that are files or stand in archives, and encodes its share, for which it reads these.
         size: bytes per image on disk, codes and caption.
     """
 
@@ -51,17 +53,22 @@ class Estimate:
         if self.left == 0:
             return f"nothing is left to do: all {self.done:,} entries of the source are encoded"
         entries, what = (
-            (self.left, "entries are left") if self.left is not None else (1000, "entries, as the source does not tell its size")
+            (self.left, "entries are left")
+            if self.left is not None
+            else (1000, "entries, as the source does not tell its size")
         )
         times = ", ".join(f"{duration(self.seconds(n, entries))} with {n}" for n in PROCESSES)
         rate = _short(1 / max(self.reading + self.encoding, 1e-9))
         images = round(entries * self.images)
         return "\n".join(
             [
-                f"sample: {self.sampled:,} entries, {self.images:.0%} of them images, {rate} a second "
-                f"({_short(self.reading * 1e3)} ms to read one, {_short(self.encoding * 1e3)} ms to encode it)",
+                f"sample: {self.sampled:,} entries, {self.images:.0%} of them images, {rate} a "
+                "second "
+                f"({_short(self.reading * 1e3)} ms to read one, {_short(self.encoding * 1e3)} ms "
+                "to encode it)",
                 f"to do: {entries:,} {what}" + (f", {self.done:,} are done" if self.done else ""),
-                f"disk: about {amount(images * self.size)} for {images:,} images, {amount(self.size)} each with its caption",
+                f"disk: about {amount(images * self.size)} for {images:,} images, "
+                f"{amount(self.size)} each with its caption",
                 f"time: about {times} processes, if each has a device of its own",
             ]
         )
@@ -122,7 +129,11 @@ class _Batch:
 
 
 def _timed(
-    entries: Iterator[Entry | Broken], encoder: CodeEncoder, batch_size: int, seconds: float, now: Callable[[], float]
+    entries: Iterator[Entry | Broken],
+    encoder: CodeEncoder,
+    batch_size: int,
+    seconds: float,
+    now: Callable[[], float],
 ) -> Iterator[_Batch]:
     """Batches until the time is over or the source ends."""
     began = start = now()
@@ -131,7 +142,9 @@ def _timed(
         good = [item for item in items if isinstance(item, Entry)]
         encoded = encoder.encode(good) if good else None
         end = now()
-        broken = [item for item in items if isinstance(item, Broken)] + (encoded.broken if encoded else [])
+        broken = [item for item in items if isinstance(item, Broken)] + (
+            encoded.broken if encoded else []
+        )
         yield _Batch(len(items), read - start, end - read, encoded, broken)
         if end - began >= seconds:
             return
@@ -139,10 +152,16 @@ def _timed(
 
 
 def _size(parts: list[Encoded], rows: int) -> float:
-    """Bytes per image: codes as they compress in a shard of so many images drawn from the sample's, captions and keys as they are."""
+    """Bytes per image: codes as they compress in a shard of so many images drawn from the sample's,
+    captions and keys as they are.
+    """
     codes = np.concatenate([part.codes for part in parts])
     drawn = np.random.default_rng(0).choice(codes.reshape(-1), (rows, codes.shape[1]))
-    words = [len(entry.key.encode()) + len(entry.caption.encode()) for part in parts for entry in part.entries]
+    words = [
+        len(entry.key.encode()) + len(entry.caption.encode())
+        for part in parts
+        for entry in part.entries
+    ]
     return shard_bytes(Images([""] * rows, [""] * rows, drawn)) / rows + sum(words) / len(words)
 
 

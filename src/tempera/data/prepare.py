@@ -2,7 +2,8 @@
 
 source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
 
-Several processes share the batches of every shard, and the first one writes it: the files are the same however many there are.
+Several processes share the batches of every shard, and the first one writes it: the files are the
+same however many there are.
 """
 
 import json
@@ -51,14 +52,18 @@ def prepare(
         limit: read at most so many entries.
         max_broken: stop when more entries than this are broken.
         report: receives one line per broken entry.
-        bar: a `tqdm`; it is moved over the source's entries, those done before included; its total is set where the source's size is known.
-        processes: those that share the work, each of which calls this function; all that torchrun started unless given.
+        bar: a `tqdm`; it is moved over the source's entries, those done before included; its total
+            is set where the source's size is known.
+        processes: those that share the work, each of which calls this function; all that torchrun
+            started unless given.
 
     Returns:
-        what the directory holds now. Where this is not the first process, without the hashes of the new shards.
+        what the directory holds now. Where this is not the first process, without the hashes of the
+        new shards.
 
     Raises:
-        TemperaError: an empty source, too many broken entries, a directory of other shards, or one that cannot be written.
+        TemperaError: an empty source, too many broken entries, a directory of other shards, or one
+            that cannot be written.
     """
     if max_broken < 0:
         raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
@@ -66,12 +71,15 @@ def prepare(
     if manifest.complete:
         return manifest
     bar = tqdm(disable=True) if bar is None else bar
-    job = _Job(source, encoder, directory, batch_size, report, bar, processes or Processes(cpu=True))
+    job = _Job(
+        source, encoder, directory, batch_size, report, bar, processes or Processes(cpu=True)
+    )
     for grown in job.shards(manifest):
         manifest = grown
         if manifest.broken_count > max_broken:
             raise TemperaError(
-                f"{manifest.broken_count} entries of the source are broken, more than max_broken={max_broken} (the first: "
+                f"{manifest.broken_count} entries of the source are broken, more than "
+                f"max_broken={max_broken} (the first: "
                 f"{manifest.broken[0]}): mend them or raise max_broken."
             )
     if not manifest.count:
@@ -79,29 +87,52 @@ def prepare(
     return job.keep(replace(manifest, complete=True))
 
 
-def begun(source: Source, encoder: CodeEncoder, directory: Path, shard_size: int, batch_size: int, limit: int | None) -> Manifest:
-    """What is done of a job already: the manifest up to its first missing or damaged shard; one without shards in a new directory.
+def begun(
+    source: Source,
+    encoder: CodeEncoder,
+    directory: Path,
+    shard_size: int,
+    batch_size: int,
+    limit: int | None,
+) -> Manifest:
+    """What is done of a job already: the manifest up to its first missing or damaged shard; one
+    without shards in a new directory.
 
     Raises:
         TemperaError: the directory holds shards of another job, or a size is not positive.
     """
     if shard_size < 1 or batch_size < 1 or (limit is not None and limit < 1):
         raise TemperaError("shard_size, batch_size and limit must be at least 1: correct them.")
-    fresh = Manifest(encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size, shard_size, limit)
+    fresh = Manifest(
+        encoder.tokenizer,
+        encoder.describe(),
+        source.describe(),
+        encoder.grid,
+        encoder.vocab_size,
+        shard_size,
+        limit,
+    )
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
-    differing = [name for name, value in fresh.recipe.items() if json.dumps(old.recipe[name]) != json.dumps(value)]
+    differing = [
+        name
+        for name, value in fresh.recipe.items()
+        if json.dumps(old.recipe[name]) != json.dumps(value)
+    ]
     if differing:
         name = differing[0]
         raise TemperaError(
-            f"{directory} holds shards of another {name} ({old.recipe[name]}, now {fresh.recipe[name]}): "
+            f"{directory} holds shards of another {name} ({old.recipe[name]}, now "
+            f"{fresh.recipe[name]}): "
             "give another output directory, or the options it was begun with."
         )
     good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
     if len(good) == len(old.shards):
         return old
-    return replace(old, shards=good, broken=old.broken[: sum(shard.broken for shard in good)], complete=False)
+    return replace(
+        old, shards=good, broken=old.broken[: sum(shard.broken for shard in good)], complete=False
+    )
 
 
 def wanted(source: Source, limit: int | None) -> int | None:
@@ -112,8 +143,12 @@ def wanted(source: Source, limit: int | None) -> int | None:
 
 def empty(source: Source, broken: Sequence[object]) -> TemperaError:
     """Why a source gives no images."""
-    reason = f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
-    return TemperaError(f"the source {source.describe()} gives no images, as {reason}: give another source.")
+    reason = (
+        f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
+    )
+    return TemperaError(
+        f"the source {source.describe()} gives no images, as {reason}: give another source."
+    )
 
 
 @dataclass
@@ -153,12 +188,16 @@ class _Job:
         return manifest
 
     def _encode(self, items: list[Entry | Broken]) -> tuple[Images, list[Broken]]:
-        """Encode one shard's entries, this process every n-th of its batches, and put together what all have encoded."""
+        """Encode one shard's entries, this process every n-th of its batches, and put together what
+        all have encoded.
+        """
         good = [item for item in items if isinstance(item, Entry)]
         rank, count = self.processes.rank, self.processes.count
         starts, seen, mine = range(0, len(good), self.batch_size), 0, []
         for start in starts[rank::count]:
-            mine.append(_without_pictures(self.encoder.encode(good[start : start + self.batch_size])))
+            mine.append(
+                _without_pictures(self.encoder.encode(good[start : start + self.batch_size]))
+            )
             now = min(start + count * self.batch_size, len(good))  # the others are about as far
             self.bar.update(now - seen)
             seen = now
@@ -166,9 +205,16 @@ class _Job:
         parts = [every[number % count][number // count] for number in range(len(starts))]
         self.bar.update(len(items) - seen)
         kept = [entry for part in parts for entry in part.entries]
-        codes = np.concatenate([part.codes for part in parts] or [np.zeros((0, self.encoder.grid[0] * self.encoder.grid[1]), np.int32)])
-        broken = [item for item in items if isinstance(item, Broken)] + [item for part in parts for item in part.broken]
-        return Images([entry.key for entry in kept], [entry.caption for entry in kept], codes), broken
+        codes = np.concatenate(
+            [part.codes for part in parts]
+            or [np.zeros((0, self.encoder.grid[0] * self.encoder.grid[1]), np.int32)]
+        )
+        broken = [item for item in items if isinstance(item, Broken)] + [
+            item for part in parts for item in part.broken
+        ]
+        return Images(
+            [entry.key for entry in kept], [entry.caption for entry in kept], codes
+        ), broken
 
 
 def _without_pictures(part: Encoded) -> Encoded:

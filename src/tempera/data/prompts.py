@@ -14,21 +14,30 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to generate. The `id` seeds the row's random stream and keys every result, so it is unique in a run and safe as a file name."""
+    """What to generate. The `id` seeds the row's random stream and keys every result, so it is
+    unique in a run and safe as a file name.
+    """
 
     id: str
     text: str
 
 
 def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) -> list[Prompt]:
-    """Class numbers, for class-conditional models: prompt i is class i mod `classes`; ids are class-0207-000 (class, repetition)."""
+    """Class numbers, for class-conditional models: prompt i is class i mod `classes`; ids are
+    class-0207-000 (class, repetition).
+    """
     check_slice(limit, offset)
     numbers = range(offset, offset + (classes if limit is None else limit))
-    return [Prompt(f"class-{number % classes:04d}-{number // classes:03d}", str(number % classes)) for number in numbers]
+    return [
+        Prompt(f"class-{number % classes:04d}-{number // classes:03d}", str(number % classes))
+        for number in numbers
+    ]
 
 
 def one_prompt(text: str) -> list[Prompt]:
-    """A single prompt given as a string; its id is a hash of the text, so that other texts may share a run directory."""
+    """A single prompt given as a string; its id is a hash of the text, so that other texts may
+    share a run directory.
+    """
     text = str(text).strip()
     if not text:
         raise TemperaError('the prompt is empty: give some text, as in prompt="a small red ring".')
@@ -40,29 +49,37 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
 
     - `.txt`: one prompt a line; ids are `<file stem>-<line number>`.
     - `.tsv`: a header with a `Prompt` column, as PartiPrompts; ids are `<file stem>-<line number>`.
-    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`); ids are the annotation ids.
+    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`); ids are the annotation
+      ids.
 
     Args:
         limit: how many prompts to take, `None` for all.
         offset: how many to pass over first.
 
     Raises:
-        TemperaError: with file and line: the file is missing, empty or not UTF-8, or holds a broken line, an empty prompt or an id twice.
+        TemperaError: with file and line: the file is missing, empty or not UTF-8, or holds a broken
+            line, an empty prompt or an id twice.
     """
     if not path:
         raise TemperaError(
-            "data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, or MS-COCO captions .json)."
+            "data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, "
+            "or MS-COCO captions .json)."
         )
     check_slice(limit, offset)
     readers = {".txt": _read_text, ".tsv": _read_tsv, ".json": _read_coco}
     file = Path(path)
     if file.suffix.lower() not in readers:
-        raise TemperaError(f"{path} is not a prompt file by its name: use an ending among {', '.join(readers)}.")
+        raise TemperaError(
+            f"{path} is not a prompt file by its name: use an ending among {', '.join(readers)}."
+        )
     prompts = readers[file.suffix.lower()](file)
     if not prompts:
         raise TemperaError(f"{path} holds no prompts: put one on each line.")
     if offset >= len(prompts):
-        raise TemperaError(f"{path} holds {len(prompts)} prompts, so offset={offset} leaves none: choose a smaller offset.")
+        raise TemperaError(
+            f"{path} holds {len(prompts)} prompts, so offset={offset} leaves none: choose a "
+            "smaller offset."
+        )
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
 
 
@@ -71,7 +88,9 @@ def check_slice(limit: int | None, offset: int) -> None:
     if limit is not None and limit < 1:
         raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
     if offset < 0:
-        raise TemperaError(f"offset={offset} is negative: give how many prompts to pass over, 0 or more.")
+        raise TemperaError(
+            f"offset={offset} is negative: give how many prompts to pass over, 0 or more."
+        )
 
 
 def _lines(file: Path) -> list[str]:
@@ -79,13 +98,18 @@ def _lines(file: Path) -> list[str]:
     try:
         raw = file.read_bytes()
     except OSError as problem:
-        raise TemperaError(f"{file} cannot be read ({problem.strerror}): check the path of the prompt file.") from None
+        raise TemperaError(
+            f"{file} cannot be read ({problem.strerror}): check the path of the prompt file."
+        ) from None
     lines = []
     for number, line in enumerate(raw.rstrip().split(b"\n"), start=1):
         try:
             lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r"))
         except UnicodeDecodeError as problem:
-            raise TemperaError(f"{file}:{number} is not UTF-8 text (byte {problem.start + 1}): save the file as UTF-8.") from None
+            raise TemperaError(
+                f"{file}:{number} is not UTF-8 text (byte {problem.start + 1}): save the file as "
+                "UTF-8."
+            ) from None
     return [] if lines == [""] else lines
 
 
@@ -93,10 +117,15 @@ def _line_prompt(file: Path, number: int, text: str) -> Prompt:
     """The prompt on a line, checked."""
     text = " ".join(text.split())
     if not text:
-        raise TemperaError(f"{file}:{number} holds an empty prompt: write one there or delete the line.")
+        raise TemperaError(
+            f"{file}:{number} holds an empty prompt: write one there or delete the line."
+        )
     controls = [character for character in text if unicodedata.category(character) == "Cc"]
     if controls:
-        raise TemperaError(f"{file}:{number} is broken (it holds the control character {controls[0]!r}): mend or delete the line.")
+        raise TemperaError(
+            f"{file}:{number} is broken (it holds the control character {controls[0]!r}): mend "
+            "or delete the line."
+        )
     return Prompt(f"{_safe(file.stem)}-{number:06d}", text)
 
 
@@ -115,7 +144,8 @@ def _read_tsv(file: Path) -> list[Prompt]:
     header = lines[0].split("\t")
     if "Prompt" not in header:
         raise TemperaError(
-            f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' column Prompt in the first line."
+            f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' "
+            "column Prompt in the first line."
         )
     column = header.index("Prompt")
     prompts = []
@@ -123,7 +153,8 @@ def _read_tsv(file: Path) -> list[Prompt]:
         fields = line.split("\t")
         if len(fields) > len(header) or len(fields) <= column:
             raise TemperaError(
-                f"{file}:{number} is broken ({len(fields)} fields where the header has {len(header)}): mend or delete the line."
+                f"{file}:{number} is broken ({len(fields)} fields where the header has "
+                f"{len(header)}): mend or delete the line."
             )
         prompts.append(_line_prompt(file, number, fields[column]))
     return prompts
@@ -136,11 +167,20 @@ def _read_coco(file: Path) -> list[Prompt]:
     try:
         content = json.loads("\n".join(lines))
     except json.JSONDecodeError as problem:
-        raise TemperaError(f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): get the file again or mend the line.") from None
+        raise TemperaError(
+            f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): get the file again or "
+            "mend the line."
+        ) from None
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
-        raise TemperaError(f"{file} has no list of annotations: give an MS-COCO captions file (annotations: [{{id, caption}}, …]).")
-    prompts = [_annotation_prompt(file, number, annotation) for number, annotation in enumerate(annotations, start=1)]
+        raise TemperaError(
+            f"{file} has no list of annotations: give an MS-COCO captions file (annotations: "
+            "[{id, caption}, …])."
+        )
+    prompts = [
+        _annotation_prompt(file, number, annotation)
+        for number, annotation in enumerate(annotations, start=1)
+    ]
     _check_unique(file, prompts)
     return prompts
 
@@ -152,13 +192,19 @@ def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
         or not isinstance(annotation.get("caption"), str)
         or not isinstance(annotation.get("id"), int | str)
     ):
-        raise TemperaError(f"{where} is broken (no id and caption): each annotation needs an id and a caption.")
+        raise TemperaError(
+            f"{where} is broken (no id and caption): each annotation needs an id and a caption."
+        )
     text = " ".join(annotation["caption"].split())
     if not text:
-        raise TemperaError(f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or delete the annotation.")
+        raise TemperaError(
+            f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or "
+            "delete the annotation."
+        )
     if str(annotation["id"]) != _safe(str(annotation["id"])):
         raise TemperaError(
-            f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, digits, dot, dash or underscore."
+            f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, "
+            "digits, dot, dash or underscore."
         )
     return Prompt(str(annotation["id"]), text)
 
@@ -168,6 +214,7 @@ def _check_unique(file: Path, prompts: Sequence[Prompt]) -> None:
     for number, prompt in enumerate(prompts, start=1):
         if prompt.id in seen:
             raise TemperaError(
-                f"{file}, annotation {number} repeats the id {prompt.id} of annotation {seen[prompt.id]}: ids must be unique."
+                f"{file}, annotation {number} repeats the id {prompt.id} of annotation "
+                f"{seen[prompt.id]}: ids must be unique."
             )
         seen[prompt.id] = number

@@ -1,7 +1,8 @@
 """Sharded image codes with captions: parquet files and one `manifest.json` that says what they are.
 
-A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image in raster order). The manifest is
-rewritten after every shard, so a directory is consistent at any moment: shards it does not list do not exist.
+A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image
+in raster order). The manifest is rewritten after every shard, so a directory is consistent at any
+moment: shards it does not list do not exist.
 """
 
 import io
@@ -23,7 +24,9 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """One parquet file. It covers source positions `first` … `next` − 1, of which `count` became codes and `broken` did not."""
+    """One parquet file. It covers source positions `first` … `next` − 1, of which `count` became
+    codes and `broken` did not.
+    """
 
     file: str
     count: int
@@ -39,7 +42,8 @@ class Manifest:
 
     Attributes:
         tokenizer: identity of the image tokenizer whose codes these are.
-        encoder: how the codes were made: `{"kind": "vq" | "target", ...}` with the identities of the models used.
+        encoder: how the codes were made: `{"kind": "vq" | "target", ...}` with the identities of
+            the models used.
         source: where captions and images came from, with a fingerprint.
         grid: rows and columns of an image's codes.
         vocab_size: every code is below it.
@@ -75,13 +79,18 @@ class Manifest:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything that decides the shards' contents; two directories with equal recipes hold the same codes."""
+        """Everything that decides the shards' contents; two directories with equal recipes hold the
+        same codes.
+        """
         skipped = ("complete", "shards", "broken")
         return {name: value for name, value in asdict(self).items() if name not in skipped}
 
     def save(self, directory: Path) -> None:
         """Write `manifest.json` atomically."""
-        write_json(directory / MANIFEST, {**asdict(self), "count": self.count, "broken_count": self.broken_count})
+        write_json(
+            directory / MANIFEST,
+            {**asdict(self), "count": self.count, "broken_count": self.broken_count},
+        )
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
@@ -92,24 +101,35 @@ class Manifest:
         """
         path = directory / MANIFEST
         if not path.is_file():
-            raise TemperaError(f"{directory} holds no {MANIFEST}: give a directory made by train_draft/prepare.py.")
+            raise TemperaError(
+                f"{directory} holds no {MANIFEST}: give a directory made by train_draft/prepare.py."
+            )
         value: dict[str, Any] = read_json(path)
         try:
             if value["format"] != FORMAT:
-                raise TemperaError(f"{path} is of format {value['format']}, this version reads {FORMAT}: prepare the shards again.")
+                raise TemperaError(
+                    f"{path} is of format {value['format']}, this version reads {FORMAT}: "
+                    "prepare the shards again."
+                )
             known = {name: value[name] for name in cls.__dataclass_fields__}
             known["shards"] = tuple(Shard(**shard) for shard in known["shards"])
             rows, columns = known["grid"]
-            return cls(**{**known, "grid": (int(rows), int(columns)), "broken": tuple(known["broken"])})
+            return cls(
+                **{**known, "grid": (int(rows), int(columns)), "broken": tuple(known["broken"])}
+            )
         except (KeyError, TypeError, ValueError) as problem:
             if isinstance(problem, TemperaError):
                 raise
-            raise TemperaError(f"{path} is damaged ({problem!r}): prepare the shards again.") from problem
+            raise TemperaError(
+                f"{path} is damaged ({problem!r}): prepare the shards again."
+            ) from problem
 
 
 @dataclass(frozen=True)
 class Images:
-    """Captioned codes in memory: `keys` and `captions` of length n, `codes` int32 [n, rows × columns]."""
+    """Captioned codes in memory: `keys` and `captions` of length n, `codes` int32 [n, rows ×
+    columns].
+    """
 
     keys: list[str]
     captions: list[str]
@@ -134,8 +154,16 @@ def shard_bytes(images: Images) -> int:
 
 
 def _write(images: Images, to: Path | io.BytesIO) -> None:
-    codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1])
-    table = pa.table({"key": pa.array(images.keys, pa.string()), "caption": pa.array(images.captions, pa.string()), "codes": codes})
+    codes = pa.FixedSizeListArray.from_arrays(
+        pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1]
+    )
+    table = pa.table(
+        {
+            "key": pa.array(images.keys, pa.string()),
+            "caption": pa.array(images.captions, pa.string()),
+            "codes": codes,
+        }
+    )
     pq.write_table(table, to, compression="zstd")
 
 
@@ -149,10 +177,16 @@ def read_shard(path: Path) -> Images:
         table = pq.read_table(path)
         codes = table["codes"].combine_chunks()
         flat = codes.flatten().to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
-        return Images(table["key"].to_pylist(), table["caption"].to_pylist(), flat.reshape(len(table), codes.type.list_size))
+        return Images(
+            table["key"].to_pylist(),
+            table["caption"].to_pylist(),
+            flat.reshape(len(table), codes.type.list_size),
+        )
     except (pa.ArrowException, KeyError, AttributeError, OSError) as problem:
         reason = str(problem).splitlines()[0]
-        raise TemperaError(f"{path} is no shard of codes ({reason}): prepare the shards again.") from problem
+        raise TemperaError(
+            f"{path} is no shard of codes ({reason}): prepare the shards again."
+        ) from problem
 
 
 def check_shard(directory: Path, shard: Shard) -> str | None:
@@ -166,28 +200,43 @@ def check_shard(directory: Path, shard: Shard) -> str | None:
 
 
 def read_shards(directory: Path, tokenizer: str, vocab_size: int, grid: tuple[int, int]) -> Images:
-    """All images of a finished shards directory, checked against their hashes and the target they are meant for.
+    """All images of a finished shards directory, checked against their hashes and the target they
+    are meant for.
 
     Raises:
-        TemperaError: unfinished, empty, missing or damaged shards, or codes of another tokenizer, vocabulary or grid.
+        TemperaError: unfinished, empty, missing or damaged shards, or codes of another tokenizer,
+            vocabulary or grid.
     """
     manifest = Manifest.load(directory)
     if not manifest.complete:
-        raise TemperaError(f"the shards in {directory} are unfinished: run train_draft/prepare.py with the same options to complete them.")
+        raise TemperaError(
+            f"the shards in {directory} are unfinished: run train_draft/prepare.py with the same "
+            "options to complete them."
+        )
     if manifest.tokenizer != tokenizer:
         raise TemperaError(
-            f"the shards in {directory} were built by tokenizer {manifest.tokenizer}, but the target's is {tokenizer}: "
+            f"the shards in {directory} were built by tokenizer {manifest.tokenizer}, but the "
+            f"target's is {tokenizer}: "
             "prepare shards with this target's tokenizer."
         )
     if manifest.vocab_size > vocab_size or manifest.grid != grid:
         raise TemperaError(
-            f"the shards in {directory} hold {manifest.grid[0]}×{manifest.grid[1]} codes below {manifest.vocab_size}, but the target "
+            f"the shards in {directory} hold {manifest.grid[0]}×{manifest.grid[1]} codes below "
+            f"{manifest.vocab_size}, but the target "
             f"draws {grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target."
         )
     for shard in manifest.shards:
         if problem := check_shard(directory, shard):
-            raise TemperaError(f"{problem}: run train_draft/prepare.py with the same options to rebuild it.")
+            raise TemperaError(
+                f"{problem}: run train_draft/prepare.py with the same options to rebuild it."
+            )
     parts = [read_shard(directory / shard.file) for shard in manifest.shards]
     if not sum(map(len, parts)):
-        raise TemperaError(f"the shards in {directory} hold no images: prepare them from another source.")
-    return Images([k for p in parts for k in p.keys], [c for p in parts for c in p.captions], np.concatenate([p.codes for p in parts]))
+        raise TemperaError(
+            f"the shards in {directory} hold no images: prepare them from another source."
+        )
+    return Images(
+        [k for p in parts for k in p.keys],
+        [c for p in parts for c in p.captions],
+        np.concatenate([p.codes for p in parts]),
+    )

@@ -1,7 +1,9 @@
-"""Where training captions and images come from. Every source is a plain, ordered sequence of entries that can be read from any position.
+"""Where training captions and images come from. Every source is a plain, ordered sequence of
+entries that can be read from any position.
 
-The readers are small and direct rather than the builders of `datasets`, because a builder stops at the first damaged row and cannot say
-which line of which file it was; `Dataset` wraps any builder or hub data set for everything that has no reader here.
+The readers are small and direct rather than the builders of `datasets`, because a builder stops at
+the first damaged row and cannot say which line of which file it was; `Dataset` wraps any builder or
+hub data set for everything that has no reader here.
 """
 
 import csv
@@ -32,7 +34,9 @@ CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes inside a file, read when they are wanted: of several processes each reads the pictures that it encodes."""
+    """Bytes inside a file, read when they are wanted: of several processes each reads the pictures
+    that it encodes.
+    """
 
     file: Path
     offset: int
@@ -46,12 +50,16 @@ class Span:
 
 
 Picture = bytes | Path | Span | NDArray[np.float32] | PIL.Image.Image
-"""Encoded bytes, a file or where in one they stand, an array [h, w, 3] in [0, 1], or a decoded image."""
+"""Encoded bytes, a file or where in one they stand, an array [h, w, 3] in [0, 1], or a decoded
+image.
+"""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A caption and perhaps its image. `where` names file and line; entries of one image share the part of `key` before "#"."""
+    """A caption and perhaps its image. `where` names file and line; entries of one image share the
+    part of `key` before "#".
+    """
 
     where: str
     key: str
@@ -77,7 +85,9 @@ class Source(Protocol):
         """Kind, place and fingerprint, for the manifest; it changes when the source does."""
 
     def count(self) -> int | None:
-        """How many entries there are, broken ones included, where that can be told without reading them all; else `None`."""
+        """How many entries there are, broken ones included, where that can be told without reading
+        them all; else `None`.
+        """
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """Entries from position `start`; broken ones take a position too."""
@@ -100,32 +110,57 @@ def decode_picture(image: Picture) -> PIL.Image.Image:
 
 
 class ImageFolder:
-    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and a caption), as Hugging Face's
-    imagefolder, or in a .txt file beside each image. `caption` names the caption column; by default the first of `CAPTION_NAMES`.
+    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and
+    a caption), as Hugging Face's imagefolder, or in a .txt file beside each image. `caption` names
+    the caption column; by default the first of `CAPTION_NAMES`.
     """
 
     def __init__(self, path: str, caption: str | None = None) -> None:
         self.path, self.caption = _existing(path, "an image folder"), caption
-        self.metadata = next((self.path / name for name in ("metadata.jsonl", "metadata.csv") if (self.path / name).is_file()), None)
-        self.images = [] if self.metadata else sorted(p for p in self.path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+        self.metadata = next(
+            (
+                self.path / name
+                for name in ("metadata.jsonl", "metadata.csv")
+                if (self.path / name).is_file()
+            ),
+            None,
+        )
+        self.images = (
+            []
+            if self.metadata
+            else sorted(p for p in self.path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+        )
         if self.metadata is None and not self.images:
-            raise TemperaError(f"{self.path} holds neither metadata.jsonl, metadata.csv nor images: give a folder of captioned images.")
+            raise TemperaError(
+                f"{self.path} holds neither metadata.jsonl, metadata.csv nor images: give a "
+                "folder of captioned images."
+            )
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
         files = [self.metadata] if self.metadata else self.images
-        return {"kind": "imagefolder", "path": str(self.path), "caption": self.caption, "fingerprint": _fingerprint(files)}
+        return {
+            "kind": "imagefolder",
+            "path": str(self.path),
+            "caption": self.caption,
+            "fingerprint": _fingerprint(files),
+        }
 
     def count(self) -> int | None:
         """See `Source`."""
-        return len(self.images) if self.metadata is None else sum(1 for _ in self._rows(self.metadata))
+        return (
+            len(self.images) if self.metadata is None else sum(1 for _ in self._rows(self.metadata))
+        )
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
         if self.metadata is None:
             yield from (self._beside(image) for image in self.images[start:])
         else:
-            yield from (self._listed(where, row) for where, row in islice(self._rows(self.metadata), start, None))
+            yield from (
+                self._listed(where, row)
+                for where, row in islice(self._rows(self.metadata), start, None)
+            )
 
     @staticmethod
     def _rows(metadata: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -151,18 +186,27 @@ class ImageFolder:
 
 
 class TarShards:
-    """WebDataset tar files: members sharing a name up to the first dot are one sample; the caption is its .txt or a field of its .json."""
+    """WebDataset tar files: members sharing a name up to the first dot are one sample; the caption
+    is its .txt or a field of its .json.
+    """
 
     def __init__(self, path: str, caption: str | None = None) -> None:
         self.files, self.caption = _matching(path, ".tar"), caption
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
-        return {"kind": "webdataset", "files": len(self.files), "caption": self.caption, "fingerprint": _fingerprint(self.files)}
+        return {
+            "kind": "webdataset",
+            "files": len(self.files),
+            "caption": self.caption,
+            "fingerprint": _fingerprint(self.files),
+        }
 
     def count(self) -> int | None:
         """See `Source`."""
-        records = [file.with_name(f"{file.stem}_stats.json") for file in self.files]  # img2dataset's, one beside each archive
+        records = [
+            file.with_name(f"{file.stem}_stats.json") for file in self.files
+        ]  # img2dataset's, one beside each archive
         try:
             return sum(int(json.loads(record.read_text())["successes"]) for record in records)
         except (OSError, ValueError, KeyError, TypeError):
@@ -187,13 +231,21 @@ class TarShards:
                         yield self._sample(file, key, members)
                         members = {}
                     key, seen = f"{folder}/{stem}", seen + 1
-                    skipped = plain and not member.issparse() and f".{suffix.lower()}" not in (".txt", ".json")
+                    skipped = (
+                        plain
+                        and not member.issparse()
+                        and f".{suffix.lower()}" not in (".txt", ".json")
+                    )
                     handle = None if skipped else archive.extractfile(member)
-                    members[f".{suffix.lower()}"] = handle.read() if handle else Span(file, member.offset_data, member.size)
+                    members[f".{suffix.lower()}"] = (
+                        handle.read() if handle else Span(file, member.offset_data, member.size)
+                    )
                 if members:
                     yield self._sample(file, key, members)
         except (tarfile.TarError, OSError, EOFError) as problem:
-            yield Broken(str(file), f"the archive is damaged after {seen} members ({_reason(problem)})")
+            yield Broken(
+                str(file), f"the archive is damaged after {seen} members ({_reason(problem)})"
+            )
 
     def _sample(self, file: Path, key: str, members: dict[str, Any]) -> Entry | Broken:
         where = f"{file} sample {key.lstrip('/')}"
@@ -205,12 +257,18 @@ class TarShards:
             text = members[".txt"].decode() if ".txt" in members and self.caption is None else None
         except ValueError as problem:
             return Broken(where, f"unreadable caption ({_reason(problem)})")
-        return _entry(where, f"{file.name}/{key.lstrip('/')}", text or _caption_of(fields, self.caption), image)
+        return _entry(
+            where,
+            f"{file.name}/{key.lstrip('/')}",
+            text or _caption_of(fields, self.caption),
+            image,
+        )
 
 
 class ParquetShards:
-    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path} struct (Hugging Face's Image), or a path
-    relative to the file. LAION-COCO as published holds only URLs: download it first, for example with img2dataset.
+    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path}
+    struct (Hugging Face's Image), or a path relative to the file. LAION-COCO as published holds
+    only URLs: download it first, for example with img2dataset.
     """
 
     def __init__(self, path: str, image: str = "image", caption: str | None = None) -> None:
@@ -219,7 +277,12 @@ class ParquetShards:
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
         columns = {"image": self.image, "caption": self.caption}
-        return {"kind": "parquet", "files": len(self.files), **columns, "fingerprint": _fingerprint(self.files)}
+        return {
+            "kind": "parquet",
+            "files": len(self.files),
+            **columns,
+            "fingerprint": _fingerprint(self.files),
+        }
 
     def count(self) -> int | None:
         """See `Source`."""
@@ -244,12 +307,19 @@ class ParquetShards:
 
     def _rows(self, file: Path, opened: pq.ParquetFile, skip: int) -> Iterator[Entry | Broken]:
         names = opened.schema_arrow.names
-        caption = self.caption or next((name for name in CAPTION_NAMES if name in names), CAPTION_NAMES[0])
+        caption = self.caption or next(
+            (name for name in CAPTION_NAMES if name in names), CAPTION_NAMES[0]
+        )
         for column, option in ((self.image, "image"), (caption, "caption")):
             if column not in names:
-                raise TemperaError(f"{file} has no column {column!r} (it has {', '.join(names)}): name the right one with {option}=.")
+                raise TemperaError(
+                    f"{file} has no column {column!r} (it has {', '.join(names)}): name the "
+                    f"right one with {option}=."
+                )
         group = position = 0
-        while position + (rows := opened.metadata.row_group(group).num_rows) <= skip:  # skip is a row of this file
+        while (
+            position + (rows := opened.metadata.row_group(group).num_rows) <= skip
+        ):  # skip is a row of this file
             group, position = group + 1, position + rows
         for number in range(group, opened.num_row_groups):
             end = position + opened.metadata.row_group(number).num_rows
@@ -258,9 +328,18 @@ class ParquetShards:
                     for row in batch.to_pylist():
                         if position >= skip:
                             where = f"{file} row {position}"
-                            yield self._row(where, f"{file.name}/{position}", row[caption], row[self.image], file.parent)
+                            yield self._row(
+                                where,
+                                f"{file.name}/{position}",
+                                row[caption],
+                                row[self.image],
+                                file.parent,
+                            )
                         position += 1
-            except (pa.ArrowException, OSError) as problem:  # the rest of the group cannot be told row from row
+            except (
+                pa.ArrowException,
+                OSError,
+            ) as problem:  # the rest of the group cannot be told row from row
                 for lost in range(max(position, skip), end):
                     yield Broken(f"{file} row {lost}", f"unreadable row group ({_reason(problem)})")
             position = end
@@ -278,8 +357,9 @@ class ParquetShards:
 
 
 class CocoCaptions:
-    """An MS-COCO captions file. With `images` each entry carries that directory's image; without, captions alone (for the target to draw).
-    `per_image` keeps at most so many captions of one image; 0 keeps all.
+    """An MS-COCO captions file. With `images` each entry carries that directory's image; without,
+    captions alone (for the target to draw). `per_image` keeps at most so many captions of one
+    image; 0 keeps all.
     """
 
     def __init__(self, path: str, images: str | None = None, per_image: int = 1) -> None:
@@ -291,11 +371,18 @@ class CocoCaptions:
             self.names = {image["id"]: image["file_name"] for image in content.get("images", [])}
             self.annotations: list[Any] = content["annotations"]
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise TemperaError(f"{self.path} is no MS-COCO captions file ({_reason(problem)}): give one with annotations.") from problem
+            raise TemperaError(
+                f"{self.path} is no MS-COCO captions file ({_reason(problem)}): give one with "
+                "annotations."
+            ) from problem
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
-        kind = {"kind": "coco", "path": str(self.path), "images": str(self.images) if self.images else None}
+        kind = {
+            "kind": "coco",
+            "path": str(self.path),
+            "images": str(self.images) if self.images else None,
+        }
         return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
 
     def count(self) -> int | None:
@@ -313,10 +400,17 @@ class CocoCaptions:
                 yield Broken(where, "no image_id")
             else:
                 image_id = annotation["image_id"]
-                yield self._one(where, image_id, f"{image_id}#{annotation.get('id', index)}", annotation.get("caption"))
+                yield self._one(
+                    where,
+                    image_id,
+                    f"{image_id}#{annotation.get('id', index)}",
+                    annotation.get("caption"),
+                )
 
     def _chosen(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Annotations of no more than `per_image` captions an image, with their numbers; `None` for one that is not like that."""
+        """Annotations of no more than `per_image` captions an image, with their numbers; `None` for
+        one that is not like that.
+        """
         seen: dict[Any, int] = {}
         for index, annotation in enumerate(self.annotations):
             if not isinstance(annotation, dict) or "image_id" not in annotation:
@@ -331,11 +425,17 @@ class CocoCaptions:
         if self.images is None:
             return _entry(where, key, caption, None)
         path = self.images / str(self.names.get(image_id, f"{image_id}.jpg"))
-        return _entry(where, key, caption, path) if path.is_file() else Broken(where, f"image {path} is missing")
+        return (
+            _entry(where, key, caption, path)
+            if path.is_file()
+            else Broken(where, f"image {path} is missing")
+        )
 
 
 class PromptFile:
-    """Captions without images from a text, TSV or MS-COCO file, read as evaluation's prompts are (`tempera.data.prompts`)."""
+    """Captions without images from a text, TSV or MS-COCO file, read as evaluation's prompts are
+    (`tempera.data.prompts`).
+    """
 
     def __init__(self, path: str) -> None:
         self.path, self.prompts = _existing(path, "a file of prompts"), file_prompts(path)
@@ -355,7 +455,9 @@ class PromptFile:
 
 
 class Dataset:
-    """Anything the `datasets` library can stream: a builder with local files, a local data set directory, or a hub name."""
+    """Anything the `datasets` library can stream: a builder with local files, a local data set
+    directory, or a hub name.
+    """
 
     def __init__(self, path: str, name: str | None = None, split: str = "train", image: str | None = "image", caption: str | None = None,
                  data_files: str | None = None) -> None:  # fmt: skip
@@ -375,8 +477,13 @@ class Dataset:
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """See `Source`."""
         for position, row in enumerate(self._stream().skip(start), start):
-            where, value = f"{self.options['path']} row {position}", row.get(self.image) if self.image else None
-            value = (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
+            where, value = (
+                f"{self.options['path']} row {position}",
+                row.get(self.image) if self.image else None,
+            )
+            value = (
+                (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
+            )
             if self.image and value is None:
                 yield Broken(where, "no image")
             else:
@@ -387,9 +494,16 @@ class Dataset:
 
         try:
             stream = datasets.load_dataset(**self.options, streaming=True)
-            return stream.cast_column(self.image, datasets.Image(decode=False)) if self.image else stream
+            return (
+                stream.cast_column(self.image, datasets.Image(decode=False))
+                if self.image
+                else stream
+            )
         except Exception as problem:  # a builder may raise anything
-            raise TemperaError(f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path and split.") from problem
+            raise TemperaError(
+                f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path "
+                "and split."
+            ) from problem
 
 
 def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry | Broken:
@@ -402,7 +516,11 @@ def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry |
 def _caption_of(row: Any, name: str | None) -> Any:
     if not isinstance(row, dict):
         return None
-    return row.get(name) if name else next((row[known] for known in CAPTION_NAMES if row.get(known)), None)
+    return (
+        row.get(name)
+        if name
+        else next((row[known] for known in CAPTION_NAMES if row.get(known)), None)
+    )
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -423,7 +541,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
         reader = csv.DictReader(file)
         for row in reader:
             broken = None in row or None in row.values()
-            yield f"{path}:{reader.line_num}", f"not {len(reader.fieldnames or ())} columns" if broken else dict(row)
+            yield (
+                f"{path}:{reader.line_num}",
+                f"not {len(reader.fieldnames or ())} columns" if broken else dict(row),
+            )
 
 
 def _parquet_rows(file: Path) -> int:
@@ -443,9 +564,15 @@ def _existing(path: str, what: str) -> Path:
 def _matching(pattern: str, suffix: str) -> list[Path]:
     """Files of a directory, or of a glob pattern, in order."""
     folder = Path(pattern)
-    files = sorted(folder.glob(f"*{suffix}")) if folder.is_dir() else sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
+    files = (
+        sorted(folder.glob(f"*{suffix}"))
+        if folder.is_dir()
+        else sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
+    )
     if not files:
-        raise TemperaError(f"{pattern} matches no {suffix} file: give a directory of them, or a glob pattern.")
+        raise TemperaError(
+            f"{pattern} matches no {suffix} file: give a directory of them, or a glob pattern."
+        )
     return files
 
 

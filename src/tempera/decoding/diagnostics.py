@@ -1,4 +1,6 @@
-"""How far the law of the emitted tokens may be from the target's: TV(p, q), the TV bound and KL, from p and q at visited positions alone."""
+"""How far the law of the emitted tokens may be from the target's: TV(p, q), the TV bound and KL,
+from p and q at visited positions alone.
+"""
 
 import torch
 from torch import Tensor
@@ -18,40 +20,51 @@ def has_children(draft: Draft, nodes: Tensor) -> Tensor:
 def diagnose(
     draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How far the law of each emitted token may be from the target's, from p and q at the positions visited alone.
+    """How far the law of each emitted token may be from the target's, from p and q at the positions
+    visited alone.
 
-    Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order, f_k the probability of keeping a token
-    and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased continuation would have to draw from. Given tᵏ, a test that another sibling's test would
-    follow is compared as a choice between the tokens and "rejected": its distance in total variation from the best unbiased choice is
-    Σ[q f - tᵏ]+. The last child's test together with its residual draws from π = q f + r·residual, r = Σ q(1 - f): TV(π, tᵏ); a residual
-    that depends on the rejected token counts with its mean. A position's term of the TV bound is the sum over the tests performed there,
-    whatever came out of them; a token drawn at a leaf adds 0.
+    Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order,
+    f_k the probability of keeping a token and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased
+    continuation would have to draw from. Given tᵏ, a test that another sibling's test would follow
+    is compared as a choice between the tokens and "rejected": its distance in total variation from
+    the best unbiased choice is Σ[q f - tᵏ]+. The last child's test together with its residual draws
+    from π = q f + r·residual, r = Σ q(1 - f): TV(π, tᵏ); a residual that depends on the rejected
+    token counts with its mean. A position's term of the TV bound is the sum over the tests
+    performed there, whatever came out of them; a token drawn at a leaf adds 0.
 
-    Such a sum of divergences would be infinite where a late sibling may be one that tᵏ has ruled out. The term of the KL divergence is that
-    of the token's law as a whole, given the drafted siblings but the last, had they been rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k +
-    (Π_k r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from q_k as draws of rejected ones.
+    Such a sum of divergences would be infinite where a late sibling may be one that tᵏ has ruled
+    out. The term of the KL divergence is that of the token's law as a whole, given the drafted
+    siblings but the last, had they been rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
+    r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from
+    q_k as draws of rejected ones.
 
-    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over a round is the bound, and the KL
-    divergence of the emitted token's law given how the round stands. On a tree they are upper bounds of those in expectation, by the chain
-    rule over tests and by convexity. Summed over positions, the expected terms bound the TV and the KL divergence between the whole image's
-    law and the target's. A joint rule has no tests of single positions; a lossless one adds 0.
+    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over
+    a round is the bound, and the KL divergence of the emitted token's law given how the round
+    stands. On a tree they are upper bounds of those in expectation, by the chain rule over tests
+    and by convexity. Summed over positions, the expected terms bound the TV and the KL divergence
+    between the whole image's law and the target's. A joint rule has no tests of single positions; a
+    lossless one adds 0.
 
     Args:
         draft: the round's proposal.
         verdict: what `verify` decided.
         p: the target's distributions, float32 [B, 1 + N, V].
         rule: the rule that decided.
-        soft: the untempered distributions that it decided by in greedy decoding. A kept token that is not the target's costs 1 in total
-            variation, and infinitely many nats.
+        soft: the untempered distributions that it decided by in greedy decoding. A kept token that
+            is not the target's costs 1 in total variation, and infinitely many nats.
 
     Returns:
-        TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the KL divergence: float32 [B, L + 1]
-        each, for the L + 1 places of the round; places past the verdict's last token are undefined.
+        TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the
+        KL divergence: float32 [B, L + 1] each, for the L + 1 places of the round; places past the
+        verdict's last token are undefined.
     """
     visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
     if isinstance(rule, JointRule):
         if not rule.lossless:
-            raise TemperaError(f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; run it without diagnostics")
+            raise TemperaError(
+                f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; "
+                "run it without diagnostics"
+            )
         tv = _first_test(draft, visited, take(p, visited))
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
     if soft is not None and isinstance(rule, GreedyRule):
@@ -67,8 +80,12 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
     return torch.where(first >= 0, 0.5 * (truth - take(draft.q, first)).abs().sum(-1), torch.nan)
 
 
-def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at the visited nodes [B, L + 1] with the target's laws there, `truth` [B, L + 1, V]."""
+def _terms(
+    draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `diagnose` returns, at the visited nodes [B, L + 1] with the target's laws there,
+    `truth` [B, L + 1, V].
+    """
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
@@ -80,18 +97,33 @@ def _terms(draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule:
     undecided = torch.ones_like(visited, dtype=torch.bool)
     for rank in range(draft.tree.max_children):
         node = children[..., rank]
-        last = children[..., rank + 1] < 0 if rank + 1 < draft.tree.max_children else torch.ones_like(undecided)
+        last = (
+            children[..., rank + 1] < 0
+            if rank + 1 < draft.tree.max_children
+            else torch.ones_like(undecided)
+        )
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
         f = keep_probs(rule, target, q, depth)
-        kept, rejected = q * f, q * (1 - f)  # not 1 - Σ q·f, which is not quite 0 where nothing is rejected
-        there, drawn = node >= 0, rejected.sum(-1, keepdim=True) * mean_residual(rule, target, q, token, depth)
+        kept, rejected = (
+            q * f,
+            q * (1 - f),
+        )  # not 1 - Σ q·f, which is not quite 0 where nothing is rejected
+        there, drawn = (
+            node >= 0,
+            rejected.sum(-1, keepdim=True) * mean_residual(rule, target, q, token, depth),
+        )
         ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
-        bound += torch.where(undecided & there, torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1)), 0.0)
+        bound += torch.where(
+            undecided & there, torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1)), 0.0
+        )
         law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
         chance, total = 1 - at(f, token), rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
         undecided = undecided & (node != kept_child)
-        target, ideal = rule.residual(target, q, token, depth), normalise((ideal - kept).clamp(min=0), otherwise=ideal)
+        target, ideal = (
+            rule.residual(target, q, token, depth),
+            normalise((ideal - kept).clamp(min=0), otherwise=ideal),
+        )
     divergence = torch.where(law > 0, law * (law / truth).log(), 0.0).sum(-1).clamp(min=0)
     return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)

@@ -1,6 +1,7 @@
 """The nouns of speculative decoding, and what a target, a drafter and a rule must offer.
 
-Shapes: B rows (prompts), N drafted nodes in a round, V vocabulary, H hidden size, L depth of the draft tree. Every tensor leads with B.
+Shapes: B rows (prompts), N drafted nodes in a round, V vocabulary, H hidden size, L depth of the
+draft tree. Every tensor leads with B.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ class Draft:
 
     Attributes:
         tokens: drafted token of every node, int64 [B, N].
-        q: the distribution each node was *really drawn from*, float32 [B, N, V]. For siblings drawn without replacement
-            this is the parent's draft distribution with the earlier siblings removed, renormalised.
-        tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is plain autoregression.
-        draws: uniform draws that belong to the positions after the root and after every node, float32 [B, 1 + N], where the method
-            fixes them for all rounds (Jacobi decoding); else none.
-        fresh: whether the tokens are drawn with randomness of this round alone. Where a rejected guess lives on in a later round (the
-            coupled methods of the Jacobi family), a rule may not let a token decide on those before it.
+        q: the distribution each node was *really drawn from*, float32 [B, N, V]. For siblings drawn
+            without replacement this is the parent's draft distribution with the earlier siblings
+            removed, renormalised.
+        tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is
+            plain autoregression.
+        draws: uniform draws that belong to the positions after the root and after every node,
+            float32 [B, 1 + N], where the method fixes them for all rounds (Jacobi decoding); else
+            none.
+        fresh: whether the tokens are drawn with randomness of this round alone. Where a rejected
+            guess lives on in a later round (the coupled methods of the Jacobi family), a rule may
+            not let a token decide on those before it.
     """
 
     tokens: Tensor
@@ -35,12 +40,16 @@ class Draft:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one target forward pass says about a draft; index 0 is the root (the last emitted token), 1 + n is node n.
+    """What one target forward pass says about a draft; index 0 is the root (the last emitted
+    token), 1 + n is node n.
 
     Attributes:
-        p: the target's sampled distribution after the root and after every node, float32 [B, 1 + N, V].
-        hidden: the target's last hidden states, [R, 1 + N, H]; R = B, or 2B under guidance (conditional rows first).
-        soft: in greedy decoding, where p is one-hot, the distribution whose largest entry that is (temperature 1); else none.
+        p: the target's sampled distribution after the root and after every node, float32 [B, 1 + N,
+            V].
+        hidden: the target's last hidden states, [R, 1 + N, H]; R = B, or 2B under guidance
+            (conditional rows first).
+        soft: in greedy decoding, where p is one-hot, the distribution whose largest entry that is
+            (temperature 1); else none.
     """
 
     p: Tensor
@@ -55,8 +64,10 @@ class Verdict:
     Attributes:
         path: accepted nodes from the top, int64 [B, L], -1 past the end.
         accepted: number of accepted drafted tokens τ, int64 [B], 0..L.
-        tokens: the emitted tokens, int64 [B, L + 1]: the accepted path, then the drawn token at index τ; what follows is undefined.
-        next_token: the token drawn from the last residual, or from p at a leaf, int64 [B]. It is `tokens[b, accepted[b]]`.
+        tokens: the emitted tokens, int64 [B, L + 1]: the accepted path, then the drawn token at
+            index τ; what follows is undefined.
+        next_token: the token drawn from the last residual, or from p at a leaf, int64 [B]. It is
+            `tokens[b, accepted[b]]`.
     """
 
     path: Tensor
@@ -66,7 +77,9 @@ class Verdict:
 
 
 class Target(Protocol):
-    """A model being accelerated. It owns its prompt state and its cache, and works on `batch` rows between two `begin`s."""
+    """A model being accelerated. It owns its prompt state and its cache, and works on `batch` rows
+    between two `begin`s.
+    """
 
     vocab_size: int
     length: int
@@ -81,8 +94,9 @@ class Target(Protocol):
         """One forward pass over the root and all nodes of the draft."""
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Keep the accepted path, forget the rest; the drawn token becomes the root. `emitted` [B] counts the tokens really kept
-        this round (0 for a finished row, less than τ + 1 where the image ended inside the draft).
+        """Keep the accepted path, forget the rest; the drawn token becomes the root. `emitted` [B]
+        counts the tokens really kept this round (0 for a finished row, less than τ + 1 where the
+        image ended inside the draft).
         """
 
 
@@ -107,7 +121,8 @@ class Drafter(Protocol):
 
 
 class Rule(Protocol):
-    """An acceptance rule: the pair (f, residual). Arguments broadcast over leading dimensions `...`; `depth` is 1-based.
+    """An acceptance rule: the pair (f, residual). Arguments broadcast over leading dimensions
+    `...`; `depth` is 1-based.
 
     A rule is exact only as a pair; see `tempera.exactness.tables` for the proof obligation.
     """

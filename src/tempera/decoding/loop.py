@@ -1,7 +1,8 @@
 """The decoding loop: every discrete method is a drafter and an acceptance rule on one target.
 
-The loop is uniform: the *root* of the first round is the last token of the prompt, so that every image token comes out of a round, and
-plain autoregression is the empty draft. Rows run ahead of each other and finish independently.
+The loop is uniform: the *root* of the first round is the last token of the prompt, so that every
+image token comes out of a round, and plain autoregression is the empty draft. Rows run ahead of
+each other and finish independently.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,8 @@ def decode(
         rule: decides which to keep.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
-        diagnostics: also record TV(p, q), the TV bound and KL (costs passes over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
+        diagnostics: also record TV(p, q), the TV bound and KL (costs passes over the vocabulary;
+            see `tempera.decoding.diagnostics.diagnose`).
         clock: times the parts draft, target, verify and commit.
         progress: called after each round with (rounds so far, tokens so far over all rows).
 
@@ -54,12 +56,17 @@ def decode(
         TemperaError: the target or the draft gave NaN probabilities.
     """
     if len(prompts) != len(streams.ids):
-        raise TemperaError(f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one prompt id per prompt")
+        raise TemperaError(
+            f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one "
+            "prompt id per prompt"
+        )
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts)
     device, length = streams.device, target.length
     offsets = torch.arange(drafter.depth + 1, device=device)
-    tokens = torch.zeros(len(prompts), length + 1, dtype=torch.int64, device=device)  # the last column takes what falls past the image
+    tokens = torch.zeros(
+        len(prompts), length + 1, dtype=torch.int64, device=device
+    )  # the last column takes what falls past the image
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
     trace = Trace.blank(len(prompts), length, drafter.depth, device, diagnostics)
     rounds, written = 0, 0
@@ -87,8 +94,12 @@ def decode(
 
 
 def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids: list[str]) -> int:
-    """Tokens written so far over all rows: the round's one host read, which carries the check for NaN as well (as -1)."""
-    sick = scores.p[..., 0].isnan().any(-1)  # `probabilities`: a NaN makes the whole distribution NaN
+    """Tokens written so far over all rows: the round's one host read, which carries the check for
+    NaN as well (as -1).
+    """
+    sick = (
+        scores.p[..., 0].isnan().any(-1)
+    )  # `probabilities`: a NaN makes the whole distribution NaN
     if draft.tree.nodes:
         sick = sick | draft.q[..., 0].isnan().any(-1)
     sick = sick & (emitted > 0)
@@ -96,5 +107,8 @@ def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids
     if written < 0:
         who = "target" if scores.p[..., 0].isnan().any() else "draft"
         prompt = ids[int(sick.int().argmax())]
-        raise TemperaError(f"the {who} gave NaN probabilities for prompt '{prompt}'; check its weights, and try dtype=float32")
+        raise TemperaError(
+            f"the {who} gave NaN probabilities for prompt '{prompt}'; check its weights, and try "
+            "dtype=float32"
+        )
     return written

@@ -1,7 +1,8 @@
 """From logits to the distribution that tokens are really drawn from, and drawing from it.
 
-Probabilities are float32 whatever the model's dtype. Target and draft use the same `Sampling`. A NaN among the logits of a position
-makes its whole distribution NaN, so that one look at one entry per position finds it (the decode loop does that once a round).
+Probabilities are float32 whatever the model's dtype. Target and draft use the same `Sampling`. A
+NaN among the logits of a position makes its whole distribution NaN, so that one look at one entry
+per position finds it (the decode loop does that once a round).
 """
 
 import math
@@ -18,7 +19,8 @@ class Sampling:
     """How logits become a distribution: guidance, then temperature, then top-k, then top-p.
 
     Attributes:
-        guidance: scale s of classifier-free guidance, l = u + s(c - u); 1 is none (and halves the rows).
+        guidance: scale s of classifier-free guidance, l = u + s(c - u); 1 is none (and halves the
+            rows).
         temperature: 0 is greedy: all mass on the most probable token.
         top_k: keep the k most probable tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the most probable tokens until their mass reaches top_p; 1 keeps all.
@@ -31,13 +33,19 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.guidance):
-            raise TemperaError(f"guidance={self.guidance} is not possible; give a number (1 is no guidance)")
+            raise TemperaError(
+                f"guidance={self.guidance} is not possible; give a number (1 is no guidance)"
+            )
         if not 0 <= self.temperature < math.inf:
-            raise TemperaError(f"temperature={self.temperature} is not possible; give 0 (greedy) or more")
+            raise TemperaError(
+                f"temperature={self.temperature} is not possible; give 0 (greedy) or more"
+            )
         if self.top_k < 0:
             raise TemperaError(f"top_k={self.top_k} is not possible; give 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
-            raise TemperaError(f"top_p={self.top_p} is not possible; give a number above 0, at most 1 (all tokens)")
+            raise TemperaError(
+                f"top_p={self.top_p} is not possible; give a number above 0, at most 1 (all tokens)"
+            )
 
     @property
     def guided(self) -> bool:
@@ -58,7 +66,8 @@ class Sampling:
         """The distribution that is really sampled.
 
         Args:
-            logits: [2B, ..., V] under guidance (conditional rows first), else [B, ..., V], any float dtype; -inf forbids a token.
+            logits: [2B, ..., V] under guidance (conditional rows first), else [B, ..., V], any
+                float dtype; -inf forbids a token.
             forced: int64 [B, ...]; a token ≥ 0 takes all mass at its position, -1 leaves it free.
 
         Returns:
@@ -70,7 +79,9 @@ class Sampling:
             logits = _guide(conditional, unconditional, self.guidance)
         p = greedy(logits) if self.temperature == 0 else self._soften(logits)
         if forced is not None:
-            p = torch.where((forced >= 0).unsqueeze(-1), one_hot(forced.clamp(min=0), p.shape[-1]), p)
+            p = torch.where(
+                (forced >= 0).unsqueeze(-1), one_hot(forced.clamp(min=0), p.shape[-1]), p
+            )
         return p
 
     def _soften(self, logits: Tensor) -> Tensor:
@@ -82,7 +93,9 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p < 1:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)
-            beyond = ranked.cumsum(-1) - ranked >= self.top_p  # the mass before this token already suffices
+            beyond = (
+                ranked.cumsum(-1) - ranked >= self.top_p
+            )  # the mass before this token already suffices
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
@@ -102,7 +115,9 @@ def greedy(logits: Tensor) -> Tensor:
 
 def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
     """float32 distribution with all mass on `tokens`, [...] -> [..., V]."""
-    return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter(-1, tokens.unsqueeze(-1), 1.0)
+    return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter(
+        -1, tokens.unsqueeze(-1), 1.0
+    )
 
 
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
@@ -112,8 +127,12 @@ def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def sample(p: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A token without mass is never drawn."""
-    cdf = p.cumsum(-1, dtype=torch.float64)  # float64: a parallel float32 sum is not monotone, and could land on a token without mass
+    """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A
+    token without mass is never drawn.
+    """
+    cdf = p.cumsum(
+        -1, dtype=torch.float64
+    )  # float64: a parallel float32 sum is not monotone, and could land on a token without mass
     threshold = u.unsqueeze(-1) * cdf[..., -1:]
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
 
@@ -121,8 +140,9 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
 def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw k tokens in turn, each from p with the earlier ones removed and renormalised.
 
-    Where fewer than k tokens have mass, the last token that had any is repeated. Its q has then all mass on that token, which is still
-    the distribution it was really drawn from: siblings like that are verified exactly, with no special case (`tests/test_probs.py`).
+    Where fewer than k tokens have mass, the last token that had any is repeated. Its q has then all
+    mass on that token, which is still the distribution it was really drawn from: siblings like that
+    are verified exactly, with no special case (`tests/test_probs.py`).
 
     Args:
         p: [..., V].

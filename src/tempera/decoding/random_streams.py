@@ -1,7 +1,8 @@
 """Random numbers that belong to a prompt, not to a batch.
 
-Every row owns a counter-based stream keyed by (seed, prompt id), so an image does not depend on batch size, order, sharding or
-resumption. The generator is SplitMix64 (Steele, Lea and Flood, 2014): draw number c of a stream with key s is mix(s + c·γ).
+Every row owns a counter-based stream keyed by (seed, prompt id), so an image does not depend on
+batch size, order, sharding or resumption. The generator is SplitMix64 (Steele, Lea and Flood,
+2014): draw number c of a stream with key s is mix(s + c·γ).
 """
 
 import hashlib
@@ -15,7 +16,8 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _BLOCK = 4096
-"""Draws made at once over all rows, so that a small batch does not pay for the mixing every round."""
+"""Draws made at once over all rows, so that a small batch does not pay for the mixing every round.
+"""
 
 
 class RandomStreams:
@@ -23,17 +25,23 @@ class RandomStreams:
 
     Args:
         seed: shared by the run.
-        ids: prompt ids, one per row; two rows with the same id get the same draws, so they must differ.
+        ids: prompt ids, one per row; two rows with the same id get the same draws, so they must
+            differ.
         device: where the draws are made.
     """
 
     def __init__(self, seed: int, ids: list[str], device: torch.device | str = "cpu") -> None:
         if len(set(ids)) != len(ids):
-            raise TemperaError("two prompts in a batch share an id, so they would get the same random draws; give every prompt its own id")
+            raise TemperaError(
+                "two prompts in a batch share an id, so they would get the same random draws; "
+                "give every prompt its own id"
+            )
         self.seed = seed
         self.ids = ids
         self.device = torch.device(device)
-        self._keys = torch.tensor([key(seed, name) for name in ids], dtype=torch.int64, device=device).unsqueeze(1)
+        self._keys = torch.tensor(
+            [key(seed, name) for name in ids], dtype=torch.int64, device=device
+        ).unsqueeze(1)
         self._counter = 0
         self._block = torch.empty(len(ids), 0, device=device)
 
@@ -41,7 +49,9 @@ class RandomStreams:
         """The next `count` draws of every row, float32 [B, count], multiples of 2⁻²⁴ in [0, 1)."""
         if count > self._block.shape[1]:
             more = max(count - self._block.shape[1], _BLOCK // max(1, len(self.ids)))
-            counters = torch.arange(self._counter + 1, self._counter + 1 + more, device=self._keys.device)
+            counters = torch.arange(
+                self._counter + 1, self._counter + 1 + more, device=self._keys.device
+            )
             self._block = torch.cat([self._block, uniforms(self._keys, counters)], dim=1)
             self._counter += more
         draws, self._block = self._block[:, :count], self._block[:, count:]
@@ -49,12 +59,18 @@ class RandomStreams:
 
 
 def key(seed: int, name: str) -> int:
-    """Signed 64-bit key of the stream of prompt `name` under `seed`: the head of SHA-256("seed/name")."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little", signed=True)
+    """Signed 64-bit key of the stream of prompt `name` under `seed`: the head of
+    SHA-256("seed/name").
+    """
+    return int.from_bytes(
+        hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little", signed=True
+    )
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
-    """Draws number `counters` of the streams `keys`: int64 tensors that broadcast -> float32 in [0, 1)."""
+    """Draws number `counters` of the streams `keys`: int64 tensors that broadcast -> float32 in [0,
+    1).
+    """
     bits = keys + counters * _signed(_GAMMA)
     bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)

@@ -9,14 +9,18 @@ import torch
 
 
 class Parts(Protocol):
-    """What `decode` times with: `with clock("draft"): ...`, for the parts draft, target, verify and commit."""
+    """What `decode` times with: `with clock("draft"): ...`, for the parts draft, target, verify and
+    commit.
+    """
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Time what runs inside as this part."""
 
 
 class Clock:
-    """Seconds spent in each named part, in `seconds`. The device is synchronised around each part: for measuring, not for serving."""
+    """Seconds spent in each named part, in `seconds`. The device is synchronised around each part:
+    for measuring, not for serving.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

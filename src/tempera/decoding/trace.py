@@ -1,6 +1,8 @@
-"""What a run did, token by token: which were accepted drafts, how probable they were, and how far from the target they may be.
+"""What a run did, token by token: which were accepted drafts, how probable they were, and how far
+from the target they may be.
 
-Everything is kept per row and per position on the device until the run ends, so results can be keyed by prompt.
+Everything is kept per row and per position on the device until the run ends, so results can be
+keyed by prompt.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from tempera.decoding.interfaces import Draft, Rule, Scores, Verdict
 from tempera.decoding.verification import JointRule
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
-"""How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a residual, or an accepted draft."""
+"""How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a
+residual, or an accepted draft.
+"""
 
 
 @dataclass
@@ -23,12 +27,17 @@ class Trace:
 
     Attributes:
         max_depth: L.
-        place: place of the token in its round, int16 [B, T], from 1. An accepted draft at place d is a node of depth d.
+        place: place of the token in its round, int16 [B, T], from 1. An accepted draft at place d
+            is a node of depth d.
         origin: `BONUS`, `RESAMPLED` or `ACCEPTED`, int8 [B, T].
-        logprob: log-probability of the token under the target's sampled distribution, float32 [B, T].
-        tv: TV(p, q) between target and draft where a draft was tested, float32 [B, T]; NaN elsewhere. Diagnostics only.
-        bound: this position's term of the TV bound (Cool-SD Eq. 8), float32 [B, T]. Diagnostics only. See `diagnose`.
-        kl: this position's term of KL(emitted law ‖ target), in nats, float32 [B, T]. Diagnostics only. See `diagnose`.
+        logprob: log-probability of the token under the target's sampled distribution, float32 [B,
+            T].
+        tv: TV(p, q) between target and draft where a draft was tested, float32 [B, T]; NaN
+            elsewhere. Diagnostics only.
+        bound: this position's term of the TV bound (Cool-SD Eq. 8), float32 [B, T]. Diagnostics
+            only. See `diagnose`.
+        kl: this position's term of KL(emitted law ‖ target), in nats, float32 [B, T]. Diagnostics
+            only. See `diagnose`.
     """
 
     max_depth: int
@@ -40,26 +49,44 @@ class Trace:
     kl: Tensor | None = None
 
     @classmethod
-    def blank(cls, batch: int, length: int, max_depth: int, device: torch.device, diagnostics: bool) -> "Trace":
+    def blank(
+        cls, batch: int, length: int, max_depth: int, device: torch.device, diagnostics: bool
+    ) -> "Trace":
         """A trace to record into. One spare column takes what falls past the image."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(batch, length + 1, dtype=dtype, device=device)
 
         extra = [column(torch.float32) for _ in range(3)] if diagnostics else [None] * 3
-        return cls(max_depth, column(torch.int16), column(torch.int8), column(torch.float32), *extra)
+        return cls(
+            max_depth, column(torch.int16), column(torch.int8), column(torch.float32), *extra
+        )
 
-    def record(self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor) -> None:
-        """Add a round. slots: where in the image the verdict's tokens went, int64 [B, L + 1]; T for those that did not go anywhere."""
+    def record(
+        self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
+    ) -> None:
+        """Add a round. slots: where in the image the verdict's tokens went, int64 [B, L + 1]; T for
+        those that did not go anywhere.
+        """
         places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
         self.place.scatter_(1, slots, places.expand_as(slots))
-        visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))  # the node before each token, root first
+        visited = torch.nn.functional.pad(
+            1 + verdict.path, (1, 0)
+        )  # the node before each token, root first
         drawn = has_children(draft, visited).to(torch.int8)
-        self.origin.scatter_(1, slots, torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8))
+        self.origin.scatter_(
+            1,
+            slots,
+            torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8),
+        )
         flat = visited * scores.p.shape[-1] + verdict.tokens
         self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
         if self.tv is not None and self.bound is not None and self.kl is not None:
-            for column, values in zip((self.tv, self.bound, self.kl), diagnose(draft, verdict, scores.p, rule, scores.soft), strict=True):
+            for column, values in zip(
+                (self.tv, self.bound, self.kl),
+                diagnose(draft, verdict, scores.p, rule, scores.soft),
+                strict=True,
+            ):
                 column.scatter_(1, slots, values)
 
     def finished(self) -> "Trace":
@@ -77,7 +104,9 @@ class Trace:
 
     @property
     def depth(self) -> Tensor:
-        """Depth of an accepted draft, 0 for a token that the target drew, int16 [B, T]: the acceptance map."""
+        """Depth of an accepted draft, 0 for a token that the target drew, int16 [B, T]: the
+        acceptance map.
+        """
         return torch.where(self.origin == ACCEPTED, self.place, 0)
 
     @property
@@ -87,12 +116,16 @@ class Trace:
 
     @property
     def accepted_length(self) -> Tensor:
-        """Tokens emitted ÷ rounds, float32 [B]; 1 for plain autoregression, so this is the step compression as well."""
+        """Tokens emitted ÷ rounds, float32 [B]; 1 for plain autoregression, so this is the step
+        compression as well.
+        """
         return self.place.shape[1] / self.rounds
 
     @property
     def tau(self) -> Tensor:
-        """Accepted drafted tokens ÷ rounds, float32 [B]. Drafts past the end of the image do not count."""
+        """Accepted drafted tokens ÷ rounds, float32 [B]. Drafts past the end of the image do not
+        count.
+        """
         return (self.origin == ACCEPTED).sum(-1) / self.rounds
 
     @property
@@ -106,26 +139,36 @@ class Trace:
         return self._by_depth(self.origin == ACCEPTED)
 
     def by_tenth(self, which: Tensor) -> Tensor:
-        """How many of some tokens, bool [B, T], are in each tenth of the image in the order of decoding, int64 [B, 10]."""
+        """How many of some tokens, bool [B, T], are in each tenth of the image in the order of
+        decoding, int64 [B, 10].
+        """
         length = which.shape[1]
         tenths = torch.arange(length, device=which.device) * 10 // length
-        return torch.zeros(len(which), 10, dtype=torch.int64, device=which.device).index_add(1, tenths, which.long())
+        return torch.zeros(len(which), 10, dtype=torch.int64, device=which.device).index_add(
+            1, tenths, which.long()
+        )
 
     @property
     def acceptance_rate(self) -> Tensor:
-        """Accepted ÷ tested at each depth over all rows, float32 [L]; NaN at a depth that was never reached."""
+        """Accepted ÷ tested at each depth over all rows, float32 [L]; NaN at a depth that was never
+        reached.
+        """
         return self.accepted.sum(0) / self.tested.sum(0)
 
     @property
     def tv_sums(self) -> Tensor | None:
-        """TV(p, q) summed over the tests at each depth, float32 [B, L]; divide by `tested` for its mean. None without diagnostics."""
+        """TV(p, q) summed over the tests at each depth, float32 [B, L]; divide by `tested` for its
+        mean. None without diagnostics.
+        """
         if self.tv is None:
             return None
         depths = torch.arange(1, self.max_depth + 1, device=self.tv.device)
         known = self.tv.nan_to_num(0.0)
         if self.max_depth == 0:
             return known[:, :0]
-        return torch.stack([torch.where(self.place == depth, known, 0.0).sum(-1) for depth in depths], -1)
+        return torch.stack(
+            [torch.where(self.place == depth, known, 0.0).sum(-1) for depth in depths], -1
+        )
 
     @property
     def running_bound(self) -> Tensor | None:
@@ -142,13 +185,25 @@ class Trace:
             "perplexity": (-self.logprob.mean(-1)).exp(),
         }
         if self.tv is not None and self.bound is not None and self.kl is not None:
-            rows |= {"tv": self.tv.nanmean(-1), "tv_bound": self.bound.sum(-1), "kl_per_token": self.kl.mean(-1)}
+            rows |= {
+                "tv": self.tv.nanmean(-1),
+                "tv_bound": self.bound.sum(-1),
+                "kl_per_token": self.kl.mean(-1),
+            }
         return rows
 
     def _by_depth(self, which: Tensor) -> Tensor:
         depths = torch.arange(1, self.max_depth + 1, device=which.device)
-        return torch.stack([(which & (self.place == depth)).sum(-1) for depth in depths], -1) if self.max_depth else which[:, :0].long()
+        return (
+            torch.stack([(which & (self.place == depth)).sum(-1) for depth in depths], -1)
+            if self.max_depth
+            else which[:, :0].long()
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
-        extra = [None if column is None else change(column) for column in (self.tv, self.bound, self.kl)]
-        return Trace(self.max_depth, change(self.place), change(self.origin), change(self.logprob), *extra)
+        extra = [
+            None if column is None else change(column) for column in (self.tv, self.bound, self.kl)
+        ]
+        return Trace(
+            self.max_depth, change(self.place), change(self.origin), change(self.logprob), *extra
+        )

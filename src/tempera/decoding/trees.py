@@ -1,8 +1,10 @@
 """Draft trees: which drafted token continues which.
 
-A chain is a tree with one branch; plain autoregression is the empty tree. Nodes are sorted by depth, and the children of a node
-stand in the order in which they are tested. Topology is shared by all rows (`parents` [N]) or belongs to each row (`parents` [B, N],
-EAGLE-2). Wherever a table has 1 + N entries, entry 0 is the root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
+A chain is a tree with one branch; plain autoregression is the empty tree. Nodes are sorted by
+depth, and the children of a node stand in the order in which they are tested. Topology is shared by
+all rows (`parents` [N]) or belongs to each row (`parents` [B, N], EAGLE-2). Wherever a table has 1
++ N entries, entry 0 is the root and entry 1 + n is node n, as in
+`tempera.decoding.interfaces.Scores`.
 """
 
 import json
@@ -24,10 +26,10 @@ class Frontier:
 
     Attributes:
         depth: 1-based depth of these nodes.
-        inner_parents: the place of every inner node's parent among the inner nodes of the level above (0 at depth 1), int64 [P], or
-            [B, P] where the topology is per row.
-        ancestors: bool [P, E] or [B, P, E]: which of the E inner nodes of this and all upper levels are ancestors of, or are, the inner
-            node.
+        inner_parents: the place of every inner node's parent among the inner nodes of the level
+            above (0 at depth 1), int64 [P], or [B, P] where the topology is per row.
+        ancestors: bool [P, E] or [B, P, E]: which of the E inner nodes of this and all upper levels
+            are ancestors of, or are, the inner node.
     """
 
     depth: int
@@ -42,11 +44,13 @@ class Frontier:
 
 @dataclass(frozen=True, eq=False)
 class TreeLevel(Frontier):
-    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are inner (have children of their own).
+    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are
+    inner (have children of their own).
 
     Attributes:
         nodes: their indices, int64 [M], a run without gaps.
-        slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above, K]; unused slots hold some valid index.
+        slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above,
+            K]; unused slots hold some valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
         run: `nodes` as a slice.
         full: whether every slot is used, so that `slots` flattened is `nodes`.
@@ -62,12 +66,15 @@ class TreeLevel(Frontier):
 
 
 Index = slice | Tensor
-"""Positions along the node dimension: a slice where they run without a gap (so that taking them is a view), int64 [M] shared by all
-rows, or int64 [B, M] with -1 for none. See `take`."""
+"""Positions along the node dimension: a slice where they run without a gap (so that taking them is
+a view), int64 [M] shared by all rows, or int64 [B, M] with -1 for none. See `take`.
+"""
 
 
 def take(x: Tensor, index: Index) -> Tensor:
-    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid entry."""
+    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid
+    entry.
+    """
     if isinstance(index, slice):
         return x if index == slice(0, x.shape[1]) else x[:, index]
     if index.dim() == 1:
@@ -77,7 +84,9 @@ def take(x: Tensor, index: Index) -> Tensor:
 
 
 def put(x: Tensor, index: Index, values: Tensor) -> None:
-    """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1, would read them."""
+    """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1,
+    would read them.
+    """
     if isinstance(index, slice) or index.dim() == 1:
         x[:, index] = values
     else:
@@ -89,7 +98,8 @@ class SiblingTest:
     """The k-th children of all parents that have one: they are tested at the same time.
 
     Attributes:
-        parents: the parents, counted 0..N with the root first; where the topology is per row, as many of each row as may have one.
+        parents: the parents, counted 0..N with the root first; where the topology is per row, as
+            many of each row as may have one.
         nodes: their k-th children.
         earlier: their children before these, to be rejected first (for k = 0 the same as `nodes`).
         ids: `nodes` as int64 [M], or [B, M] with -1 where a row's parent has no k-th child.
@@ -103,7 +113,8 @@ class SiblingTest:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A draft tree of N nodes. Build it with `chain`, `named`, `from_paths`, `from_parents` or `empty`.
+    """A draft tree of N nodes. Build it with `chain`, `named`, `from_paths`, `from_parents` or
+    `empty`.
 
     Attributes:
         parents: parent of every node, int64 [N] or [B, N]; -1 is the root.
@@ -130,16 +141,20 @@ class Tree:
 
     @classmethod
     def named(cls, name: str) -> "Tree":
-        """A public static tree by name (EAGLE-1, LANTERN++); the names are in `tree_names()`. Raises TemperaError for another name."""
+        """A public static tree by name (EAGLE-1, LANTERN++); the names are in `tree_names()`.
+        Raises TemperaError for another name.
+        """
         paths = _named_paths()
         if name not in paths:
-            raise TemperaError(f"there is no draft tree named '{name}'; choose one of {', '.join(sorted(paths))}")
+            raise TemperaError(
+                f"there is no draft tree named '{name}'; choose one of {', '.join(sorted(paths))}"
+            )
         return _named(name)
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
-        """A static tree from each node's path of child ranks from the root, in any order. Raises TemperaError where a parent or an
-        earlier sibling is missing, or a path is given twice.
+        """A static tree from each node's path of child ranks from the root, in any order. Raises
+        TemperaError where a parent or an earlier sibling is missing, or a path is given twice.
         """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         index = {path: node for node, path in enumerate(ordered)}
@@ -147,17 +162,26 @@ class Tree:
             if not path or len(index) != len(ordered):
                 raise TemperaError("the paths of a draft tree must be different and not empty")
             if len(path) > 1 and path[:-1] not in index:
-                raise TemperaError(f"draft tree: node {list(path)} has no parent {list(path[:-1])}; add it")
+                raise TemperaError(
+                    f"draft tree: node {list(path)} has no parent {list(path[:-1])}; add it"
+                )
             if path[-1] != 0 and (*path[:-1], path[-1] - 1) not in index:
-                raise TemperaError(f"draft tree: node {list(path)} has no sibling before it; number children 0, 1, 2, … without a gap")
-        return cls.from_parents(torch.tensor([index.get(path[:-1], -1) for path in ordered], dtype=torch.int64))
+                raise TemperaError(
+                    f"draft tree: node {list(path)} has no sibling before it; number children 0, "
+                    "1, 2, … without a gap"
+                )
+        return cls.from_parents(
+            torch.tensor([index.get(path[:-1], -1) for path in ordered], dtype=torch.int64)
+        )
 
     @classmethod
-    def from_parents(cls, parents: Tensor, max_depth: int | None = None, max_children: int | None = None) -> "Tree":
+    def from_parents(
+        cls, parents: Tensor, max_depth: int | None = None, max_children: int | None = None
+    ) -> "Tree":
         """A tree from parents, int64 [N] or [B, N].
 
-        The nodes must be sorted by depth. Give `max_depth` and `max_children` to build a per-row tree inside a round: nothing is then
-        read from the device (and nothing checked).
+        The nodes must be sorted by depth. Give `max_depth` and `max_children` to build a per-row
+        tree inside a round: nothing is then read from the device (and nothing checked).
         """
         if max_depth is None or max_children is None:
             depth, children = _measure(parents)
@@ -181,7 +205,9 @@ class Tree:
         return not self.per_row and self.max_children <= 1
 
     def to(self, device: torch.device | str) -> "Tree":
-        """The same tree on a device. Static trees are kept, so that this costs nothing from the second call."""
+        """The same tree on a device. Static trees are kept, so that this costs nothing from the
+        second call.
+        """
         device = torch.device(device)
         if self.parents.device == device:
             return self
@@ -196,13 +222,16 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i itself.
+        """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i
+        itself.
 
         Add the prefix to make an attention mask.
         """
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
-        padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)  # the root's parent is the root: index -1 -> entry N
+        padded = torch.nn.functional.pad(
+            self.parents, (0, 1), value=-1
+        )  # the root's parent is the root: index -1 -> entry N
         for _ in range(self.max_depth - 1):
             step = padded.gather(-1, torch.where(step < 0, self.nodes, step))
             lineage = lineage | (self.ids == step.unsqueeze(-1))
@@ -215,7 +244,9 @@ class Tree:
 
     @cached_property
     def children(self) -> Tensor:
-        """Children of the root and of every node in test order, int64 [1 + N, K] or [B, 1 + N, K], padded with -1."""
+        """Children of the root and of every node in test order, int64 [1 + N, K] or [B, 1 + N, K],
+        padded with -1.
+        """
         width = self.max_children
         lead = self.parents.shape[:-1]
         ranks = self._elders.sum(-1)
@@ -227,15 +258,22 @@ class Tree:
     def votes(self) -> Tensor:
         """Who decides whether the walk reaches a node, float32 [N, N] or [B, N, N].
 
-        Entry (i, j) is 1 where j is node i or an ancestor, and below -N where j is an elder sibling of one of those: had j passed its
-        test, the walk would have gone that way. So the walk reaches i if and only if the votes of all nodes that pass sum to i's depth.
+        Entry (i, j) is 1 where j is node i or an ancestor, and below -N where j is an elder sibling
+        of one of those: had j passed its test, the walk would have gone that way. So the walk
+        reaches i if and only if the votes of all nodes that pass sum to i's depth.
         """
         elders = (self.ancestors.float() @ self._elders.float()) > 0
         return self.ancestors.float() - (1 + self.nodes) * elders.float()
 
     def reached(self, passed: Tensor) -> Tensor:
-        """Which nodes a walk from the root comes to that always takes the first child that passes its test: bool [B, N] -> bool [B, N]."""
-        votes = passed.float().unsqueeze(-2) @ self.votes.mT if self.per_row else passed.float() @ self.votes.mT
+        """Which nodes a walk from the root comes to that always takes the first child that passes
+        its test: bool [B, N] -> bool [B, N].
+        """
+        votes = (
+            passed.float().unsqueeze(-2) @ self.votes.mT
+            if self.per_row
+            else passed.float() @ self.votes.mT
+        )
         return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
 
     @cached_property
@@ -245,7 +283,9 @@ class Tree:
 
     @cached_property
     def last_children(self) -> Tensor:
-        """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a leaf."""
+        """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a
+        leaf.
+        """
         return torch.nn.functional.pad(self.children, (1, 0), value=-1).amax(-1)
 
     @cached_property
@@ -256,20 +296,30 @@ class Tree:
             fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
             return tuple(self._own_test(rank, fruitful) for rank in range(self.max_children))
         return tuple(
-            _shared_test(columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device) for rank in range(len(columns))
+            _shared_test(
+                columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device
+            )
+            for rank in range(len(columns))
         )
 
     def _own_test(self, rank: int, fruitful: Tensor) -> "SiblingTest":
-        """The test of a rank with each row's own parents, of those sorted by their number of children: at most N ÷ k nodes have k."""
+        """The test of a rank with each row's own parents, of those sorted by their number of
+        children: at most N ÷ k nodes have k.
+        """
         parents = fruitful[:, : self.nodes // (rank + 1)]
-        ids, earlier = (take(self.children[..., which], parents) for which in (rank, max(0, rank - 1)))
+        ids, earlier = (
+            take(self.children[..., which], parents) for which in (rank, max(0, rank - 1))
+        )
         return SiblingTest(parents, ids, earlier, ids)
 
     @cached_property
     def levels(self) -> tuple[TreeLevel, ...]:
         """The tree by depth, for a drafter that grows it from the root. Static trees only."""
         if self.per_row:
-            raise TemperaError("a per-row draft tree has no shared levels; only a static tree can be grown level by level")
+            raise TemperaError(
+                "a per-row draft tree has no shared levels; only a static tree can be grown "
+                "level by level"
+            )
         return tuple(_levels(self.parents.tolist(), self.children.tolist(), self.parents.device))
 
     def __reduce__(self) -> tuple[type[Self], tuple[Tensor, int, int]]:
@@ -285,7 +335,12 @@ def _shared_test(children: list[int], earlier: list[int], device: torch.device) 
     parents = [parent for parent, child in enumerate(children) if child >= 0]
     nodes = [children[parent] for parent in parents]
     ids = torch.tensor(nodes, dtype=torch.int64, device=device)
-    return SiblingTest(_index(parents, device), _index(nodes, device), _index([earlier[parent] for parent in parents], device), ids)
+    return SiblingTest(
+        _index(parents, device),
+        _index(nodes, device),
+        _index([earlier[parent] for parent in parents], device),
+        ids,
+    )
 
 
 def _index(positions: list[int], device: torch.device) -> Index:
@@ -318,7 +373,10 @@ def _measure(parents: Tensor) -> tuple[int, int]:
         depths: list[int] = []
         for node, parent in enumerate(row):
             if not -1 <= parent < node:
-                raise TemperaError(f"draft tree: node {node} has parent {parent}; a parent must be -1 (the root) or an earlier node")
+                raise TemperaError(
+                    f"draft tree: node {node} has parent {parent}; a parent must be -1 (the "
+                    "root) or an earlier node"
+                )
             depths.append(1 if parent < 0 else depths[parent] + 1)
         if depths != sorted(depths):
             raise TemperaError("draft tree: the nodes must be sorted by depth")
@@ -341,7 +399,11 @@ def _levels(parents: list[int], children: list[list[int]], device: torch.device)
             return levels
         width = max(map(len, families))
         slots = [family + family[-1:] * (width - len(family)) for family in families]
-        slot = {child: row * width + rank for row, family in enumerate(families) for rank, child in enumerate(family)}
+        slot = {
+            child: row * width + rank
+            for row, family in enumerate(families)
+            for rank, child in enumerate(family)
+        }
         picks = [slot[node] for node in nodes]
         for node in nodes:
             lineage[node] = lineage[parents[node]] | {node}

@@ -1,8 +1,10 @@
-"""Verification: which drafted tokens are kept, and what is drawn where the walk stops. The only place that walks a tree.
+"""Verification: which drafted tokens are kept, and what is drawn where the walk stops. The only
+place that walks a tree.
 
-Siblings (METHODS, SJD-PAC Theorem 2): the children of a node are tested in order. After a rejection the residual of that test takes the
-place of p for the next sibling, which is tested against its own q. What happens at a node does not depend on how it was reached, so all
-nodes of the tree are tested at once, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
+Siblings (METHODS, SJD-PAC Theorem 2): the children of a node are tested in order. After a rejection
+the residual of that test takes the place of p for the next sibling, which is tested against its own
+q. What happens at a node does not depend on how it was reached, so all nodes of the tree are tested
+at once, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
 """
 
 from dataclasses import dataclass
@@ -18,10 +20,14 @@ from tempera.decoding.trees import Tree, put, take
 
 @runtime_checkable
 class JointRule(Protocol):
-    """A rule that decides on a draft as a whole, because its tests at different depths are coupled (block verification)."""
+    """A rule that decides on a draft as a whole, because its tests at different depths are coupled
+    (block verification).
+    """
 
     lossless: bool
-    """Whether what is emitted has the target's law, so that no position adds to the TV bound or the KL divergence."""
+    """Whether what is emitted has the target's law, so that no position adds to the TV bound or the
+    KL divergence.
+    """
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Decide on a whole draft, as `verify` does test by test.
@@ -32,27 +38,33 @@ class JointRule(Protocol):
             uniforms: draws in [0, 1), [B, N + 1]; the last one is taken.
 
         Returns:
-            the nodes that are kept together with all their ancestors, at most one a depth, bool [B, N]; and the distribution of the
-            token after the deepest of them, [B, V].
+            the nodes that are kept together with all their ancestors, at most one a depth, bool [B,
+            N]; and the distribution of the token after the deepest of them, [B, V].
         """
 
 
 @runtime_checkable
 class PerTokenRule(Rule, Protocol):
-    """A rule whose residual depends on which token was rejected, as LANTERN's does. What is known of it is known on average."""
+    """A rule whose residual depends on which token was rejected, as LANTERN's does. What is known
+    of it is known on average.
+    """
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """Law of the token that replaces a rejected draft x ~ q: Σ_x q(x)(1 - f(x))·residual(x), normalised; any law where nothing is
-        ever rejected. [..., V] -> [..., V].
+        """Law of the token that replaces a rejected draft x ~ q: Σ_x q(x)(1 - f(x))·residual(x),
+        normalised; any law where nothing is ever rejected. [..., V] -> [..., V].
         """
 
 
 @runtime_checkable
 class GreedyRule(Protocol):
-    """A rule that keeps more than the target's own choice in greedy decoding, by the distributions that the choice was made from."""
+    """A rule that keeps more than the target's own choice in greedy decoding, by the distributions
+    that the choice was made from.
+    """
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All siblings are tested against the same p."""
+        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All
+        siblings are tested against the same p.
+        """
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""
@@ -60,7 +72,8 @@ class GreedyRule(Protocol):
 
 @dataclass(frozen=True)
 class Greedily:
-    """A greedy rule at certain positions as a `Rule`: what is rejected is replaced by the target's choice.
+    """A greedy rule at certain positions as a `Rule`: what is rejected is replaced by the target's
+    choice.
 
     Attributes:
         rule: which decides.
@@ -83,15 +96,20 @@ class Greedily:
         return p
 
 
-def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, soft: Tensor | None = None) -> Verdict:
+def verify(
+    draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, soft: Tensor | None = None
+) -> Verdict:
     """Walk down the tree, keep a path, and draw one token more (Cool-SD, Algorithm 1, lines 4-17).
 
     Args:
         draft: the proposal; N nodes.
         p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
-        rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and greedy positions).
-        uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token after the path.
-        soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a `GreedyRule`; see `interfaces.Scores`.
+        rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and
+            greedy positions).
+        uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token
+            after the path.
+        soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a
+            `GreedyRule`; see `interfaces.Scores`.
     """
     tree = draft.tree
     if tree.nodes == 0:
@@ -101,7 +119,9 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, so
         path = _lay_out(tree, reached)
     elif soft is not None and isinstance(rule, GreedyRule):
         parents = 1 + tree.parents
-        passed = rule.keeps(take(soft, parents), draft.tokens) | (at(take(p, parents), draft.tokens) >= 1)
+        passed = rule.keeps(take(soft, parents), draft.tokens) | (
+            at(take(p, parents), draft.tokens) >= 1
+        )
         path = _lay_out(tree, tree.reached(passed))
         law = p[torch.arange(len(p), device=p.device), path.nodes.amax(-1) + 1]
     else:
@@ -109,15 +129,17 @@ def verify(draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, so
         path = _lay_out(tree, tree.reached(passed))
         law = _replacement(draft, laws, rule, path)
     next_token = sample(law, uniforms[:, -1])
-    tokens = path.slots.new_zeros((len(p), 2 + tree.max_depth)).scatter_(1, path.slots, draft.tokens)
+    tokens = path.slots.new_zeros((len(p), 2 + tree.max_depth)).scatter_(
+        1, path.slots, draft.tokens
+    )
     tokens.scatter_(1, path.accepted.unsqueeze(1) + 1, next_token.unsqueeze(1))
     return Verdict(path.nodes[:, 1:], path.accepted, tokens[:, 1:], next_token)
 
 
 @dataclass(frozen=True)
 class _AcceptedPath:
-    """The reached nodes by depth. slots: each node's depth, 0 if not reached, [B, N]; nodes: [B, 1 + L], -1 in column 0 and past the end;
-    accepted: how many, [B].
+    """The reached nodes by depth. slots: each node's depth, 0 if not reached, [B, N]; nodes: [B, 1
+    + L], -1 in column 0 and past the end; accepted: how many, [B].
     """
 
     slots: Tensor
@@ -129,32 +151,50 @@ def _lay_out(tree: Tree, reached: Tensor) -> _AcceptedPath:
     unreached = ~reached
     slots = tree.depths.masked_fill(unreached, 0)
     nodes = torch.full((len(reached), 1 + tree.max_depth), -1, device=reached.device)
-    return _AcceptedPath(slots, nodes.scatter_(1, slots, tree.ids.masked_fill(unreached, -1)), reached.sum(-1))
+    return _AcceptedPath(
+        slots, nodes.scatter_(1, slots, tree.ids.masked_fill(unreached, -1)), reached.sum(-1)
+    )
 
 
 def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-    """The probability of keeping each token of the vocabulary as `verify` keeps it: f, and 1 where p ≥ 1. [..., V] -> [..., V]."""
+    """The probability of keeping each token of the vocabulary as `verify` keeps it: f, and 1 where
+    p ≥ 1. [..., V] -> [..., V].
+    """
     return torch.where(p >= 1, 1.0, rule.accept_probs(p, q, depth))
 
 
 def mean_residual(rule: Rule, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-    """The law of a replacement, given that some token was rejected: the rule's residual, or its mean where that depends on the token."""
-    return rule.mean_residual(p, q, depth) if isinstance(rule, PerTokenRule) else rule.residual(p, q, token, depth)
+    """The law of a replacement, given that some token was rejected: the rule's residual, or its
+    mean where that depends on the token.
+    """
+    return (
+        rule.mean_residual(p, q, depth)
+        if isinstance(rule, PerTokenRule)
+        else rule.residual(p, q, token, depth)
+    )
 
 
 def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Which nodes pass their test, provided that the walk comes to it, bool [B, N]; and the law that the last child of the root and of
-    every node was tested against, [B, 1 + N, V].
+    """Which nodes pass their test, provided that the walk comes to it, bool [B, N]; and the law
+    that the last child of the root and of every node was tested against, [B, 1 + N, V].
     """
     tree = draft.tree
     depths = tree.depths.expand_as(draft.tokens)
     laws = p if tree.is_chain else p.clone()
-    passed = torch.zeros(p.shape[:2], dtype=torch.bool, device=p.device)  # the last column takes absent children
+    passed = torch.zeros(
+        p.shape[:2], dtype=torch.bool, device=p.device
+    )  # the last column takes absent children
     for rank, test in enumerate(tree.sibling_tests):
         target = take(laws, test.parents)
         if rank > 0:
-            residual = rule.residual(target, *(take(x, test.earlier) for x in (draft.q, draft.tokens, depths)))
-            target = torch.where((test.ids < 0).unsqueeze(-1), target, residual) if tree.per_row else residual
+            residual = rule.residual(
+                target, *(take(x, test.earlier) for x in (draft.q, draft.tokens, depths))
+            )
+            target = (
+                torch.where((test.ids < 0).unsqueeze(-1), target, residual)
+                if tree.per_row
+                else residual
+            )
             put(laws, test.parents, target)
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
@@ -166,11 +206,17 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tup
 
 
 def _replacement(draft: Draft, laws: Tensor, rule: Rule, path: _AcceptedPath) -> Tensor:
-    """The distribution of the drawn token, [B, V]: at a leaf the law itself, else the residual of the last child's test."""
+    """The distribution of the drawn token, [B, V]: at a leaf the law itself, else the residual of
+    the last child's test.
+    """
     tree = draft.tree
     rows = torch.arange(len(laws), device=laws.device)
-    stop = path.nodes.amax(-1) + 1  # nodes are sorted by depth: the largest is the deepest; 0 is the root
+    stop = (
+        path.nodes.amax(-1) + 1
+    )  # nodes are sorted by depth: the largest is the deepest; 0 is the root
     last = tree.last_children[rows, stop] if tree.per_row else tree.last_children[stop]
     law, child = laws[rows, stop], last.clamp(min=0)
-    residual = rule.residual(law, draft.q[rows, child], draft.tokens[rows, child], path.accepted + 1)
+    residual = rule.residual(
+        law, draft.q[rows, child], draft.tokens[rows, child], path.accepted + 1
+    )
     return torch.where(last.unsqueeze(-1) < 0, law, residual)

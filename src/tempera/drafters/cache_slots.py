@@ -1,10 +1,13 @@
 """Where a draft network's tokens stand in its cache from round to round, and what they see.
 
-A round begins with the tokens that the last one emitted (`decided`). They are run once more, in one pass, now that it is known which they
-are: what the cache held of the drafts is overwritten, so that nothing has to be moved or rolled back, and an accepted token that the draft
-had not run itself, the last one of a branch, is run with the others. Then comes the tree, level by level, in the slots beyond the root.
+A round begins with the tokens that the last one emitted (`decided`). They are run once more, in one
+pass, now that it is known which they are: what the cache held of the drafts is overwritten, so that
+nothing has to be moved or rolled back, and an accepted token that the draft had not run itself, the
+last one of a branch, is run with the others. Then comes the tree, level by level, in the slots
+beyond the root.
 
-Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, E inner nodes of all levels so far.
+Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, E inner nodes of all levels
+so far.
 """
 
 import torch
@@ -19,7 +22,8 @@ class Places:
     """Slots and masks of a draft network's forward passes.
 
     Args:
-        model: whose prefix, roots and lengths count: the target, or the draft itself where it is a whole model.
+        model: whose prefix, roots and lengths count: the target, or the draft itself where it is a
+            whole model.
 
     Attributes:
         first: the slot after each row's root, int64 [R].
@@ -42,7 +46,8 @@ class Places:
         self.first = self.model.root_slots + 1
 
     def decided(self, count: int, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots and mask of the last round's `count` tokens a row, of which the first `emitted` [B] count and end at the root.
+        """Slots and mask of the last round's `count` tokens a row, of which the first `emitted` [B]
+        count and end at the root.
 
         Returns:
             slots int64 [R, count], additive mask [R, 1, count, keys].
@@ -53,7 +58,9 @@ class Places:
 
     def level(self, layout: "SlotLayout") -> Tensor:
         """Additive mask of the inner nodes of a level, [R, 1, P, keys]."""
-        _, mask = self._place(self.first, self.first[:, None] + layout.offsets, layout.mask, 1 + layout.width)
+        _, mask = self._place(
+            self.first, self.first[:, None] + layout.offsets, layout.mask, 1 + layout.width
+        )
         return mask
 
     def layout_of(self, level: Frontier) -> "SlotLayout":
@@ -66,7 +73,9 @@ class Places:
             self._layouts[id(level)] = level, SlotLayout(level, *arguments)
         return self._layouts[id(level)][1]
 
-    def _place(self, start: Tensor, slots: Tensor, visible: RoundMask, width: int) -> tuple[Tensor, Tensor]:
+    def _place(
+        self, start: Tensor, slots: Tensor, visible: RoundMask, width: int
+    ) -> tuple[Tensor, Tensor]:
         """Tell the cache; `visible` begins at slots `start` [R]."""
         assert self._cache is not None
         reach = self.model.visible(width, self._cache)
@@ -91,7 +100,8 @@ class SlotLayout:
         width: E.
         offsets: slots of the inner nodes beyond the root's, int64 [P].
         ahead: tokens that they stand beyond the root, int64 [P].
-        parents: place of each one's parent in the level above, int64 [P] or [R, P]; none where all levels have one node.
+        parents: place of each one's parent in the level above, int64 [P] or [R, P]; none where all
+            levels have one node.
         mask: what they see of each other and of the levels above.
     """
 
@@ -108,6 +118,8 @@ class SlotLayout:
 
 
 def last_emitted(hidden: Tensor, emitted: Tensor) -> Tensor:
-    """Of what a pass over `decided` tokens gives, [R, count, H], the entry at each row's root, [R, 1, H]; emitted int64 [B]."""
+    """Of what a pass over `decided` tokens gives, [R, count, H], the entry at each row's root, [R,
+    1, H]; emitted int64 [B].
+    """
     last = (emitted - 1).clamp(min=0).repeat(len(hidden) // len(emitted))
     return hidden.gather(1, last[:, None, None].expand(-1, -1, hidden.shape[-1]))

@@ -1,6 +1,7 @@
 """EAGLE-1 as a draft model: it grows a tree level by level on its own predicted hidden states.
 
-Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth, V vocabulary, H hidden size.
+Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth, V vocabulary, H
+hidden size.
 """
 
 from collections.abc import Callable
@@ -26,20 +27,27 @@ from tempera.targets.transformer import TransformerTarget
 class EagleDraft:
     """Draft distributions of an `EagleModel` beside its target, for chains and trees.
 
-    The hidden states of accepted tokens come true with the target's forward pass. `observe` keeps them, and the next round's first
-    forward pass reruns all pairs of the accepted tokens at once (see `cache_slots`); the predicted ones in the cache are overwritten. Under
-    guidance there are two rows per prompt, combined as the target combines its own.
+    The hidden states of accepted tokens come true with the target's forward pass. `observe` keeps
+    them, and the next round's first forward pass reruns all pairs of the accepted tokens at once
+    (see `cache_slots`); the predicted ones in the cache are overwritten. Under guidance there are
+    two rows per prompt, combined as the target combines its own.
 
     Args:
         model: the draft network.
         target: the target, begun before this.
-        draw_from: the sampling that makes the draft's distributions, from the target's; the target's own unless given.
+        draw_from: the sampling that makes the draft's distributions, from the target's; the
+            target's own unless given.
 
     Raises:
         TemperaError: the draft does not belong to the target.
     """
 
-    def __init__(self, model: EagleModel, target: TransformerTarget, draw_from: Callable[[Sampling], Sampling] | None = None) -> None:
+    def __init__(
+        self,
+        model: EagleModel,
+        target: TransformerTarget,
+        draw_from: Callable[[Sampling], Sampling] | None = None,
+    ) -> None:
         model.check(target)
         self.model = FastEagle(model, target.device, target.dtype)
         self.target, self.draw_from = target, draw_from
@@ -56,7 +64,9 @@ class EagleDraft:
         mask = causal_mask(target.keep, target.prefix, target.dtype)
         hidden = shifted(target.prefix_hidden, target.keep)
         rotation = self.model.rotation(hidden, positions)
-        self._above = self._forward(target.prefix_embeds, hidden, mask, *rotation, self.cache.where)[:, -1:]
+        self._above = self._forward(
+            target.prefix_embeds, hidden, mask, *rotation, self.cache.where
+        )[:, -1:]
         self._true: tuple[Tensor, Tensor, Tensor] | None = None
 
     @torch.inference_mode()
@@ -72,7 +82,9 @@ class EagleDraft:
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens` int64 [B, P]: float32 [B, P, V]."""
+        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens`
+        int64 [B, P]: float32 [B, P, V].
+        """
         layout = self._places.layout_of(level)
         above = self._above if layout.parents is None else take(self._above, layout.parents)
         mask = self._places.level(layout)
@@ -90,7 +102,8 @@ class EagleDraft:
         self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        """Run the pairs of the last round's tokens with their true hidden states -> the prediction at each row's root, [R, 1, H].
+        """Run the pairs of the last round's tokens with their true hidden states -> the prediction
+        at each row's root, [R, 1, H].
 
         Rotates at once for these and for the levels to come.
         """
@@ -98,10 +111,19 @@ class EagleDraft:
         slots, mask = self._places.decided(count, emitted)
         cos, sin = self._rotate(torch.cat([slots, self._places.first[:, None] + self._ahead], 1))
         self._rotation = cos[:, count:], sin[:, count:]
-        predicted = self._step(self.target.embed(tokens), hidden, mask, cos[:, :count], sin[:, :count], self.cache.where)
+        predicted = self._step(
+            self.target.embed(tokens),
+            hidden,
+            mask,
+            cos[:, :count],
+            sin[:, :count],
+            self.cache.where,
+        )
         return last_emitted(predicted, emitted)
 
-    def _forward(self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor) -> Tensor:
+    def _forward(
+        self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
+    ) -> Tensor:
         """The network, over the tokens of a step; `where` is the cache's."""
         self.cache.where = where
         return self.model(embeds, hidden, mask, (cos, sin), self.cache)
@@ -110,13 +132,17 @@ class EagleDraft:
         return self.model.rotation(self._above, slots.clamp_(max=self.target.last_slot))
 
     def _allocate(self, nodes: int) -> None:
-        """A cache of one layer for the target's rows; an earlier one of the same shape is used again."""
+        """A cache of one layer for the target's rows; an earlier one of the same shape is used
+        again.
+        """
         target = self.target
         capacity = target.capacity(nodes)
         old = getattr(self, "cache", None)
         if old is None or (old.rows, old.capacity) != (target.rows, capacity):
             heads, head_dim = target.cache.storage.shape[-2:]
-            self.cache = RowCache(1, target.rows, heads, head_dim, capacity, dtype=target.dtype, device=target.device)
+            self.cache = RowCache(
+                1, target.rows, heads, head_dim, capacity, dtype=target.dtype, device=target.device
+            )
             self._zero = torch.zeros(1, dtype=torch.int64, device=target.device)
             self._step = target.step(self._forward)
         self._places.begin(self.cache)
@@ -124,10 +150,15 @@ class EagleDraft:
 
 
 def load(path: str, target: TransformerTarget) -> EagleModel:
-    """The draft in a directory or, where `path` is `random`, an untrained one of the target's sizes, which is said."""
+    """The draft in a directory or, where `path` is `random`, an untrained one of the target's
+    sizes, which is said.
+    """
     if path != RANDOM:
         return EagleModel.from_pretrained(path)
-    print("draft: random weights, to measure what drafting costs; hardly anything that it proposes is accepted")
+    print(
+        "draft: random weights, to measure what drafting costs; hardly anything that it proposes "
+        "is accepted"
+    )
     return EagleModel.untrained(target)
 
 
@@ -146,19 +177,25 @@ def build_eagle(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeD
 
 
 def confidence(sampling: Sampling) -> Sampling:
-    """What candidates are ranked by: the guided distribution at the target's temperature, cut nowhere.
+    """What candidates are ranked by: the guided distribution at the target's temperature, cut
+    nowhere.
 
-    Nothing is drawn from it, so it may differ from the target's. Cut at the draft's top-k or top-p, it would give tokens no chance that
-    the target keeps; at temperature 0 it would have no second choice at all, so there it is that of temperature 1.
+    Nothing is drawn from it, so it may differ from the target's. Cut at the draft's top-k or top-p,
+    it would give tokens no chance that the target keeps; at temperature 0 it would have no second
+    choice at all, so there it is that of temperature 1.
     """
     return replace(sampling, temperature=sampling.temperature or 1.0, top_k=0, top_p=1.0)
 
 
-def build_eagle2(path: str, target: TransformerTarget, branches: int = 10, depth: int = 5, nodes: int = 59) -> DynamicTreeDrafter:
-    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and `build_eagle`.
+def build_eagle2(
+    path: str, target: TransformerTarget, branches: int = 10, depth: int = 5, nodes: int = 59
+) -> DynamicTreeDrafter:
+    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and
+    `build_eagle`.
 
     Raises:
-        TemperaError: the directory holds no sound draft, or one for another target; or the tree is not possible.
+        TemperaError: the directory holds no sound draft, or one for another target; or the tree is
+            not possible.
     """
     model = EagleDraft(load(path, target), target, confidence)
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

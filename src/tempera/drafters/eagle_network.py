@@ -1,7 +1,9 @@
-"""The EAGLE draft (Li et al. 2024, EAGLE-1): one decoder layer that predicts the target's next hidden state.
+"""The EAGLE draft (Li et al. 2024, EAGLE-1): one decoder layer that predicts the target's next
+hidden state.
 
-At step t it reads the pair (embedding of token t, the target's hidden state at token t − 1) and predicts the hidden state at token t,
-which the target's own head turns into the distribution of token t + 1. Embedding and head are the target's and are not stored here.
+At step t it reads the pair (embedding of token t, the target's hidden state at token t − 1) and
+predicts the hidden state at token t, which the target's own head turns into the distribution of
+token t + 1. Embedding and head are the target's and are not stored here.
 
 Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 """
@@ -48,7 +50,9 @@ class EagleConfig:
     network: dict[str, Any]
 
     @classmethod
-    def of(cls, network: Any, model: str, vocab_size: int | None = None, identity: str | None = None) -> Self:
+    def of(
+        cls, network: Any, model: str, vocab_size: int | None = None, identity: str | None = None
+    ) -> Self:
         """Configuration of a draft for a target network.
 
         Args:
@@ -57,14 +61,27 @@ class EagleConfig:
             vocab_size: image tokens, where the network's vocabulary holds more than those.
             identity: of the target, where it is known; else it is taken from the network's weights.
         """
-        family = "llamagen" if isinstance(network.config, LlamaGenConfig) else str(network.config.model_type)
+        family = (
+            "llamagen"
+            if isinstance(network.config, LlamaGenConfig)
+            else str(network.config.model_type)
+        )
         _family(family)
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
-        return cls(network.config.hidden_size, vocab, identity or identity_of(network), model, family, config_dict(network))
+        return cls(
+            network.config.hidden_size,
+            vocab,
+            identity or identity_of(network),
+            model,
+            family,
+            config_dict(network),
+        )
 
 
 class EagleModel(nn.Module):
-    """fc: 2H → H on [embedding ; hidden state], then one decoder layer of the target's class, with the target's rotary embedding."""
+    """fc: 2H → H on [embedding ; hidden state], then one decoder layer of the target's class, with
+    the target's rotary embedding.
+    """
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
@@ -86,11 +103,13 @@ class EagleModel(nn.Module):
         cache: Cache | None = None,
         rotation: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Predict hidden states, in training over whole sequences and in drafting over the tokens of one step.
+        """Predict hidden states, in training over whole sequences and in drafting over the tokens
+        of one step.
 
         Args:
             embeds: embedding of token t, [R, S, H].
-            hidden: the target's hidden state at token t − 1 (`shifted`), [R, S, H]; the draft's own prediction where none is known yet.
+            hidden: the target's hidden state at token t − 1 (`shifted`), [R, S, H]; the draft's own
+                prediction where none is known yet.
             mask: additive, [R, 1, S, keys].
             position_ids: place of token t in prefix + image, int64 [R, S].
             cache: where keys and values of earlier tokens are.
@@ -101,18 +120,34 @@ class EagleModel(nn.Module):
         """
         rotation = self.rotary(embeds, position_ids) if rotation is None else rotation
         x = self.fc(torch.cat([embeds, hidden], -1))
-        out: Tensor = self.layer(x, attention_mask=mask, position_embeddings=rotation, past_key_values=cache, use_cache=cache is not None)
+        out: Tensor = self.layer(
+            x,
+            attention_mask=mask,
+            position_embeddings=rotation,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
         return out
 
     @classmethod
     def untrained(cls, target: Any) -> Self:
-        """A draft of random weights for a `TransformerTarget`: it costs what a trained one does, and proposes hardly anything likely."""
-        return cls(EagleConfig.of(target.network, "any model: it is random", target.vocab_size, target.identity))
+        """A draft of random weights for a `TransformerTarget`: it costs what a trained one does,
+        and proposes hardly anything likely.
+        """
+        return cls(
+            EagleConfig.of(
+                target.network, "any model: it is random", target.vocab_size, target.identity
+            )
+        )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError where that is not possible."""
+        """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError
+        where that is not possible.
+        """
         directory = Path(directory)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        weights = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
+        }
         with replacing(directory / WEIGHTS) as temporary:
             save_file(weights, temporary, metadata={"format": "pt"})
         write_json(directory / CONFIG, asdict(self.config))
@@ -130,10 +165,17 @@ class EagleModel(nn.Module):
         path = directory / WEIGHTS
         weights = _read_weights(path)
         expected = model.state_dict()
-        wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name].shape]
+        wrong = [
+            name
+            for name in expected
+            if name not in weights or weights[name].shape != expected[name].shape
+        ]
         wrong += [name for name in weights if name not in expected]
         if wrong:
-            raise TemperaError(f"{path} does not fit {directory / CONFIG} (first at {wrong[0]}): take both files from one training run.")
+            raise TemperaError(
+                f"{path} does not fit {directory / CONFIG} (first at {wrong[0]}): take both "
+                "files from one training run."
+            )
         model.load_state_dict(weights)
         return model
 
@@ -154,11 +196,13 @@ class EagleModel(nn.Module):
         for what, (own, other) in sizes.items():
             if own != other:
                 raise TemperaError(
-                    f"the draft, made for {config.model}, has {what} {own}, the target {other}: give a draft for this target."
+                    f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
+                    "give a draft for this target."
                 )
         if config.target != target.identity:
             raise TemperaError(
-                f"the draft was trained for {config.model} with weights {config.target}, but the target's weights are {target.identity}: "
+                f"the draft was trained for {config.model} with weights {config.target}, but the "
+                f"target's weights are {target.identity}: "
                 "train a draft for this target, or load the target it was trained for."
             )
 
@@ -178,20 +222,33 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
     """
     covered = min(keep.shape[1], hidden.shape[1])
     real = hidden[:, :covered] * keep[:, :covered, None]
-    return torch.cat([hidden.new_zeros(len(hidden), 1, hidden.shape[-1]), real, hidden[:, covered:]], 1)
+    return torch.cat(
+        [hidden.new_zeros(len(hidden), 1, hidden.shape[-1]), real, hidden[:, covered:]], 1
+    )
 
 
 def _refuse_pickle(path: Path) -> None:
     """One sentence for a draft that is missing or is a pickle."""
     if path.suffix.lower() in _PICKLES:
-        raise TemperaError(f"{path} is a pickle, which can run code when it is read: give a draft's directory with {CONFIG} and {WEIGHTS}.")
+        raise TemperaError(
+            f"{path} is a pickle, which can run code when it is read: give a draft's directory "
+            f"with {CONFIG} and {WEIGHTS}."
+        )
     if not path.is_dir():
-        raise TemperaError(f"there is no draft directory {path}: give one that training wrote, with {CONFIG} and {WEIGHTS}.")
+        raise TemperaError(
+            f"there is no draft directory {path}: give one that training wrote, with {CONFIG} "
+            f"and {WEIGHTS}."
+        )
     if not (path / WEIGHTS).is_file():
         pickles = sorted(file.name for file in path.iterdir() if file.suffix.lower() in _PICKLES)
         if pickles:
-            raise TemperaError(f"{path} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it to safetensors.")
-        raise TemperaError(f"{path} holds no {WEIGHTS}: give a draft's directory that training wrote whole.")
+            raise TemperaError(
+                f"{path} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it "
+                "to safetensors."
+            )
+        raise TemperaError(
+            f"{path} holds no {WEIGHTS}: give a draft's directory that training wrote whole."
+        )
 
 
 def _build(cls: type[DraftType], path: Path) -> DraftType:
@@ -202,7 +259,10 @@ def _build(cls: type[DraftType], path: Path) -> DraftType:
     except TemperaError:
         raise
     except Exception as problem:  # whatever sizes or fields a wrong file holds
-        raise TemperaError(f"{path} does not describe an EAGLE draft ({problem}): give a directory that training wrote.") from problem
+        raise TemperaError(
+            f"{path} does not describe an EAGLE draft ({problem}): give a directory that "
+            "training wrote."
+        ) from problem
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -212,5 +272,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             head = file.read(2)
         if head in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            raise TemperaError(f"{path} is a pickle by its content, whatever its name: convert it to safetensors.") from problem
-        raise TemperaError(f"{path} is truncated or no safetensors file ({problem}): copy it again or train the draft again.") from problem
+            raise TemperaError(
+                f"{path} is a pickle by its content, whatever its name: convert it to safetensors."
+            ) from problem
+        raise TemperaError(
+            f"{path} is truncated or no safetensors file ({problem}): copy it again or train the "
+            "draft again."
+        ) from problem

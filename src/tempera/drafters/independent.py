@@ -1,4 +1,5 @@
-"""An independent draft: a smaller model of the same image tokens, with its own view of the prompt (Leviathan et al. 2023).
+"""An independent draft: a smaller model of the same image tokens, with its own view of the prompt
+(Leviathan et al. 2023).
 
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
@@ -20,12 +21,14 @@ from tempera.targets.transformer import TransformerTarget
 class IndependentDraft:
     """Draft distributions of a whole model of its own, for chains and trees.
 
-    It samples as the target does: the same temperature and cuts, and under guidance two rows per prompt, its own conditional and
-    unconditional one. Of what the target decides it hears the tokens only. `observe` keeps them, and the next round's first forward pass
-    runs them all at once (see `cache_slots`), so that drafts that were refused are overwritten in the cache.
+    It samples as the target does: the same temperature and cuts, and under guidance two rows per
+    prompt, its own conditional and unconditional one. Of what the target decides it hears the
+    tokens only. `observe` keeps them, and the next round's first forward pass runs them all at once
+    (see `cache_slots`), so that drafts that were refused are overwritten in the cache.
 
     Args:
-        draft: the smaller model, with its own network, conditioner and grid; its sampling becomes the target's.
+        draft: the smaller model, with its own network, conditioner and grid; its sampling becomes
+            the target's.
         target: the target.
 
     Raises:
@@ -35,12 +38,16 @@ class IndependentDraft:
     def __init__(self, draft: TransformerTarget, target: TransformerTarget) -> None:
         if draft.vocab_size != target.vocab_size:
             raise TemperaError(
-                f"the draft has a vocabulary of {draft.vocab_size} tokens, the target of {target.vocab_size}: give a draft with the "
+                f"the draft has a vocabulary of {draft.vocab_size} tokens, the target of "
+                f"{target.vocab_size}: give a draft with the "
                 "target's image tokenizer."
             )
         if draft.grid != target.grid:
             sizes = ["×".join(map(str, model.grid)) for model in (draft, target)]
-            raise TemperaError(f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of the same image size.")
+            raise TemperaError(
+                f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of "
+                "the same image size."
+            )
         self.draft, self.target = draft, target
         self._places = Places(draft)
         self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)
@@ -59,7 +66,9 @@ class IndependentDraft:
         draft = self.draft
         self._places.start()
         if self._decided is None:
-            return draft.score(NoDraft().propose(torch.empty(len(draft.lengths), 0, device=draft.device))).p[:, 0]
+            return draft.score(
+                NoDraft().propose(torch.empty(len(draft.lengths), 0, device=draft.device))
+            ).p[:, 0]
         tokens, emitted = self._decided
         slots, mask = self._places.decided(tokens.shape[1], emitted)
         hidden = draft.run(draft.embed(tokens), mask, slots.clamp(max=draft.last_slot))
@@ -67,7 +76,9 @@ class IndependentDraft:
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens` int64 [B, P]: float32 [B, P, V]."""
+        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens`
+        int64 [B, P]: float32 [B, P, V].
+        """
         draft, layout = self.draft, self._places.layout_of(level)
         mask = self._places.level(layout)
         positions = (draft.root_slots[:, None] + layout.ahead).clamp_(max=draft.last_slot)
@@ -81,13 +92,17 @@ class IndependentDraft:
 
 
 class Smaller:
-    """A smaller model: a network as `TransformerTarget` takes it, and the module whose `encode` turns prompts into its condition."""
+    """A smaller model: a network as `TransformerTarget` takes it, and the module whose `encode`
+    turns prompts into its condition.
+    """
 
     def __init__(self, network: Any, text_encoder: Any) -> None:
         self.network, self.text_encoder = network, text_encoder
 
 
-def build_independent(smaller: Smaller | None, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+def build_independent(
+    smaller: Smaller | None, target: TransformerTarget, tree: Tree
+) -> StaticTreeDrafter:
     """The drafter of a smaller model.
 
     Args:
@@ -96,14 +111,20 @@ def build_independent(smaller: Smaller | None, target: TransformerTarget, tree: 
         tree: static tree drafted every round.
 
     Raises:
-        TemperaError: there is no smaller model, or draft and target do not generate the same tokens.
+        TemperaError: there is no smaller model, or draft and target do not generate the same
+            tokens.
     """
     if smaller is None:
         raise TemperaError(
-            "this model names no smaller one to draft for it: choose another method; model=shapes and llamagen_3b_c2i have one."
+            "this model names no smaller one to draft for it: choose another method; "
+            "model=shapes and llamagen_3b_c2i have one."
         )
     device, dtype = target.device, target.dtype
-    draft = TransformerTarget(smaller.network.to(device, dtype), smaller.text_encoder.to(device, dtype).encode, target.sampling)
+    draft = TransformerTarget(
+        smaller.network.to(device, dtype),
+        smaller.text_encoder.to(device, dtype).encode,
+        target.sampling,
+    )
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

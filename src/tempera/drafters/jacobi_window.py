@@ -1,9 +1,11 @@
-"""The window of guesses that Jacobi decoding refines: its shape, and how positions that enter it start.
+"""The window of guesses that Jacobi decoding refines: its shape, and how positions that enter it
+start.
 
-A window covers the S positions after the last emitted token with one guess each (the *spine*, a chain). Proactive drafting offers more
-candidates for the first positions; then the window is a tree whose first path is the spine. A *place* is a position counted from the
-first undecided one of a round: the node at depth d guesses place d - 1, and the target's distribution after it is that of place d, so one
-forward pass tells of places 0..S.
+A window covers the S positions after the last emitted token with one guess each (the *spine*, a
+chain). Proactive drafting offers more candidates for the first positions; then the window is a tree
+whose first path is the spine. A *place* is a position counted from the first undecided one of a
+round: the node at depth d guesses place d - 1, and the target's distribution after it is that of
+place d, so one forward pass tells of places 0..S.
 """
 
 import itertools
@@ -17,7 +19,9 @@ from torch import Tensor
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 
-Initialisation = Literal["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"]
+Initialisation = Literal[
+    "random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"
+]
 Branching = Literal["ranked", "first", "full"]
 
 
@@ -38,10 +42,12 @@ class Shape:
         length: S.
         branches: candidates K of each of the first places; 1 for a chain.
         levels: how many places D have K candidates; 0 for a chain.
-        columns: which candidate each node is, int64 [N]: place s of the spine is s, the k-th further candidate (from 0) of place s is
-            S + s·(K - 1) + k. Nodes of the same place and rank under different parents are the same candidate.
-        reading: where to read the distribution of each place after the walk stopped at a node, int64 [1 + N, S + 1]; 0 is the root, 1 + n
-            node n. Above the node it is the path that leads there, below it the first children, and past these the spine.
+        columns: which candidate each node is, int64 [N]: place s of the spine is s, the k-th
+            further candidate (from 0) of place s is S + s·(K - 1) + k. Nodes of the same place and
+            rank under different parents are the same candidate.
+        reading: where to read the distribution of each place after the walk stopped at a node,
+            int64 [1 + N, S + 1]; 0 is the root, 1 + n node n. Above the node it is the path that
+            leads there, below it the first children, and past these the spine.
     """
 
     tree: Tree
@@ -55,47 +61,79 @@ class Shape:
     def chain(cls, length: int) -> "Shape":
         """One guess a place. Raises TemperaError for less than one."""
         _check(length)
-        return cls(Tree.chain(length), length, 1, 0, torch.arange(length), torch.arange(length + 1).expand(length + 1, -1))
+        return cls(
+            Tree.chain(length),
+            length,
+            1,
+            0,
+            torch.arange(length),
+            torch.arange(length + 1).expand(length + 1, -1),
+        )
 
     @classmethod
-    def proactive(cls, window: int, branches: int, levels: int, branching: Branching = "ranked") -> "Shape":
-        """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first path goes on as a chain.
+    def proactive(
+        cls, window: int, branches: int, levels: int, branching: Branching = "ranked"
+    ) -> "Shape":
+        """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first
+        path goes on as a chain.
 
-        The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64. Here the tree and the chain together
-        have `window` nodes, so that a larger tree shortens the chain, and `branching` says which nodes the tree has:
+        The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
+        Here the tree and the chain together have `window` nodes, so that a larger tree shortens the
+        chain, and `branching` says which nodes the tree has:
 
-        - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K: a candidate that is tested late, and so is seldom
-          reached, has fewer continuations. 25 nodes for K = 4, D = 3, and a chain of 39.
+        - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K: a candidate that
+          is tested late, and so is seldom reached, has fewer continuations. 25 nodes for K = 4, D =
+          3, and a chain of 39.
         - "first": only the first candidate of a level goes on: K·D nodes.
         - "full": every candidate goes on: K + K² + … + K^D nodes.
 
         Raises:
-            TemperaError: the window is empty, there are no candidates, or K^D paths or the tree itself do not fit into the window.
+            TemperaError: the window is empty, there are no candidates, or K^D paths or the tree
+                itself do not fit into the window.
         """
         _check(window)
         if branching not in get_args(Branching):
-            raise TemperaError(f"branching={branching} is not known; choose one of {', '.join(get_args(Branching))}")
+            raise TemperaError(
+                f"branching={branching} is not known; choose one of "
+                f"{', '.join(get_args(Branching))}"
+            )
         if branches < 1 or levels < 0:
-            raise TemperaError(f"branches={branches} and levels={levels} make no tree; give at least 1 branch and 0 levels")
+            raise TemperaError(
+                f"branches={branches} and levels={levels} make no tree; give at least 1 branch "
+                "and 0 levels"
+            )
         if branches**levels > window:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make {branches}^{levels} = {branches**levels} paths, more than window={window} "
+                f"branches={branches} and levels={levels} make {branches}^{levels} = "
+                f"{branches**levels} paths, more than window={window} "
                 "holds; take fewer branches or levels, or a longer window"
             )
         if branches == 1 or levels == 0:
             return cls.chain(window)
-        whole = (path for level in range(1, levels + 1) for path in itertools.product(range(branches), repeat=level))
+        whole = (
+            path
+            for level in range(1, levels + 1)
+            for path in itertools.product(range(branches), repeat=level)
+        )
         paths = [path for path in whole if _grows(path, branches, branching)]
         if len(paths) > window:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, more than window={window} holds; take fewer "
+                f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, "
+                f"more than window={window} holds; take fewer "
                 "branches or levels, a longer window, or branching=first"
             )
         length = levels + window - len(paths)
         paths += [(0,) * depth for depth in range(levels + 1, length + 1)]
         paths.sort(key=lambda path: (len(path), path))  # the order of `Tree.from_paths`
         columns = [_column(path, length, branches) for path in paths]
-        return cls(Tree.from_paths(paths), length, branches, levels, torch.tensor(columns), torch.tensor(_reading(paths, length)))
+        return cls(
+            Tree.from_paths(paths),
+            length,
+            branches,
+            levels,
+            torch.tensor(columns),
+            torch.tensor(_reading(paths, length)),
+        )
 
     def to(self, device: torch.device) -> "Shape":
         """The same shape on a device."""
@@ -130,26 +168,34 @@ def _reading(paths: list[tuple[int, ...]], length: int) -> list[list[int]]:
 
 
 class Entrance:
-    """How positions that enter the window start: their law, which is their q, and what has to be remembered for it.
+    """How positions that enter the window start: their law, which is their q, and what has to be
+    remembered for it.
 
-    A round that emits e tokens has distributions for all places of the next window but the last e - 1; those are new. A new position's
-    *neighbour* is the token before it (horizontal; in raster order, so that the one before the start of a line is the end of the line
-    above) or above it (vertical); where that is new as well, the neighbour's own neighbour. What a new position starts as, and its q:
+    A round that emits e tokens has distributions for all places of the next window but the last e -
+    1; those are new. A new position's *neighbour* is the token before it (horizontal; in raster
+    order, so that the one before the start of a line is the end of the line above) or above it
+    (vertical); where that is new as well, the neighbour's own neighbour. What a new position starts
+    as, and its q:
 
-    - "random": any token; q is uniform over the vocabulary. (SJD's public code gives it a one-hot q. That is exact too, but keeps the
-      token with probability p(x), which is 1/V on average, where the uniform q keeps it with Σ min(p, 1/V).)
-    - "horizontal_repeat", "vertical_repeat": its neighbour's token; q is one-hot, because given its neighbour it is not random at all. It
-      is kept with probability p(x).
-    - "horizontal_sample", "vertical_sample": a token drawn from the distribution of its neighbour: the one that this iteration redraws
-      the neighbour from, or, where it is emitted, the target's. q is that distribution. (The public code takes its most probable token,
-      with a one-hot q, and has no vertical initialisation.)
+    - "random": any token; q is uniform over the vocabulary. (SJD's public code gives it a one-hot
+      q. That is exact too, but keeps the token with probability p(x), which is 1/V on average,
+      where the uniform q keeps it with Σ min(p, 1/V).)
+    - "horizontal_repeat", "vertical_repeat": its neighbour's token; q is one-hot, because given its
+      neighbour it is not random at all. It is kept with probability p(x).
+    - "horizontal_sample", "vertical_sample": a token drawn from the distribution of its neighbour:
+      the one that this iteration redraws the neighbour from, or, where it is emitted, the target's.
+      q is that distribution. (The public code takes its most probable token, with a one-hot q, and
+      has no vertical initialisation.)
 
     Where there is no neighbour (the first window, and "vertical" in the first line), it is random.
     """
 
     def __init__(self, kind: Initialisation, canvas: Canvas, length: int) -> None:
         if kind not in get_args(Initialisation):
-            raise TemperaError(f"initialisation={kind} is not known; choose one of {', '.join(get_args(Initialisation))}")
+            raise TemperaError(
+                f"initialisation={kind} is not known; choose one of "
+                f"{', '.join(get_args(Initialisation))}"
+            )
         self.kind, self.canvas, self.length = kind, canvas, length
         self._columns = canvas.grid[1] if kind.startswith("vertical") else 0
         self.lookback = max(0, self._columns - 1 - length) if kind == "vertical_sample" else 0
@@ -163,7 +209,8 @@ class Entrance:
             base: position of place 0 in the last round, int64 [B, 1].
 
         Returns:
-            place of the neighbour, [B, S], at most S, of positions that are new; and which of them are new and have one, bool [B, S].
+            place of the neighbour, [B, S], at most S, of positions that are new; and which of them
+            are new and have one, bool [B, S].
         """
         last = self.length
         if self._columns:
@@ -171,5 +218,9 @@ class Entrance:
             sources = places - lines * self._columns
         else:
             sources = torch.full_like(places, last)
-        found = (places > last) & (base + sources >= 0) if self.kind != "random" else torch.zeros_like(places, dtype=torch.bool)
+        found = (
+            (places > last) & (base + sources >= 0)
+            if self.kind != "random"
+            else torch.zeros_like(places, dtype=torch.bool)
+        )
         return sources, found

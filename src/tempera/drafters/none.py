@@ -21,7 +21,9 @@ class NoDraft:
         """The empty draft: tokens [B, 0], q [B, 0, 0]."""
         batch, device = uniforms.shape[0], uniforms.device
         return Draft(
-            torch.empty(batch, 0, dtype=torch.int64, device=device), torch.empty(batch, 0, 0, device=device), Tree.empty().to(device)
+            torch.empty(batch, 0, dtype=torch.int64, device=device),
+            torch.empty(batch, 0, 0, device=device),
+            Tree.empty().to(device),
         )
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Grow a static tree from a draft model: level by level, children drawn without replacement (EAGLE-1, LANTERN++, Cool-SD)."""
+"""Grow a static tree from a draft model: level by level, children drawn without replacement
+(EAGLE-1, LANTERN++, Cool-SD).
+"""
 
 from typing import Protocol
 
@@ -12,19 +14,27 @@ from tempera.errors import TemperaError
 
 
 class DraftModel(Protocol):
-    """A model that says what comes next, cheaply. `tempera.drafters.eagle` and `tempera.exactness.tables.TableDraft` are such models."""
+    """A model that says what comes next, cheaply. `tempera.drafters.eagle` and
+    `tempera.exactness.tables.TableDraft` are such models.
+    """
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens, and passes at most as many to `expand`."""
+        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens,
+        and passes at most as many to `expand`.
+        """
 
     def roots(self) -> Tensor:
-        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in the last round."""
+        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in
+        the last round.
+        """
 
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32 [B, P, V].
+        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32
+        [B, P, V].
 
-        `level.inner_parents` says which inner node of the level above each continues, `level.ancestors` which of the inner nodes
-        passed in so far (levels in order) it may attend to. Levels come in order; a level without inner nodes is not asked for.
+        `level.inner_parents` says which inner node of the level above each continues,
+        `level.ancestors` which of the inner nodes passed in so far (levels in order) it may attend
+        to. Levels come in order; a level without inner nodes is not asked for.
         """
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
@@ -41,7 +51,9 @@ class StaticTreeDrafter:
 
     def __init__(self, model: DraftModel, tree: Tree) -> None:
         if tree.nodes == 0:
-            raise TemperaError("an empty tree drafts nothing; give it a depth of 1 or more, or use method=ar")
+            raise TemperaError(
+                "an empty tree drafts nothing; give it a depth of 1 or more, or use method=ar"
+            )
         self.model = model
         self.tree = tree
         self.nodes = tree.nodes
@@ -53,12 +65,18 @@ class StaticTreeDrafter:
         self.model.begin(prompts, self.nodes)
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Draw a tree: uniforms [B, N] -> Draft with q [B, N, V], where a later sibling's q has the earlier siblings removed."""
+        """Draw a tree: uniforms [B, N] -> Draft with q [B, N, V], where a later sibling's q has the
+        earlier siblings removed.
+        """
         tree = self.tree.to(uniforms.device)
         above = self.model.roots().unsqueeze(1)
         tokens, laws = [], []
         for level in tree.levels:
-            draws = uniforms[:, level.run].reshape(-1, *level.slots.shape) if level.full else uniforms[:, level.slots]
+            draws = (
+                uniforms[:, level.run].reshape(-1, *level.slots.shape)
+                if level.full
+                else uniforms[:, level.slots]
+            )
             drawn, q = sample_without_replacement(above, draws)
             drawn, q = drawn.flatten(1), q.flatten(1, 2)
             if not level.full:
@@ -66,7 +84,9 @@ class StaticTreeDrafter:
             tokens.append(drawn)
             laws.append(q)
             if len(level.inner):
-                above = self.model.expand(drawn if len(level.inner) == len(level.nodes) else drawn[:, level.inner], level)
+                above = self.model.expand(
+                    drawn if len(level.inner) == len(level.nodes) else drawn[:, level.inner], level
+                )
         return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

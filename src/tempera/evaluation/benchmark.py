@@ -1,8 +1,10 @@
-"""Where the time of a round goes, on whatever device is present: each part, the whole round, and what the device's bandwidth allows.
+"""Where the time of a round goes, on whatever device is present: each part, the whole round, and
+what the device's bandwidth allows.
 
-Rounds are real ones of `decode`, over an excerpt from the middle of an image, so that weights may be random: what a draft costs does not
-depend on what is accepted. Speed-ups are then given for every accepted length, as accepted length × AR's round ÷ the method's round, both
-with plain or both with compiled steps.
+Rounds are real ones of `decode`, over an excerpt from the middle of an image, so that weights may
+be random: what a draft costs does not depend on what is accepted. Speed-ups are then given for
+every accepted length, as accepted length × AR's round ÷ the method's round, both with plain or both
+with compiled steps.
 """
 
 import resource
@@ -41,7 +43,9 @@ class Spread:
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
         """Of timings in seconds."""
-        low, median, high = (float(1000 * value) for value in np.quantile(np.array(seconds), [0.25, 0.5, 0.75]))
+        low, median, high = (
+            float(1000 * value) for value in np.quantile(np.array(seconds), [0.25, 0.5, 0.75])
+        )
         return cls(median, low, high)
 
 
@@ -54,7 +58,8 @@ class BenchmarkPlan:
         compile: whether the steps are compiled, or both: first plain, then compiled ones.
         repeats: timings of each part and of each round; their median and quartiles are told.
         bandwidth: of the device's memory in GB/s (10⁹ bytes); measured unless given.
-        trees: static trees, by name, whose target passes are timed beside 1 token and the method's own draft.
+        trees: static trees, by name, whose target passes are timed beside 1 token and the method's
+            own draft.
         accepted_lengths: for which the speed-up is told.
     """
 
@@ -63,13 +68,21 @@ class BenchmarkPlan:
     repeats: int = 20
     bandwidth: float | None = None
     trees: list[str] = field(default_factory=lambda: ["mc_sim_7b_63", "naive_extend_57"])
-    accepted_lengths: list[float] = field(default_factory=lambda: [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0])
+    accepted_lengths: list[float] = field(
+        default_factory=lambda: [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0]
+    )
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1 or self.repeats < 1:
-            raise TemperaError(f"batch_sizes={list(self.batch_sizes)} and repeats={self.repeats} must be at least 1.")
+            raise TemperaError(
+                f"batch_sizes={list(self.batch_sizes)} and repeats={self.repeats} must be at "
+                "least 1."
+            )
         if self.bandwidth is not None and not self.bandwidth > 0:
-            raise TemperaError(f"bandwidth={self.bandwidth} GB/s is not possible: give a number above 0, or null to measure it.")
+            raise TemperaError(
+                f"bandwidth={self.bandwidth} GB/s is not possible: give a number above 0, or "
+                "null to measure it."
+            )
 
     @property
     def kinds(self) -> list[bool]:
@@ -84,7 +97,8 @@ class BenchmarkColumn:
     Attributes:
         target: one forward pass with its sampling distribution, by the number of tokens per row.
         parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
-        sampling: from hidden states to the sampled distribution, inside `target`, for the method's draft.
+        sampling: from hidden states to the sampled distribution, inside `target`, for the method's
+            draft.
         ar: a round of plain autoregression, not clocked inside; `method`: a round of the method.
         cache: bytes of keys and values that a token in the middle of the image reads.
         limit: milliseconds that reading weights and cache once takes at the device's bandwidth.
@@ -136,20 +150,30 @@ class BenchmarkReport:
 
 
 class Excerpt:
-    """A target that starts in the middle of the image and ends `length` tokens later. Implements `interfaces.Target`."""
+    """A target that starts in the middle of the image and ends `length` tokens later. Implements
+    `interfaces.Target`.
+    """
 
     def __init__(self, target: TransformerTarget, length: int) -> None:
         self.target, self.length = target, length
         self.vocab_size, self.grid = target.vocab_size, (1, length)
         self.start = (target.length - length) // 2
         if self.start < 0:
-            raise TemperaError(f"an image of {target.length} tokens has no {length} to time: give fewer repeats.")
+            raise TemperaError(
+                f"an image of {target.length} tokens has no {length} to time: give fewer repeats."
+            )
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Begin the images and pass over the first half; its keys and values are zeros, which take as long to read as any."""
+        """Begin the images and pass over the first half; its keys and values are zeros, which take
+        as long to read as any.
+        """
         self.target.begin(prompts, nodes)
         token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
-        empty = Draft(token[:, None][:, :0], torch.zeros(len(prompts), 0, 0, device=self.target.device), Tree.empty())
+        empty = Draft(
+            token[:, None][:, :0],
+            torch.zeros(len(prompts), 0, 0, device=self.target.device),
+            Tree.empty(),
+        )
         verdict = Verdict(token[:, None][:, :0], token, token[:, None], token)
         self.target.commit(empty, verdict, token + self.start)
         self.target.reach = self.start
@@ -164,13 +188,17 @@ class Excerpt:
 
 
 def measure(
-    target: TransformerTarget, make_method: Callable[[], Method], plan: BenchmarkPlan, progress: Callable[[str], None] = lambda part: None
+    target: TransformerTarget,
+    make_method: Callable[[], Method],
+    plan: BenchmarkPlan,
+    progress: Callable[[str], None] = lambda part: None,
 ) -> BenchmarkReport:
     """Time a method's round and its parts beside plain autoregression's, in turn.
 
     Args:
         target: the model, on its device; it is left compiled if the plan asks for that.
-        make_method: what is timed against `method=ar`: made anew for a compiled target, whose draft follows it.
+        make_method: what is timed against `method=ar`: made anew for a compiled target, whose draft
+            follows it.
         plan: how often, and what beside.
         progress: told what comes next.
 
@@ -184,31 +212,51 @@ def measure(
             target.compile()
         method = make_method()
         if method.is_plain:
-            raise TemperaError("method=ar is what a method is timed against: choose another one, such as method=eagle.")
+            raise TemperaError(
+                "method=ar is what a method is timed against: choose another one, such as "
+                "method=eagle."
+            )
         for batch_size in plan.batch_sizes:
             columns.append(_measured(target, method, plan, batch_size, speed, progress))
     drafter = method.drafter
     dtype = str(target.dtype).removeprefix("torch.")
-    return BenchmarkReport(_name(target.device), dtype, drafter.nodes, drafter.depth, speed, _weights(target), columns)
+    return BenchmarkReport(
+        _name(target.device), dtype, drafter.nodes, drafter.depth, speed, _weights(target), columns
+    )
 
 
 def _measured(
-    target: TransformerTarget, method: Method, plan: BenchmarkPlan, batch_size: int, speed: float, progress: Callable[[str], None]
+    target: TransformerTarget,
+    method: Method,
+    plan: BenchmarkPlan,
+    batch_size: int,
+    speed: float,
+    progress: Callable[[str], None],
 ) -> BenchmarkColumn:
     """`_column`, its want of memory told in a sentence."""
     try:
         return _column(target, method, plan, batch_size, speed, progress)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
-        if isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError) and "allocate memory" not in str(problem):
+        if (
+            isinstance(problem, RuntimeError)
+            and not isinstance(problem, torch.OutOfMemoryError)
+            and "allocate memory" not in str(problem)
+        ):
             raise
         raise TemperaError(
-            f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, or fewer drafted tokens (depth=, "
+            f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, "
+            "or fewer drafted tokens (depth=, "
             "trees=[])."
         ) from problem
 
 
 def _column(
-    target: TransformerTarget, method: Method, plan: BenchmarkPlan, batch_size: int, speed: float, progress: Callable[[str], None]
+    target: TransformerTarget,
+    method: Method,
+    plan: BenchmarkPlan,
+    batch_size: int,
+    speed: float,
+    progress: Callable[[str], None],
 ) -> BenchmarkColumn:
     kind = f"{'compiled' if target.compiled else 'eager'}, batch {batch_size}"
     _reset_memory(target.device)
@@ -245,7 +293,11 @@ def bandwidth(device: torch.device, repeats: int = 5) -> float:
 
 def _trees(method: Method, plan: BenchmarkPlan) -> list[Tree]:
     """The empty tree, the method's own number of tokens as a chain, and the plan's trees; by size."""
-    trees = [Tree.empty(), Tree.chain(method.drafter.nodes), *(Tree.named(name) for name in plan.trees)]
+    trees = [
+        Tree.empty(),
+        Tree.chain(method.drafter.nodes),
+        *(Tree.named(name) for name in plan.trees),
+    ]
     return sorted({tree.nodes: tree for tree in trees}.values(), key=lambda tree: tree.nodes)
 
 
@@ -254,13 +306,19 @@ def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeat
     excerpt.begin(prompts, tree.nodes)
     shape = (len(prompts), tree.nodes)
     draft = Draft(
-        torch.zeros(shape, dtype=torch.int64, device=target.device), torch.zeros(*shape, 0, device=target.device), tree.to(target.device)
+        torch.zeros(shape, dtype=torch.int64, device=target.device),
+        torch.zeros(*shape, 0, device=target.device),
+        tree.to(target.device),
     )
     return _spread(lambda: target.score(draft), target.device, repeats)
 
 
-def _time_rounds(target: TransformerTarget, method: Method, prompts: list[str], repeats: int) -> tuple[Spread, Spread, dict[str, Spread]]:
-    """Rounds of plain autoregression and of the method in turn, and the parts of the method's; `repeats` excerpts of a few tokens each."""
+def _time_rounds(
+    target: TransformerTarget, method: Method, prompts: list[str], repeats: int
+) -> tuple[Spread, Spread, dict[str, Spread]]:
+    """Rounds of plain autoregression and of the method in turn, and the parts of the method's;
+    `repeats` excerpts of a few tokens each.
+    """
     plain = Method(NoDraft(), Exact())
     excerpt = Excerpt(target, min(target.length, 2 * (method.drafter.depth + 1)))
     seconds: dict[str, list[float]] = {"ar": [], "method": []}
@@ -275,10 +333,16 @@ def _time_rounds(target: TransformerTarget, method: Method, prompts: list[str], 
         for part, spent in clock.seconds.items():
             if repeat >= 0:
                 parts.setdefault(part, []).append(spent / rounds)
-    return Spread.of(seconds["ar"]), Spread.of(seconds["method"]), {part: Spread.of(values) for part, values in parts.items()}
+    return (
+        Spread.of(seconds["ar"]),
+        Spread.of(seconds["method"]),
+        {part: Spread.of(values) for part, values in parts.items()},
+    )
 
 
-def _excerpt(target: Excerpt, method: Method, prompts: list[str], seed: int, clock: Clock | None) -> tuple[int, float]:
+def _excerpt(
+    target: Excerpt, method: Method, prompts: list[str], seed: int, clock: Clock | None
+) -> tuple[int, float]:
     """Rounds and seconds of one excerpt, its beginning (text and prefix) left out."""
     marks: list[float] = []
 
@@ -287,12 +351,26 @@ def _excerpt(target: Excerpt, method: Method, prompts: list[str], seed: int, clo
         marks.append(time.perf_counter())
 
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
-    decode(target, method.drafter, method.rule, streams, prompts, progress=mark, clock=clock or no_clock)
-    return (len(marks) - 1, marks[-1] - marks[0]) if len(marks) > 1 and clock is None else (len(marks), 0.0)
+    decode(
+        target,
+        method.drafter,
+        method.rule,
+        streams,
+        prompts,
+        progress=mark,
+        clock=clock or no_clock,
+    )
+    return (
+        (len(marks) - 1, marks[-1] - marks[0])
+        if len(marks) > 1 and clock is None
+        else (len(marks), 0.0)
+    )
 
 
 def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:
-    hidden = torch.zeros(target.rows, 1 + nodes, target.hidden_size, dtype=target.dtype, device=target.device)
+    hidden = torch.zeros(
+        target.rows, 1 + nodes, target.hidden_size, dtype=target.dtype, device=target.device
+    )
     ahead = torch.arange(1 + nodes, device=target.device).clamp(max=1)
     return _spread(lambda: target.distribution(hidden, ahead), target.device, repeats)
 
@@ -318,7 +396,11 @@ def _synchronise(device: torch.device) -> None:
 def _weights(target: TransformerTarget) -> int:
     """Bytes of the weights that every pass reads: all but the embedding tables."""
     network = target.network
-    read = [*network.model.layers.parameters(), *network.model.norm.parameters(), *network.lm_head.parameters()]
+    read = [
+        *network.model.layers.parameters(),
+        *network.model.norm.parameters(),
+        *network.lm_head.parameters(),
+    ]
     return sum(parameter.nbytes for parameter in read)
 
 
@@ -334,11 +416,17 @@ def _memory(device: torch.device) -> int:
 
 
 def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type}, {torch.get_num_threads()} threads"
+    )
 
 
 def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
-    """What a person reads: the name of a row, and for each column the median with its quartiles in milliseconds, or what it means."""
+    """What a person reads: the name of a row, and for each column the median with its quartiles in
+    milliseconds, or what it means.
+    """
     columns = report.columns
     first = {column.compiled: column for column in reversed(columns)}
 
@@ -350,15 +438,35 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
 
     lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]  # type: ignore[misc]
     lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
-    lines += [timed(f"round: {part}", lambda column, part=part: column.parts[part]) for part in columns[0].parts]  # type: ignore[misc]
-    lines.append(told(f"round: one of {report.depth} draft steps", lambda column: _number(column.parts["draft"].median / report.depth)))
+    lines += [
+        timed(f"round: {part}", lambda column, part=part: column.parts[part])
+        for part in columns[0].parts
+    ]  # type: ignore[misc]
+    lines.append(
+        told(
+            f"round: one of {report.depth} draft steps",
+            lambda column: _number(column.parts["draft"].median / report.depth),
+        )
+    )
     lines.append(timed("round of the method", lambda column: column.method))
     lines.append(told("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
     lines.append(timed("round of AR", lambda column: column.ar))
-    lines.append(told("bandwidth limit of AR", lambda column: f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"))
+    lines.append(
+        told(
+            "bandwidth limit of AR",
+            lambda column: (
+                f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
+            ),
+        )
+    )
     lines.append(told("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
     lines.append(told("images/s of AR", lambda column: f"{column.images:.3g}"))
-    lines.append(told("and over the first column", lambda column: f"{column.images / first[column.compiled].images:.2f}×"))
+    lines.append(
+        told(
+            "and over the first column",
+            lambda column: f"{column.images / first[column.compiled].images:.2f}×",
+        )
+    )
     for n in columns[0].speedups:
         lines.append(told(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
     return lines
@@ -375,7 +483,9 @@ def _gain(column: BenchmarkColumn, length: float) -> str:
 def _small(column: BenchmarkColumn) -> float:
     """The share of a round that is neither draft nor target."""
     parts = column.parts
-    return (parts["verify"].median + parts["commit"].median) / sum(part.median for part in parts.values())
+    return (parts["verify"].median + parts["commit"].median) / sum(
+        part.median for part in parts.values()
+    )
 
 
 def _cell(spread: Spread) -> str:

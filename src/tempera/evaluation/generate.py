@@ -1,4 +1,6 @@
-"""Generate what a run directory still lacks, a batch at a time, alone or as one of several processes."""
+"""Generate what a run directory still lacks, a batch at a time, alone or as one of several
+processes.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +14,15 @@ from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
 
 ProgressCallback = Callable[[int, int, int], None]
-"""Called as decoding goes with what has come since the last call: images, tokens, rounds summed over images."""
+"""Called as decoding goes with what has come since the last call: images, tokens, rounds summed
+over images.
+"""
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """The prompts in batches that depend on the whole list only, so that a resumed run decodes the same batches."""
+    """The prompts in batches that depend on the whole list only, so that a resumed run decodes the
+    same batches.
+    """
     return [list(prompts[first : first + size]) for first in range(0, len(prompts), size)]
 
 
@@ -30,10 +36,13 @@ def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt
     for prompt in prompts:
         if prompt.id in known and known[prompt.id]["text"] != prompt.text:
             raise TemperaError(
-                f"{store.directory.parent} holds '{known[prompt.id]['text']}' under the id {prompt.id}, which is now '{prompt.text}': "
+                f"{store.directory.parent} holds '{known[prompt.id]['text']}' under the id "
+                f"{prompt.id}, which is now '{prompt.text}': "
                 "choose another directory (hydra.run.dir=DIR)."
             )
-    left = [[prompt for prompt in batch if prompt.id not in known] for batch in batches(prompts, size)]
+    left = [
+        [prompt for prompt in batch if prompt.id not in known] for batch in batches(prompts, size)
+    ]
     return [batch for batch in left if batch]
 
 
@@ -66,7 +75,10 @@ def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -
     """Generate again, from their tokens, pictures that have been deleted."""
     for row in rows:
         if not picture_path(directory, row["id"]).is_file():
-            write_picture(picture_path(directory, row["id"]), pipeline.pictures(torch.tensor([row["tokens"]]))[0])
+            write_picture(
+                picture_path(directory, row["id"]),
+                pipeline.pictures(torch.tensor([row["tokens"]]))[0],
+            )
 
 
 class _Increments:
@@ -76,7 +88,9 @@ class _Increments:
         self.rows, self.progress, self.tokens, self.rounds = rows, progress, 0, 0
 
     def __call__(self, rounds: int, tokens: int) -> None:
-        """`rounds` is the batch's, at least every row's: the surplus is taken back when the batch is done."""
+        """`rounds` is the batch's, at least every row's: the surplus is taken back when the batch
+        is done.
+        """
         if self.progress is not None:
             self.progress(0, tokens - self.tokens, self.rows)
         self.tokens, self.rounds = tokens, self.rounds + self.rows

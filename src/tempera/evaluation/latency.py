@@ -1,8 +1,10 @@
-"""The latency protocol: seconds per image at batch 1, after warm-up, device synchronised, plain autoregression and the method in turn.
-Larger batches, where they are asked for, are timed in the same way, an image's share of each.
+"""The latency protocol: seconds per image at batch 1, after warm-up, device synchronised, plain
+autoregression and the method in turn. Larger batches, where they are asked for, are timed in the
+same way, an image's share of each.
 
-Text encoder and image decoder are left out and reported apart. The speed-up is the median of the paired ratios. Where the time goes is
-measured in a decode of its own, since its clock synchronises the device around each part.
+Text encoder and image decoder are left out and reported apart. The speed-up is the median of the
+paired ratios. Where the time goes is measured in a decode of its own, since its clock synchronises
+the device around each part.
 """
 
 import re
@@ -31,7 +33,8 @@ class SpeedProtocol:
     Args:
         prompts: how many prompts are timed, the first of the run; 0 leaves speed out.
         warmup: untimed images of each kind before the first timed one, once per process.
-        batches: sizes of larger batches to time as well, of `BATCHES`; in each so many prompts, rounded up to whole batches.
+        batches: sizes of larger batches to time as well, of `BATCHES`; in each so many prompts,
+            rounded up to whole batches.
     """
 
     prompts: int = 8
@@ -41,9 +44,15 @@ class SpeedProtocol:
     def __post_init__(self) -> None:
         unknown = [size for size in self.batches if size not in BATCHES]
         if unknown:
-            raise TemperaError(f"speed.batches={unknown} cannot be timed: give sizes of {', '.join(map(str, BATCHES))}.")
+            raise TemperaError(
+                f"speed.batches={unknown} cannot be timed: give sizes of "
+                f"{', '.join(map(str, BATCHES))}."
+            )
         if self.prompts < 0 or self.warmup < 0:
-            raise TemperaError(f"speed.prompts={self.prompts} and speed.warmup={self.warmup} must not be negative: 0 leaves timing out.")
+            raise TemperaError(
+                f"speed.prompts={self.prompts} and speed.warmup={self.warmup} must not be "
+                "negative: 0 leaves timing out."
+            )
 
 
 def measure(
@@ -54,14 +63,20 @@ def measure(
     progress: Callable[[Prompt], None] | None = None,
     batch_size: int = 1,
 ) -> list[Row]:
-    """Time each batch of prompts that has no timing yet; returns the rows of all, in the prompts' order, each under its first prompt's id.
+    """Time each batch of prompts that has no timing yet; returns the rows of all, in the prompts'
+    order, each under its first prompt's id.
 
-    A row holds `ar` and `method` (seconds an image; equal for plain autoregression, which is timed once), `text_encoder`, `image_decoder`,
-    `rounds` (mean of the images), and under `part_<name>` the seconds of each part of the method in the clocked decode.
+    A row holds `ar` and `method` (seconds an image; equal for plain autoregression, which is timed
+    once), `text_encoder`, `image_decoder`, `rounds` (mean of the images), and under `part_<name>`
+    the seconds of each part of the method in the clocked decode.
     """
-    groups = [list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)]
+    groups = [
+        list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
+    ]
     waiting = set(store.missing([group[0].id for group in groups]))
-    kinds = [pipeline.method] if pipeline.method.is_plain else [pipeline.method.plain, pipeline.method]
+    kinds = (
+        [pipeline.method] if pipeline.method.is_plain else [pipeline.method.plain, pipeline.method]
+    )
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
@@ -76,9 +91,14 @@ def measure(
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
-    """At least `count` prompts in whole batches. Where there are not as many, they come again with other ids: other random draws."""
+    """At least `count` prompts in whole batches. Where there are not as many, they come again with
+    other ids: other random draws.
+    """
     wanted, there = -(-count // size) * size, len(prompts)
-    again = [Prompt(f"{prompts[i % there].id}-again-{i // there}", prompts[i % there].text) for i in range(there, wanted)]
+    again = [
+        Prompt(f"{prompts[i % there].id}-again-{i // there}", prompts[i % there].text)
+        for i in range(there, wanted)
+    ]
     return [*prompts[:wanted], *again]
 
 
@@ -108,16 +128,20 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Method]
     }
 
 
-def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 1000) -> dict[str, Any]:
+def summary(
+    rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 1000
+) -> dict[str, Any]:
     """Medians with their interval and quartiles, and where the time goes.
 
     Returns:
-        Under `latency_ar`, `latency` and `speedup` the median, its bootstrap interval and the quartiles `q25`, `q75`;
-        under `efficiency` the speed-up ÷ accepted length of the timed images, 1 being the limit;
-        under `parts` for each part its share of all clocked time and median milliseconds a round; `text_encoder`,
-        `image_decoder` median seconds.
+        Under `latency_ar`, `latency` and `speedup` the median, its bootstrap interval and the
+        quartiles `q25`, `q75`; under `efficiency` the speed-up ÷ accepted length of the timed
+        images, 1 being the limit; under `parts` for each part its share of all clocked time and
+        median milliseconds a round; `text_encoder`, `image_decoder` median seconds.
     """
-    columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if name != "id"}
+    columns = {
+        name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if name != "id"
+    }
     ratios = columns["ar"] / columns["method"]
     clocked = {part: columns[f"part_{part}"] for part in PARTS}
     total, rounds = np.sum(list(clocked.values())), columns["rounds"]
@@ -129,15 +153,24 @@ def summary(rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 100
         "text_encoder": float(np.median(columns["text_encoder"])),
         "image_decoder": float(np.median(columns["image_decoder"])),
         "parts": {
-            part: {"share": float(values.sum() / total), "ms_per_round": float(np.median(1000 * values / rounds))}
+            part: {
+                "share": float(values.sum() / total),
+                "ms_per_round": float(np.median(1000 * values / rounds)),
+            }
             for part, values in clocked.items()
         },
     }
 
 
-def batch_speedups(timings: Mapping[int, Sequence[Mapping[str, Any]]], resamples: int = 1000) -> dict[str, Any]:
+def batch_speedups(
+    timings: Mapping[int, Sequence[Mapping[str, Any]]], resamples: int = 1000
+) -> dict[str, Any]:
     """`speedup_<batch size>`: median and interval over the batches, as in `summary`."""
-    ratios = {size: np.array([row["ar"] / row["method"] for row in rows], np.float64) for size, rows in timings.items() if rows}
+    ratios = {
+        size: np.array([row["ar"] / row["method"] for row in rows], np.float64)
+        for size, rows in timings.items()
+        if rows
+    }
     return {f"speedup_{size}": _spread(values, resamples) for size, values in ratios.items()}
 
 
@@ -148,5 +181,9 @@ def _spread(values: bootstrap.Array, resamples: int) -> dict[str, float]:
 
 def machine(device: torch.device) -> str:
     """What timings were taken on, as a file name: the GPU, or the number of CPU threads."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{torch.get_num_threads()}-threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type}-{torch.get_num_threads()}-threads"
+    )
     return re.sub(r"[^A-Za-z0-9.]+", "-", name)

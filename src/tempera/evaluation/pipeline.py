@@ -56,7 +56,16 @@ class Method:
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
         """One image a prompt; see `tempera.decoding.loop.decode`."""
-        return decode(target, self.drafter, self.rule, streams, prompts, diagnostics=diagnostics, clock=clock, progress=progress)
+        return decode(
+            target,
+            self.drafter,
+            self.rule,
+            streams,
+            prompts,
+            diagnostics=diagnostics,
+            clock=clock,
+            progress=progress,
+        )
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,16 @@ class Pipeline:
         method = method or self.method
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]
-        return method.decode(self.target, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress)
+        return method.decode(
+            self.target, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress
+        )
 
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
         """Tokens [B, T] or, of D channels, [B, T, D] -> pictures uint8 [B, 3, H, W]."""
-        images = self.image_decoder.decode_codes(tokens.to(self.device).unflatten(1, self.target.grid))
+        images = self.image_decoder.decode_codes(
+            tokens.to(self.device).unflatten(1, self.target.grid)
+        )
         return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
 
     def now(self) -> float:
@@ -97,7 +110,9 @@ class Pipeline:
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
-        """Run the text encoder now and not again inside, so that timings leave it out; gives its seconds, or NaN without one."""
+        """Run the text encoder now and not again inside, so that timings leave it out; gives its
+        seconds, or NaN without one.
+        """
         target: Any = self.target
         conditioner = getattr(target, "conditioner", None)
         if conditioner is None:
@@ -116,8 +131,9 @@ class Pipeline:
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
     """One row a prompt of a decoded batch: what results.parquet and the pictures are made from.
 
-    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0 where the target drew; `…_by_tenth` count
-    tokens in each tenth of the image, in the order of decoding.
+    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0
+    where the target drew; `…_by_tenth` count tokens in each tenth of the image, in the order of
+    decoding.
     """
     trace = output.trace.cpu()
     columns: dict[str, list[Any]] = {
@@ -136,4 +152,6 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),
         "tokens": output.tokens.cpu().tolist(),
     }
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

@@ -7,7 +7,8 @@ from rich.table import Column
 
 
 class Bar:
-    """Progress over the tokens of a run, with images done, accepted length and tokens a second of this session.
+    """Progress over the tokens of a run, with images done, accepted length and tokens a second of
+    this session.
 
     Args:
         images: how many in all, and how many of them are there already.
@@ -16,16 +17,29 @@ class Bar:
         title: what is going on.
     """
 
-    def __init__(self, images: int, done: int, length: int, shown: bool = True, title: str = "generating") -> None:
+    def __init__(
+        self, images: int, done: int, length: int, shown: bool = True, title: str = "generating"
+    ) -> None:
         note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True))
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, TimeRemainingColumn(elapsed_when_finished=True))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            note,
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
         self.progress = Progress(*columns, disable=not shown, refresh_per_second=4, expand=True)
         self.images, self.done, self.tokens, self.rounds = images, done, 0, 0
-        self.task = self.progress.add_task(title, total=images * length, completed=done * length, note=self._note())
+        self.task = self.progress.add_task(
+            title, total=images * length, completed=done * length, note=self._note()
+        )
 
     def advance(self, images: int, tokens: int, rounds: int) -> None:
         """What has come since the last call; rounds are summed over images."""
-        self.done, self.tokens, self.rounds = self.done + images, self.tokens + tokens, self.rounds + rounds
+        self.done, self.tokens, self.rounds = (
+            self.done + images,
+            self.tokens + tokens,
+            self.rounds + rounds,
+        )
         self.progress.update(self.task, advance=tokens, note=self._note())
 
     def _note(self) -> str:
@@ -40,5 +54,10 @@ class Bar:
         self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.progress.stop()

@@ -1,4 +1,6 @@
-"""An evaluation, from prompts to metrics.json: generate, time, evaluate, report. Interrupted anywhere, it goes on where it was."""
+"""An evaluation, from prompts to metrics.json: generate, time, evaluate, report. Interrupted
+anywhere, it goes on where it was.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +42,8 @@ class RunPlan:
     Attributes:
         directory: the run directory.
         model: name of the model preset.
-        settings: every option that results depend on, by its command-line name, and the identities of the networks; the run's identity.
+        settings: every option that results depend on, by its command-line name, and the identities
+            of the networks; the run's identity.
         about: what else run.json notes.
         batch_size: prompts decoded together.
         diagnostics: record TV(p, q), the TV bound and KL.
@@ -73,7 +76,8 @@ def evaluate(
         The metrics by name, without intervals; in processes other than the main one nothing.
 
     Raises:
-        TemperaError: the evaluator does not fit, the directory is another run's or cannot be written, or decoding failed.
+        TemperaError: the evaluator does not fit, the directory is another run's or cannot be
+            written, or decoding failed.
     """
     if evaluator is not None:
         evaluator.check(plan.model)
@@ -83,7 +87,10 @@ def evaluate(
     if not processes.is_main:
         return {}
     timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
-    larger = {size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size) for size in protocol.batches}
+    larger = {
+        size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size)
+        for size in protocol.batches
+    }
     verdicts, metrics = _evaluated(plan, pipeline, prompts, evaluator)
     metrics = acceptance(rows) | metrics
     result = _assemble(plan, rows, timings, metrics, evaluator)
@@ -92,17 +99,25 @@ def evaluate(
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
     print(f"results in {plan.directory}")
-    return {name: interval["value"] for name, interval in result["metrics"].items() if interval["value"] is not None}
+    return {
+        name: interval["value"]
+        for name, interval in result["metrics"].items()
+        if interval["value"] is not None
+    }
 
 
-def _generated(plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes) -> list[Row]:
+def _generated(
+    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
+) -> list[Row]:
     """Generate what is missing; the records in the prompts' order."""
     store = Store(plan.directory / "records")
     waiting = todo(store, prompts, plan.batch_size)
     processes.wait()  # everyone has seen the same gaps
     missing = sum(map(len, waiting))
     mine = waiting[processes.rank :: processes.count]
-    with Bar(len(prompts), len(prompts) - missing, pipeline.target.length, processes.is_main) as bar:
+    with Bar(
+        len(prompts), len(prompts) - missing, pipeline.target.length, processes.is_main
+    ) as bar:
         generate(pipeline, mine, plan.directory, store, plan.diagnostics, bar.advance)
     processes.wait()
     if not processes.is_main:
@@ -113,14 +128,27 @@ def _generated(plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], pro
     return rows
 
 
-def _timed(plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1) -> list[Row]:
+def _timed(
+    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1
+) -> list[Row]:
     """Timings of the prompts in batches, kept apart by machine and batch size."""
     if not prompts:
         return []
-    store = Store(plan.directory / "timings" / f"{latency.machine(pipeline.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}")
+    store = Store(
+        plan.directory
+        / "timings"
+        / f"{latency.machine(pipeline.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}"
+    )
     groups = prompts[::batch_size]
-    with Bar(len(groups), len(groups) - len(store.missing([prompt.id for prompt in groups])), 1, title="timing") as bar:
-        return latency.measure(pipeline, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size)
+    with Bar(
+        len(groups),
+        len(groups) - len(store.missing([prompt.id for prompt in groups])),
+        1,
+        title="timing",
+    ) as bar:
+        return latency.measure(
+            pipeline, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size
+        )
 
 
 def _evaluated(
@@ -131,14 +159,28 @@ def _evaluated(
         return {}, {}
     networks = evaluator.load(pipeline.device)
     store = Store(plan.directory / f"evaluated-{evaluator.identity}")
-    verdicts = evaluate_pictures(networks, prompts, lambda prompt: read_picture(picture_path(plan.directory, prompt.id)), store)
+    verdicts = evaluate_pictures(
+        networks,
+        prompts,
+        lambda prompt: read_picture(picture_path(plan.directory, prompt.id)),
+        store,
+    )
     reference = reference_features(evaluator, networks)
-    return verdicts, quality([verdicts[prompt.id] for prompt in prompts], reference, evaluator.neighbours, evaluator.resamples)
+    return verdicts, quality(
+        [verdicts[prompt.id] for prompt in prompts],
+        reference,
+        evaluator.neighbours,
+        evaluator.resamples,
+    )
 
 
 def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
     """Metrics of the decoding itself; the prompts are the units of every interval."""
-    column = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if isinstance(rows[0][name], int | float)}
+    column = {
+        name: np.array([row[name] for row in rows], np.float64)
+        for name in rows[0]
+        if isinstance(rows[0][name], int | float)
+    }
     tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
     kept = np.array([sum(row["accepted"]) for row in rows], np.float64)
     metrics = {
@@ -160,27 +202,47 @@ def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
         if name in column and not np.isnan(column[name]).all():
             metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
     if "logprob" in column and "logprob_squares" in column:
-        metrics["logprob_deviation"] = _deviation(column["logprob"], column["logprob_squares"], tokens)
+        metrics["logprob_deviation"] = _deviation(
+            column["logprob"], column["logprob_squares"], tokens
+        )
     return metrics
 
 
 def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
-    """Standard deviation over all tokens, from each prompt's sum and sum of squares; prompts are the units of the interval."""
+    """Standard deviation over all tokens, from each prompt's sum and sum of squares; prompts are
+    the units of the interval.
+    """
 
     def deviation(drawn: Array) -> Array:
-        return np.sqrt(np.maximum(drawn @ squares / (drawn @ tokens) - (drawn @ sums / (drawn @ tokens)) ** 2, 0))
+        return np.sqrt(
+            np.maximum(
+                drawn @ squares / (drawn @ tokens) - (drawn @ sums / (drawn @ tokens)) ** 2, 0
+            )
+        )
 
     whole = np.ones((1, len(tokens)))
-    return bootstrap.percentile(float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens))
+    return bootstrap.percentile(
+        float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens)
+    )
 
 
 def _assemble(
-    plan: RunPlan, rows: Sequence[Row], timings: Sequence[Row], metrics: Mapping[str, Interval], evaluator: Evaluator | None
+    plan: RunPlan,
+    rows: Sequence[Row],
+    timings: Sequence[Row],
+    metrics: Mapping[str, Interval],
+    evaluator: Evaluator | None,
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     timing = latency.summary(timings, len(rows[0]["tokens"])) if timings else {}
-    spreads = {name: timing.pop(name) for name in ("latency_ar", "latency", "speedup", "efficiency") if name in timing}
-    tested, accepted = (np.array([row[name] for row in rows]).sum(0) for name in ("tested", "accepted"))
+    spreads = {
+        name: timing.pop(name)
+        for name in ("latency_ar", "latency", "speedup", "efficiency")
+        if name in timing
+    }
+    tested, accepted = (
+        np.array([row[name] for row in rows]).sum(0) for name in ("tested", "accepted")
+    )
     intervals = {name: interval.as_dict() for name, interval in metrics.items()} | spreads
     return {
         "name": method_label(plan.settings),
@@ -189,7 +251,9 @@ def _assemble(
         "metrics": {name: _plain(interval) for name, interval in intervals.items()},
         "acceptance_by_depth": _shares(accepted, tested),
         "acceptance_by_tenth": _by_tenth(rows),
-        "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested) if "tv_sums" in rows[0] else [],
+        "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested)
+        if "tv_sums" in rows[0]
+        else [],
         "time": _plain(timing),
         "about": dict(plan.about),
         "notes": _notes(len(rows), evaluator is not None, timing),
@@ -198,57 +262,95 @@ def _assemble(
 
 def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
     """The ratio at each depth; none where nothing was tested."""
-    return [float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)]
+    return [
+        float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)
+    ]
 
 
 def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
-    """Acceptance in each tenth of the image in the order of decoding; nothing for records of before it was counted."""
+    """Acceptance in each tenth of the image in the order of decoding; nothing for records of before
+    it was counted.
+    """
     if not all("tested_by_tenth" in row for row in rows):
         return []
-    tested, accepted = (np.array([row[f"{name}_by_tenth"] for row in rows]).sum(0) for name in ("tested", "accepted"))
+    tested, accepted = (
+        np.array([row[f"{name}_by_tenth"] for row in rows]).sum(0)
+        for name in ("tested", "accepted")
+    )
     return _shares(accepted, tested)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """NaN as null, which JSON has."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
 
 
 def _notes(images: int, evaluated: bool, timing: Mapping[str, Any]) -> list[str]:
     """What a reader of the table must know."""
     notes = []
     if evaluated and images < ENOUGH:
-        notes.append(f"FID, KID, precision and recall need {ENOUGH} images or more; this run has {images}.")
+        notes.append(
+            f"FID, KID, precision and recall need {ENOUGH} images or more; this run has {images}."
+        )
     elif evaluated:
-        notes.append(f"FID and recall depend on the number of images ({images}): compare runs of equal size.")
+        notes.append(
+            f"FID and recall depend on the number of images ({images}): compare runs of equal size."
+        )
     if timing:
-        parts = ", ".join(f"{part} {values['share']:.0%}" for part, values in timing["parts"].items())
-        apart = {name: 1000 * timing[name] for name in ("text_encoder", "image_decoder") if math.isfinite(timing[name])}
-        outside = ", ".join(f"{name.replace('_', ' ')} {milliseconds:.0f} ms" for name, milliseconds in apart.items())
+        parts = ", ".join(
+            f"{part} {values['share']:.0%}" for part, values in timing["parts"].items()
+        )
+        apart = {
+            name: 1000 * timing[name]
+            for name in ("text_encoder", "image_decoder")
+            if math.isfinite(timing[name])
+        }
+        outside = ", ".join(
+            f"{name.replace('_', ' ')} {milliseconds:.0f} ms"
+            for name, milliseconds in apart.items()
+        )
         notes.append(f"Time of a round (in a decode of its own, synchronised): {parts}.")
         notes.append(f"Not part of the latency of an image: {outside}.")
     return notes
 
 
 def _write(
-    plan: RunPlan, pipeline: Pipeline, rows: Sequence[Row], timings: Sequence[Row], verdicts: Mapping[str, Row], result: Mapping[str, Any]
+    plan: RunPlan,
+    pipeline: Pipeline,
+    rows: Sequence[Row],
+    timings: Sequence[Row],
+    verdicts: Mapping[str, Row],
+    result: Mapping[str, Any],
 ) -> None:
-    """metrics.json, results.parquet, grid.png, acceptance_map.png and, of drafts, accepted.png; metrics.json last, as the sign of a
-    finished run.
+    """metrics.json, results.parquet, grid.png, acceptance_map.png and, of drafts, accepted.png;
+    metrics.json last, as the sign of a finished run.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
     table = []
     for row in rows:
-        verdict = {name: value for name, value in verdicts.get(row["id"], {}).items() if name not in ("id", "features")}
+        verdict = {
+            name: value
+            for name, value in verdicts.get(row["id"], {}).items()
+            if name not in ("id", "features")
+        }
         table.append({**row, **timed.get(row["id"], empty), **verdict})
     write_table(plan.directory / "results.parquet", table)
     shown = rows[:SHOWN]
     pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]
-    figures.grid(plan.directory / "grid.png", _title(result), pictures, [row["text"] for row in shown])
-    figures.acceptance_map(plan.directory / "acceptance_map.png", _title(result), rows, pipeline.target.grid)
+    figures.grid(
+        plan.directory / "grid.png", _title(result), pictures, [row["text"] for row in shown]
+    )
+    figures.acceptance_map(
+        plan.directory / "acceptance_map.png", _title(result), rows, pipeline.target.grid
+    )
     if result["acceptance_by_depth"]:
-        figures.accepted(plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid)
+        figures.accepted(
+            plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid
+        )
     write_json(plan.directory / "metrics.json", result)
 
 
@@ -259,12 +361,16 @@ def _title(result: Mapping[str, Any]) -> str:
     parts = [
         result["name"],
         *(
-            f"{name} {settings[name]:g}" if isinstance(settings[name], float) else f"{name} {settings[name]}"
+            f"{name} {settings[name]:g}"
+            if isinstance(settings[name], float)
+            else f"{name} {settings[name]}"
             for name in ("model", "guidance", "seed")
             if name in settings
         ),
     ]
-    parts.append(f"accepted length {accepted['value']:.2f} [{accepted['low']:.2f}, {accepted['high']:.2f}]")
+    parts.append(
+        f"accepted length {accepted['value']:.2f} [{accepted['low']:.2f}, {accepted['high']:.2f}]"
+    )
     if "speedup" in metrics:
         parts.append(f"speed-up {metrics['speedup']['value']:.2f}×")
     return " · ".join(parts)
@@ -273,14 +379,26 @@ def _title(result: Mapping[str, Any]) -> str:
 def _track(plan: RunPlan, tracker: Tracker, rows: Sequence[Row], result: Mapping[str, Any]) -> None:
     """Send a finished run's numbers, pictures and files to the tracker."""
     values = {name: interval["value"] for name, interval in result["metrics"].items()}
-    spans = {f"{name}_{end}": interval[end] for name, interval in result["metrics"].items() for end in ("low", "high")}
+    spans = {
+        f"{name}_{end}": interval[end]
+        for name, interval in result["metrics"].items()
+        for end in ("low", "high")
+    }
     tracker.log({name: value for name, value in values.items() if value is not None})
     tracker.summary({**values, **spans, "images": result["images"]})
     for name in ("grid", "acceptance_map"):
         tracker.image(name, plan.directory / f"{name}.png", result["name"])
-    columns = [name for name in ("id", "text", "accepted_length", "tau", "logprob") if name in rows[0]]
-    table = [[*(row[name] for name in columns), picture_path(plan.directory, row["id"])] for row in rows[:64]]
+    columns = [
+        name for name in ("id", "text", "accepted_length", "tau", "logprob") if name in rows[0]
+    ]
+    table = [
+        [*(row[name] for name in columns), picture_path(plan.directory, row["id"])]
+        for row in rows[:64]
+    ]
     tracker.table("images", [*columns, "image"], table)
-    files = [plan.directory / name for name in ("metrics.json", "results.parquet", "grid.png", "acceptance_map.png")]
+    files = [
+        plan.directory / name
+        for name in ("metrics.json", "results.parquet", "grid.png", "acceptance_map.png")
+    ]
     tracker.artifact("evaluation", "evaluation", files)
     tracker.finish()

@@ -6,7 +6,8 @@ A run directory holds
     images/<id>.png     the pictures
     evaluated-…/           what the networks of the metrics say of each picture
     timings/            one timed pair per prompt, or per batch
-and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of drafts accepted.png.
+and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of
+drafts accepted.png.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, writable_directory, write_json
 
 
-def claim(directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True) -> None:
+def claim(
+    directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True
+) -> None:
     """Make the run directory this run's own, or check that it is.
 
     Args:
@@ -38,8 +41,10 @@ def claim(directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any]
             then, now = known.get(name) if isinstance(known, dict) else None, identity.get(name)
             if then != now:
                 raise TemperaError(
-                    f"{directory} holds a run made with {name}={_short(then)} and this one has {name}={_short(now)}: "
-                    "choose another directory (hydra.run.dir=DIR), or the same settings to go on with it."
+                    f"{directory} holds a run made with {name}={_short(then)} and this one has "
+                    f"{name}={_short(now)}: "
+                    "choose another directory (hydra.run.dir=DIR), or the same settings to go on "
+                    "with it."
                 )
     if write:
         write_json(path, {"identity": dict(identity), **about})

@@ -1,4 +1,6 @@
-"""What makes a run this run and no other: the options that its results depend on, and the networks behind them."""
+"""What makes a run this run and no other: the options that its results depend on, and the networks
+behind them.
+"""
 
 import platform
 from collections.abc import Mapping
@@ -30,10 +32,17 @@ FREE = (
     "statistics",
     "compile",
 )
-"""Options that may differ between two starts of one run: they say which results to make, and where, but not what they are."""
+"""Options that may differ between two starts of one run: they say which results to make, and where,
+but not what they are.
+"""
 
 
-def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
+def run_identity(
+    options: Mapping[str, Any],
+    choices: Mapping[str, str],
+    drafter: Mapping[str, Any],
+    pipeline: Pipeline,
+) -> dict[str, Any]:
     """The run's identity, in the order in which differences are reported.
 
     Args:
@@ -46,9 +55,19 @@ def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter
     rule = getattr(pipeline.method, "rule", pipeline.method)
     built = getattr(pipeline.method, "drafter", None)
     tree = getattr(built, "tree", None)
-    weights = [Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)]
-    scalars = {name: value for name, value in options.items() if isinstance(value, str | int | float | None) and name not in FREE}
-    own = {f"drafter.{name}": value for name, value in drafter.items() if name not in ("_target_", "path", *scalars)}
+    weights = [
+        Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)
+    ]
+    scalars = {
+        name: value
+        for name, value in options.items()
+        if isinstance(value, str | int | float | None) and name not in FREE
+    }
+    own = {
+        f"drafter.{name}": value
+        for name, value in drafter.items()
+        if name not in ("_target_", "path", *scalars)
+    }
     return {
         **{group: choices[group] for group in GROUPS if group in choices},
         **({} if "method" in choices else {"method": type(rule).__name__.lower()}),
@@ -57,7 +76,10 @@ def run_identity(options: Mapping[str, Any], choices: Mapping[str, str], drafter
         "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
         "compiled": getattr(target, "compiled", False) or None,
         "target": getattr(target, "identity", type(target).__name__),
-        "draft": next((sha256_file(path)[:16] for path in weights if path.is_file()), getattr(built, "identity", None)),
+        "draft": next(
+            (sha256_file(path)[:16] for path in weights if path.is_file()),
+            getattr(built, "identity", None),
+        ),
         "verification": repr(rule),
         "branching": None if tree is None else tree.parents.tolist(),
     }

@@ -1,4 +1,6 @@
-"""LANTERN's Table 4: are near codes interchangeable? Generate every token as one drawn from its nearest codes and evaluator the pictures."""
+"""LANTERN's Table 4: are near codes interchangeable? Generate every token as one drawn from its
+nearest codes and evaluator the pictures.
+"""
 
 import hashlib
 
@@ -12,10 +14,12 @@ from tempera.rules.codebook_neighbours import Neighbours
 
 
 class Replacing:
-    """An image decoder that generates each code as one drawn uniformly from its nearest, itself included.
+    """An image decoder that generates each code as one drawn uniformly from its nearest, itself
+    included.
 
-    The replacement is made in the finished image, so that the tokens keep the target's own law; the paper leaves open whether later tokens
-    see it. An image's draws depend on its codes and the seed only.
+    The replacement is made in the finished image, so that the tokens keep the target's own law; the
+    paper leaves open whether later tokens see it. An image's draws depend on its codes and the seed
+    only.
 
     Args:
         decoder: what generates.
@@ -41,7 +45,8 @@ class Replacing:
 def replacing_pipeline(
     target: Target, method: Method, image_decoder: VQModel, device: torch.device, seed: int, replace: int = 1
 ) -> Pipeline:  # fmt: skip
-    """A pipeline that replaces each token by one of the `replace` codes nearest to it; 1 replaces none.
+    """A pipeline that replaces each token by one of the `replace` codes nearest to it; 1 replaces
+    none.
 
     Raises:
         TemperaError: there are fewer codes.

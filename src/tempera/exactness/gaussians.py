@@ -1,8 +1,10 @@
-"""Proof by Gaussians: does the real decoding loop draw continuous tokens from the law that it claims?
+"""Proof by Gaussians: does the real decoding loop draw continuous tokens from the law that it
+claims?
 
-Toy heads whose kernels are known stand for target and draft, so that a token's law given those before it can be written down. What the
-loop emits is mapped to what must be independent standard normal numbers, and compared by Kolmogorov and Smirnov's test, coordinate by
-coordinate and on random projections of whole images:
+Toy heads whose kernels are known stand for target and draft, so that a token's law given those
+before it can be written down. What the loop emits is mapped to what must be independent standard
+normal numbers, and compared by Kolmogorov and Smirnov's test, coordinate by coordinate and on
+random projections of whole images:
 
     >>> from tempera.continuous import laws, speculate
     >>> print(laws.prove(speculate.MaximalCoupling(), laws.Linear(stages=3, channels=2)))
@@ -31,7 +33,9 @@ class Head(Denoiser, Protocol):
     """A diffusion head whose tokens can be whitened."""
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """Condition [N, D], tokens [N, D] -> standard normal, independent coordinates if they have this head's law."""
+        """Condition [N, D], tokens [N, D] -> standard normal, independent coordinates if they have
+        this head's law.
+        """
 
     def imitation(self, spread: float, seed: int) -> "Head":
         """A head like this one, its parameters moved by about `spread`: the draft's."""
@@ -47,10 +51,14 @@ class Linear(Denoiser):
         seed: of the parameters.
     """
 
-    def __init__(self, stages: int = 3, channels: int = 1, last_noise: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, stages: int = 3, channels: int = 1, last_noise: bool = True, seed: int = 0
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.stages, self.channels, self.last_noise = stages, channels, last_noise
-        turn = 0.7 * torch.eye(channels) + 0.15 * torch.randn(stages, channels, channels, generator=generator)
+        turn = 0.7 * torch.eye(channels) + 0.15 * torch.randn(
+            stages, channels, channels, generator=generator
+        )
         self.turn = turn * (stages > 1)
         self.shift = 0.3 * torch.randn(stages, channels, generator=generator)
         self.log_std = -0.6 + 0.2 * torch.randn(stages, channels, generator=generator)
@@ -62,7 +70,10 @@ class Linear(Denoiser):
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
         """See `Head`: the moments are carried through the stages."""
-        mean, covariance = torch.zeros_like(tokens).double(), torch.eye(self.channels, dtype=torch.float64)
+        mean, covariance = (
+            torch.zeros_like(tokens).double(),
+            torch.eye(self.channels, dtype=torch.float64),
+        )
         for stage in range(self.stages):
             turn, noise = self.turn[stage].double(), (2 * self.log_std[stage].double()).exp()
             if stage == self.stages - 1 and not self.last_noise:
@@ -70,19 +81,30 @@ class Linear(Denoiser):
             mean = mean @ turn.T + condition.double() + self.shift[stage].double()
             covariance = turn @ covariance @ turn.T + noise.diag()
         lower = torch.linalg.cholesky(covariance)
-        whitened: Tensor = torch.linalg.solve_triangular(lower, (tokens.double() - mean).T, upper=False)
+        whitened: Tensor = torch.linalg.solve_triangular(
+            lower, (tokens.double() - mean).T, upper=False
+        )
         return whitened.T
 
     def imitation(self, spread: float, seed: int = 1, same_std: bool = False) -> "Linear":
         """See `Head`."""
         other, generator = copy.copy(self), torch.Generator().manual_seed(seed)
-        moved = [value + spread * torch.randn(value.shape, generator=generator) for value in (self.turn, self.shift, self.log_std)]
-        other.turn, other.shift, other.log_std = moved[0] * (self.stages > 1), moved[1], self.log_std if same_std else moved[2]
+        moved = [
+            value + spread * torch.randn(value.shape, generator=generator)
+            for value in (self.turn, self.shift, self.log_std)
+        ]
+        other.turn, other.shift, other.log_std = (
+            moved[0] * (self.stages > 1),
+            moved[1],
+            self.log_std if same_std else moved[2],
+        )
         return other
 
 
 class Wavy(Denoiser):
-    """One channel, and kernels that are not linear: stage k draws from N(a_k x + h_k sin 2x + c, (σ_k (1 + 0.4 cos x))²)."""
+    """One channel, and kernels that are not linear: stage k draws from N(a_k x + h_k sin 2x + c,
+    (σ_k (1 + 0.4 cos x))²).
+    """
 
     channels = 1
     last_noise = True
@@ -90,24 +112,39 @@ class Wavy(Denoiser):
     def __init__(self, stages: int = 3, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.stages = stages
-        self.slope, self.wave, self.log_std = (middle + 0.15 * torch.randn(stages, generator=generator) for middle in (0.8, 0.6, -1.0))
+        self.slope, self.wave, self.log_std = (
+            middle + 0.15 * torch.randn(stages, generator=generator) for middle in (0.8, 0.6, -1.0)
+        )
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
-        slope, wave, log_std = (value.to(x.dtype)[stage].unsqueeze(-1) for value in (self.slope, self.wave, self.log_std))
-        return Kernel(slope * x + wave * (2 * x).sin() + condition, log_std.exp() * (1 + 0.4 * x.cos()))
+        slope, wave, log_std = (
+            value.to(x.dtype)[stage].unsqueeze(-1)
+            for value in (self.slope, self.wave, self.log_std)
+        )
+        return Kernel(
+            slope * x + wave * (2 * x).sin() + condition, log_std.exp() * (1 + 0.4 * x.cos())
+        )
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`: the distribution function by quadrature on a grid, for one condition that all rows share."""
+        """See `Head`: the distribution function by quadrature on a grid, for one condition that all
+        rows share.
+        """
         grid = torch.linspace(-9, 9, 1501, dtype=torch.float64)
         step, density = grid[1] - grid[0], torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
         cumulative = density.cumsum(0) * step
         for stage in range(self.stages):
             index = torch.full((len(grid),), stage)
-            kernel = self.kernel(condition[:1].double().expand(len(grid), 1), grid.unsqueeze(-1), index)
+            kernel = self.kernel(
+                condition[:1].double().expand(len(grid), 1), grid.unsqueeze(-1), index
+            )
             standard = (grid - kernel.mean) / kernel.std
             cumulative = (torch.special.ndtr(standard) * density.unsqueeze(-1)).sum(0) * step
-            density = (torch.exp(-0.5 * standard**2) / kernel.std * density.unsqueeze(-1)).sum(0) * step / math.sqrt(2 * math.pi)
+            density = (
+                (torch.exp(-0.5 * standard**2) / kernel.std * density.unsqueeze(-1)).sum(0)
+                * step
+                / math.sqrt(2 * math.pi)
+            )
         place = ((tokens.double() + 9) / step).clamp(0, len(grid) - 1.001)
         low = place.long()
         share = torch.lerp(cumulative[low], cumulative[low + 1], place - low)
@@ -124,8 +161,8 @@ class Wavy(Denoiser):
 
 
 class Toy:
-    """An autoregressive model with a toy head: a token's condition is an offset of its place in the image, and a weighted sum of the tokens
-    that are known. Implements `Model`.
+    """An autoregressive model with a toy head: a token's condition is an offset of its place in the
+    image, and a weighted sum of the tokens that are known. Implements `Model`.
 
     Args:
         head: draws the tokens.
@@ -138,7 +175,9 @@ class Toy:
         generator = torch.Generator().manual_seed(seed)
         self.denoiser: Denoiser = head
         self.head, self.length, self.grid, self.channels = head, length, (1, length), head.channels
-        self.offsets = 0.5 * torch.randn(length, head.channels, generator=generator) * (coupling > 0)
+        self.offsets = (
+            0.5 * torch.randn(length, head.channels, generator=generator) * (coupling > 0)
+        )
         self.weights = coupling * torch.randn(length, length, generator=generator)
 
     def begin(self, prompts: list[str]) -> None:
@@ -152,7 +191,9 @@ class Toy:
         return self.offsets[context.order.gather(1, places)] + mixed
 
     def whiten(self, output: Output) -> Tensor:
-        """What an output's tokens must be if the model's head drew them one after the other: standard normal, float64 [B, T · D]."""
+        """What an output's tokens must be if the model's head drew them one after the other:
+        standard normal, float64 [B, T · D].
+        """
         trace = output.trace
         assert isinstance(trace, ContinuousTrace)
         tokens = output.tokens.gather(1, trace.order.unsqueeze(-1).expand_as(output.tokens))
@@ -160,7 +201,9 @@ class Toy:
         for place in range(self.length):
             context = Context(rows, tokens, trace.order, torch.full_like(rows, place), place)
             asked = torch.full_like(rows, place).unsqueeze(1)
-            whitened.append(self.head.whiten(self.conditions(context, asked, asked + 1)[:, 0], tokens[:, place]))
+            whitened.append(
+                self.head.whiten(self.conditions(context, asked, asked + 1)[:, 0], tokens[:, place])
+            )
         return torch.cat(whitened, 1)
 
 
@@ -170,7 +213,8 @@ class SampleComparison:
 
     Attributes:
         distance: Kolmogorov and Smirnov's, the largest over coordinates and projections.
-        margin: half the width of its 95 % confidence band (Dvoretzky, Kiefer, Wolfowitz and Massart), tests taken one by one.
+        margin: half the width of its 95 % confidence band (Dvoretzky, Kiefer, Wolfowitz and
+            Massart), tests taken one by one.
         p_value: of the smallest of the tests, times their number.
         rows: images.
         accepted_length: mean tokens a round.
@@ -192,26 +236,41 @@ class SampleComparison:
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DIFFERS"
         return (
-            f"{verdict}: KS {self.distance:.4f} ± {self.margin:.4f}, p = {self.p_value:.2g}, {self.rows} rows, "
-            f"accepted length {self.accepted_length:.2f}, {self.trials:.2f} residual trials an image"
+            f"{verdict}: KS {self.distance:.4f} ± {self.margin:.4f}, p = {self.p_value:.2g}, "
+            f"{self.rows} rows, "
+            f"accepted length {self.accepted_length:.2f}, {self.trials:.2f} residual trials an "
+            "image"
         )
 
 
 def compare(whitened: Tensor, output: Output, projections: int = 8) -> SampleComparison:
-    """Test columns [B, K] that should be independent standard normal: each alone, and some random directions of all."""
+    """Test columns [B, K] that should be independent standard normal: each alone, and some random
+    directions of all.
+    """
     generator = torch.Generator().manual_seed(0)
-    directions = torch.nn.functional.normalize(torch.randn(whitened.shape[1], projections, generator=generator, dtype=torch.float64), dim=0)
+    directions = torch.nn.functional.normalize(
+        torch.randn(whitened.shape[1], projections, generator=generator, dtype=torch.float64), dim=0
+    )
     columns = torch.cat([whitened, whitened @ directions], 1) if whitened.shape[1] > 1 else whitened
     distance, rows = float(kolmogorov(columns).amax()), len(columns)
     trace = output.trace
     assert isinstance(trace, ContinuousTrace)
     p_value = min(1.0, columns.shape[1] * _tail(distance * math.sqrt(rows)))
     margin = math.sqrt(math.log(2 / 0.05) / (2 * rows))
-    return SampleComparison(distance, margin, p_value, rows, float(trace.accepted_length.mean()), float(trace.trials.double().mean()))
+    return SampleComparison(
+        distance,
+        margin,
+        p_value,
+        rows,
+        float(trace.accepted_length.mean()),
+        float(trace.trials.double().mean()),
+    )
 
 
 def kolmogorov(columns: Tensor) -> Tensor:
-    """The largest distance of each column's distribution function from the standard normal one: [B, K] -> [K]."""
+    """The largest distance of each column's distribution function from the standard normal one: [B,
+    K] -> [K].
+    """
     law = torch.special.ndtr(columns.sort(0).values)
     steps = torch.arange(len(columns) + 1, dtype=torch.float64).unsqueeze(-1) / len(columns)
     return torch.maximum(steps[1:] - law, law - steps[:-1]).amax(0)
@@ -265,16 +324,21 @@ def _streams(rows: int, seed: int) -> RandomStreams:
     return RandomStreams(seed, [str(row) for row in range(rows)])
 
 
-def draft_alone(head: Head, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0) -> SampleComparison:
+def draft_alone(
+    head: Head, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0
+) -> SampleComparison:
     """How far the draft of `prove` is from the target's law if nothing evaluators it."""
     coupling = 0.4 if length > 1 else 0.0
     streams = copy.copy(_streams(rows, seed))
-    output = Parallel().decode(Toy(head.imitation(spread, 1), length, coupling), streams, streams.ids)
+    output = Parallel().decode(
+        Toy(head.imitation(spread, 1), length, coupling), streams, streams.ids
+    )
     return compare(Toy(head, length, coupling).whiten(output), output)
 
 
 def biases(rows: int = 200_000) -> str:
-    """A table of Kolmogorov and Smirnov's distances, rules against heads, each rule against the law that it claims.
+    """A table of Kolmogorov and Smirnov's distances, rules against heads, each rule against the law
+    that it claims.
 
     The public code's law is without noise in the last stage, as its sampler is.
     """
@@ -298,7 +362,11 @@ def biases(rows: int = 200_000) -> str:
         cells = []
         for head, noiseless, length in heads.values():
             evaluated = noiseless if isinstance(rule, CSpDReferenceCode) else head
-            proof = draft_alone(head, length=length, rows=rows) if rule is None else prove(rule, evaluated, length=length, rows=rows)
+            proof = (
+                draft_alone(head, length=length, rows=rows)
+                if rule is None
+                else prove(rule, evaluated, length=length, rows=rows)
+            )
             cells.append(f"{proof.distance:.3f}" + (" (exact)" if proof.agrees else ""))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\nEach ± {proof.margin:.3f} (95 %), {rows} images."

@@ -1,7 +1,8 @@
 """Proof by tables: does the real decoding loop emit the law that it claims?
 
-Target and draft are random tables of conditional distributions over a tiny vocabulary, so the law of a whole image can be written down. The
-loop decodes 10⁵ rows of them at once, and the frequencies are compared with that law. One row proves a rule exact, or shows its bias:
+Target and draft are random tables of conditional distributions over a tiny vocabulary, so the law
+of a whole image can be written down. The loop decodes 10⁵ rows of them at once, and the frequencies
+are compared with that law. One row proves a rule exact, or shows its bias:
 
     >>> from tempera import acceptance, laws, schedules, trees
     >>> print(laws.check(acceptance.Exact(), trees.Tree.chain(3)))
@@ -31,18 +32,22 @@ UNGUIDED = Sampling(guidance=1.0)
 
 
 class TableTarget:
-    """A target whose conditional distributions are random: independent normal logits after every prefix. Implements `interfaces.Target`.
+    """A target whose conditional distributions are random: independent normal logits after every
+    prefix. Implements `interfaces.Target`.
 
-    Prefixes are numbered as in a V-ary heap: the empty one is 0, and prefix s followed by token x is s·V + 1 + x.
+    Prefixes are numbered as in a V-ary heap: the empty one is 0, and prefix s followed by token x
+    is s·V + 1 + x.
 
     Args:
         vocab_size: V.
         length: tokens per image, T.
-        sampling: applied to a conditional and an unconditional table of logits as to a network's output.
+        sampling: applied to a conditional and an unconditional table of logits as to a network's
+            output.
         seed: of the tables.
         spread: standard deviation of the logits.
         forced: token that must stand at a position of the image, by position.
-        grid: rows and columns of the image, `length` tokens; one line if not given. For drafters that look at neighbours.
+        grid: rows and columns of the image, `length` tokens; one line if not given. For drafters
+            that look at neighbours.
     """
 
     def __init__(
@@ -59,7 +64,11 @@ class TableTarget:
             first = sum(vocab_size**t for t in range(position))
             self.forced[0, first : first + vocab_size**position] = token
         self.table = sampling.distribution(self.logits, self.forced)[0]
-        self._soft = sampling.untempered.distribution(self.logits, self.forced)[0] if sampling.temperature == 0 else None
+        self._soft = (
+            sampling.untempered.distribution(self.logits, self.forced)[0]
+            if sampling.temperature == 0
+            else None
+        )
         self._roots = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -89,7 +98,8 @@ class TableTarget:
 
 
 class TableDraft:
-    """A draft for a `TableTarget`: its logits with normal noise on top. Implements `drafters.static.DraftModel`.
+    """A draft for a `TableTarget`: its logits with normal noise on top. Implements
+    `drafters.static.DraftModel`.
 
     Args:
         target: the target it imitates, with the same sampling.
@@ -128,7 +138,9 @@ class TableDraft:
 
 
 class FirstRoundOnly:
-    """A drafter that drafts once and is silent ever after: one round, continued by the target (Cool-SD, the P̂ of Theorem 2)."""
+    """A drafter that drafts once and is silent ever after: one round, continued by the target
+    (Cool-SD, the P̂ of Theorem 2).
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -145,14 +157,20 @@ class FirstRoundOnly:
         if self._fresh:
             self._fresh = False
             return self.drafter.propose(uniforms)
-        return Draft(torch.zeros(len(uniforms), 0, dtype=torch.int64), torch.zeros(len(uniforms), 0, 0), Tree.empty())
+        return Draft(
+            torch.zeros(len(uniforms), 0, dtype=torch.int64),
+            torch.zeros(len(uniforms), 0, 0),
+            Tree.empty(),
+        )
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Nothing more to learn."""
 
 
 def lookup(table: Tensor, prefixes: Tensor) -> Tensor:
-    """Rows of a table, [...] -> [..., V]; a prefix past the end of the image (drafts that will be dropped) gets the first row."""
+    """Rows of a table, [...] -> [..., V]; a prefix past the end of the image (drafts that will be
+    dropped) gets the first row.
+    """
     return table[torch.where(prefixes < len(table), prefixes, 0)]
 
 
@@ -219,15 +237,18 @@ def compare(counts: Tensor, law: Tensor) -> LawComparison:
     rows = float(counts.sum())
     expected = rows * law
     tv = float(total_variation(counts / rows, law))
-    noise = float((law * (1 - law) / (2 * math.pi * rows)).sqrt().sum())  # ½ Σ E|N(0, law(1 - law)/rows)|
+    noise = float(
+        (law * (1 - law) / (2 * math.pi * rows)).sqrt().sum()
+    )  # ½ Σ E|N(0, law(1 - law)/rows)|
     if (counts[law <= 0] > 0).any():
         return LawComparison(0.0, tv, noise, int(rows))
     return LawComparison(_p_value(counts, expected), tv, noise, int(rows))
 
 
 def _p_value(counts: Tensor, expected: Tensor) -> float:
-    """Pearson's χ² test on the outcomes expected at least 5 times and the pool of all others. A pool expected fewer than 5 times has a
-    test of its own, the Poisson law's upper tail, and the smaller p-value of the two counts double.
+    """Pearson's χ² test on the outcomes expected at least 5 times and the pool of all others. A
+    pool expected fewer than 5 times has a test of its own, the Poisson law's upper tail, and the
+    smaller p-value of the two counts double.
     """
     rare = expected < 5
     pool = expected[rare].sum(0, keepdim=True)
@@ -236,14 +257,23 @@ def _p_value(counts: Tensor, expected: Tensor) -> float:
     if pool >= 5:
         cells, observed = torch.cat([cells, pool]), torch.cat([observed, seen])
     statistic = ((observed - cells) ** 2 / cells).sum()
-    p_value = float(torch.special.gammaincc((torch.ones_like(cells).sum() - 1) / 2, statistic / 2)) if len(cells) > 1 else 1.0
+    p_value = (
+        float(torch.special.gammaincc((torch.ones_like(cells).sum() - 1) / 2, statistic / 2))
+        if len(cells) > 1
+        else 1.0
+    )
     if 0 < pool < 5 and seen > 0:
         return min(1.0, 2 * min(p_value, float(torch.special.gammainc(seen, pool))))
     return p_value
 
 
 def emit(
-    target: TableTarget, drafter: Drafter, rule: Rule | JointRule, rows: int = 100_000, seed: int = 0, diagnostics: bool = False
+    target: TableTarget,
+    drafter: Drafter,
+    rule: Rule | JointRule,
+    rows: int = 100_000,
+    seed: int = 0,
+    diagnostics: bool = False,
 ) -> Output:
     """Decode `rows` images at once with the real loop, each row with its own random stream."""
     streams = copy.copy(_streams(rows, seed))
@@ -290,10 +320,21 @@ def check(
         seed: of tables and draws.
     """
     if vocab_size**length > 100_000:
-        raise TemperaError(f"{vocab_size}^{length} outcomes are too many to tell laws apart; take a smaller vocab_size or length")
+        raise TemperaError(
+            f"{vocab_size}^{length} outcomes are too many to tell laws apart; take a smaller "
+            "vocab_size or length"
+        )
     target = TableTarget(vocab_size, length, sampling, seed, forced=forced, grid=grid)
     draft = TableDraft(target, seed=seed + 1)
     maker = StaticTreeDrafter(draft, drafter) if isinstance(drafter, Tree) else drafter(draft)
     output = emit(target, maker, rule, rows, seed)
-    result = compare(emitted_law(output.tokens, vocab_size), target.law() if law is None else law(target, draft))
-    return ExactnessReport(result.p_value, result.tv, result.noise, result.rows, float(output.trace.accepted_length.mean()))
+    result = compare(
+        emitted_law(output.tokens, vocab_size), target.law() if law is None else law(target, draft)
+    )
+    return ExactnessReport(
+        result.p_value,
+        result.tv,
+        result.noise,
+        result.rows,
+        float(output.trace.accepted_length.mean()),
+    )

@@ -1,4 +1,6 @@
-"""Emu3's image tokenizer (Wang et al. 2024), Hugging Face's network, from the layout of Emu3-VisionTokenizer."""
+"""Emu3's image tokenizer (Wang et al. 2024), Hugging Face's network, from the layout of
+Emu3-VisionTokenizer.
+"""
 
 import re
 from collections.abc import Mapping
@@ -36,7 +38,10 @@ class Emu3Tokenizer(nn.Module):
         """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
         height, width = images.shape[-2:]
         if height % self.factor or width % self.factor:
-            raise TemperaError(f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel patches: resize it.")
+            raise TemperaError(
+                f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel "
+                "patches: resize it."
+            )
         sizes = torch.tensor([[height, width]] * len(images))
         return torch.stack(self.vq.encode(images, sizes).image_tokens)
 
@@ -46,10 +51,16 @@ class Emu3Tokenizer(nn.Module):
         return out
 
 
-def load_emu3_tokenizer(weights: str, files: list[str], hub: str, sizes: dict[str, Any] | None = None) -> LinedTokenizer:
-    """Emu3's published image tokenizer, or with `sizes` another configuration of it, as a target with ends of lines sees it."""
+def load_emu3_tokenizer(
+    weights: str, files: list[str], hub: str, sizes: dict[str, Any] | None = None
+) -> LinedTokenizer:
+    """Emu3's published image tokenizer, or with `sizes` another configuration of it, as a target
+    with ends of lines sees it.
+    """
     release = PretrainedFiles(weights, files, hub, OPTION)
-    tokenizer: Any = on_meta(lambda: Emu3Tokenizer(Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")))
+    tokenizer: Any = on_meta(
+        lambda: Emu3Tokenizer(Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa"))
+    )
     if release.random:
         randomise(tokenizer, torch.device("cpu"), torch.float32)
     else:
@@ -69,7 +80,9 @@ _VQ_NAMES = (
 
 
 def vq_from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Emu3-VisionTokenizer's names as Hugging Face's; its 1×1 convolutions in attention become matrices."""
+    """Emu3-VisionTokenizer's names as Hugging Face's; its 1×1 convolutions in attention become
+    matrices.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for pattern, replacement in _VQ_NAMES:

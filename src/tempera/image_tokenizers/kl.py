@@ -1,7 +1,9 @@
-"""The image tokenizer behind continuous tokens: the KL autoencoder of latent diffusion (Rombach et al. 2022), as MAR trained it (KL-16).
+"""The image tokenizer behind continuous tokens: the KL autoencoder of latent diffusion (Rombach et
+al. 2022), as MAR trained it (KL-16).
 
-Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`); what differs is that latents are vectors drawn from N(mean, std²), 16 channels at
-official size, scaled to about unit variance.
+Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`); what differs is that
+latents are vectors drawn from N(mean, std²), 16 channels at official size, scaled to about unit
+variance.
 """
 
 import json
@@ -34,7 +36,9 @@ class KLConfig:
 
 
 class KLModel(nn.Module):
-    """Encoder and decoder; keys as in `kl16.ckpt`, but for the names of the networks' blocks (`tempera.image_tokenizers.vq.from_vqgan`)."""
+    """Encoder and decoder; keys as in `kl16.ckpt`, but for the names of the networks' blocks
+    (`tempera.image_tokenizers.vq.from_vqgan`).
+    """
 
     def __init__(self, config: KLConfig) -> None:
         super().__init__()
@@ -45,18 +49,23 @@ class KLModel(nn.Module):
         self.post_quant_conv = nn.Conv2d(channels, channels, 1)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [B, 3, H, W] in [−1, 1] → mean and log-variance of their latents, [B, C, h, w] each, before scaling."""
+        """Images [B, 3, H, W] in [−1, 1] → mean and log-variance of their latents, [B, C, h, w]
+        each, before scaling.
+        """
         factor = self.config.networks.factor
         if images.shape[-1] % factor or images.shape[-2] % factor:
             size = f"{images.shape[-2]}×{images.shape[-1]}"
             raise TemperaError(
-                f"an image of {size} pixels does not divide into {factor}-pixel patches: resize it to multiples of {factor}."
+                f"an image of {size} pixels does not divide into {factor}-pixel patches: resize "
+                f"it to multiples of {factor}."
             )
         mean, log_variance = self.quant_conv(self.encoder(images)).chunk(2, 1)
         return mean, log_variance.clamp(-30, 20)
 
     def encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Images → tokens [B, h, w, D]: the latents' means, or, with standard normal noise [B, C, h, w], draws."""
+        """Images → tokens [B, h, w, D]: the latents' means, or, with standard normal noise [B, C,
+        h, w], draws.
+        """
         mean, log_variance = self.moments(images)
         return self.tokens(mean if noise is None else mean + (0.5 * log_variance).exp() * noise)
 
@@ -73,13 +82,18 @@ class KLModel(nn.Module):
 
 def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = None) -> KLModel:
     """A published KL tokenizer, `kl16.ckpt`; see `tempera.runtime.pretrained.PretrainedFiles`."""
-    release, config = PretrainedFiles(weights, files, hub, "model.tokenizer_weights"), config or KLConfig()
+    release, config = (
+        PretrainedFiles(weights, files, hub, "model.tokenizer_weights"),
+        config or KLConfig(),
+    )
     model: Any = on_meta(lambda: KLModel(config))
     if release.random:
         randomise(model, torch.device("cpu"), torch.float32)
     else:
         found = release.find()
-        fill(model, from_vqgan(read(found), len(config.networks.decoder_multipliers)), str(found[0]))
+        fill(
+            model, from_vqgan(read(found), len(config.networks.decoder_multipliers)), str(found[0])
+        )
     kl: KLModel = model
     return kl
 
@@ -88,9 +102,14 @@ def read_kl(directory: str | Path) -> KLModel:
     """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
     directory = Path(directory)
     values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    networks: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.pop("networks").items()}
+    networks: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.pop("networks").items()
+    }
     model = KLModel(KLConfig(VQConfig(**networks), **values))
-    model.load_state_dict({name: value.float() for name, value in load_file(directory / "model.safetensors").items()})
+    model.load_state_dict(
+        {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
+    )
     return model.eval().requires_grad_(False)
 
 

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 
 class LinedTokenizer(nn.Module):
-    """An image tokenizer as a target with ends of lines sees it: every line of codes has one more token, which means no pixels.
+    """An image tokenizer as a target with ends of lines sees it: every line of codes has one more
+    token, which means no pixels.
 
     Args:
-        vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `codebook`, `image_size` and `config`.
+        vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `codebook`, `image_size`
+            and `config`.
     """
 
     def __init__(self, vq: Any) -> None:

@@ -11,8 +11,12 @@ from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise
 OPTION = "model.tokenizer_weights"
 
 
-def load_llamagen_tokenizer(weights: str, files: list[str], hub: str, config: VQConfig | None = None) -> VQModel:
-    """LlamaGen's VQ-16, or another of its sizes, in its official layout; see `tempera.runtime.pretrained.PretrainedFiles`."""
+def load_llamagen_tokenizer(
+    weights: str, files: list[str], hub: str, config: VQConfig | None = None
+) -> VQModel:
+    """LlamaGen's VQ-16, or another of its sizes, in its official layout; see
+    `tempera.runtime.pretrained.PretrainedFiles`.
+    """
     return _load(PretrainedFiles(weights, files, hub, OPTION), config or VQConfig(), vqgan=False)
 
 
@@ -35,6 +39,10 @@ def _load(release: PretrainedFiles, config: VQConfig, vqgan: bool) -> VQModel:
     else:
         found = release.find()
         state = read(found)
-        fill(model, from_vqgan(state, len(config.decoder_multipliers)) if vqgan else state, str(found[0]))
+        fill(
+            model,
+            from_vqgan(state, len(config.decoder_multipliers)) if vqgan else state,
+            str(found[0]),
+        )
     vq: VQModel = model
     return vq

@@ -1,8 +1,9 @@
-"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size; and Chameleon's, which is the same network
-but for attention and normalisation, from the layout of VQGAN (Esser et al. 2021).
+"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size;
+and Chameleon's, which is the same network but for attention and normalisation, from the layout of
+VQGAN (Esser et al. 2021).
 
-An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised whenever it is read, on encode and on
-decode; VQGAN's is read as it is.
+An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised
+whenever it is read, on encode and on decode; VQGAN's is read as it is.
 """
 
 import json
@@ -25,8 +26,10 @@ class VQConfig:
     """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1).
 
     Attributes:
-        normalised: whether the codebook is ℓ2-normalised (and its file counts the use of its entries).
-        level_attention: whether the coarsest level has attention after its residual blocks, as the middle has.
+        normalised: whether the codebook is ℓ2-normalised (and its file counts the use of its
+            entries).
+        level_attention: whether the coarsest level has attention after its residual blocks, as the
+            middle has.
     """
 
     codebook_size: int = 16384
@@ -87,7 +90,9 @@ class AttnBlock(nn.Module):
 
 
 class Resample(nn.Module):
-    """A convolution that halves (stride 2, padded right and below) or, after nearest upsampling, doubles the resolution."""
+    """A convolution that halves (stride 2, padded right and below) or, after nearest upsampling,
+    doubles the resolution.
+    """
 
     def __init__(self, channels: int, up: bool) -> None:
         super().__init__()
@@ -96,17 +101,35 @@ class Resample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, h, w] → half or double the resolution."""
-        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else F.pad(x, (0, 1, 0, 1)))
+        out: Tensor = self.conv(
+            F.interpolate(x, scale_factor=2.0, mode="nearest")
+            if self.up
+            else F.pad(x, (0, 1, 0, 1))
+        )
         return out
 
 
 class ResolutionLevel(nn.Module):
-    """The residual blocks of one resolution, with attention at the coarsest one, and the resampling that follows."""
+    """The residual blocks of one resolution, with attention at the coarsest one, and the resampling
+    that follows.
+    """
 
-    def __init__(self, inner: int, outer: int, blocks: int, groups: int, attention: bool, resample: str | None) -> None:
+    def __init__(
+        self,
+        inner: int,
+        outer: int,
+        blocks: int,
+        groups: int,
+        attention: bool,
+        resample: str | None,
+    ) -> None:
         super().__init__()
-        self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks))
-        self.attn = nn.ModuleList(AttnBlock(outer, groups) for _ in range(blocks if attention else 0))
+        self.res = nn.ModuleList(
+            ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks)
+        )
+        self.attn = nn.ModuleList(
+            AttnBlock(outer, groups) for _ in range(blocks if attention else 0)
+        )
         if resample:
             setattr(self, resample, Resample(outer, up=resample == "upsample"))
         self.resample = resample
@@ -121,7 +144,13 @@ class ResolutionLevel(nn.Module):
 
 
 def _middle(channels: int, groups: int) -> nn.ModuleList:
-    return nn.ModuleList([ResBlock(channels, channels, groups), AttnBlock(channels, groups), ResBlock(channels, channels, groups)])
+    return nn.ModuleList(
+        [
+            ResBlock(channels, channels, groups),
+            AttnBlock(channels, groups),
+            ResBlock(channels, channels, groups),
+        ]
+    )
 
 
 class Encoder(nn.Module):
@@ -134,12 +163,20 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
             ResolutionLevel(
-                widths[i], widths[i + 1], config.res_blocks, groups, attended and i == last, None if i == last else "downsample"
+                widths[i],
+                widths[i + 1],
+                config.res_blocks,
+                groups,
+                attended and i == last,
+                None if i == last else "downsample",
             )
             for i in range(last + 1)
         )
         self.mid = _middle(widths[-1], groups)
-        self.norm_out, self.conv_out = _norm(widths[-1], groups), nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+        self.norm_out, self.conv_out = (
+            _norm(widths[-1], groups),
+            nn.Conv2d(widths[-1], config.z_channels, 3, padding=1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -160,10 +197,20 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
         self.mid = _middle(outer[0], groups)
         self.conv_blocks = nn.ModuleList(
-            ResolutionLevel(inner[i], outer[i], config.res_blocks + 1, groups, attended and i == 0, None if i == last else "upsample")
+            ResolutionLevel(
+                inner[i],
+                outer[i],
+                config.res_blocks + 1,
+                groups,
+                attended and i == 0,
+                None if i == last else "upsample",
+            )
             for i in range(last + 1)
         )
-        self.norm_out, self.conv_out = _norm(outer[-1], groups), nn.Conv2d(outer[-1], 3, 3, padding=1)
+        self.norm_out, self.conv_out = (
+            _norm(outer[-1], groups),
+            nn.Conv2d(outer[-1], 3, 3, padding=1),
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         """See the class."""
@@ -189,7 +236,9 @@ class Quantizer(nn.Module):
     @property
     def codebook(self) -> Tensor:
         """[V, D], the codebook as encoder and decoder see it: unit rows where it is normalised."""
-        return F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
+        return (
+            F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
+        )
 
     def nearest(self, z: Tensor) -> Tensor:
         """z [..., D] → code of the nearest entry, int64 [...]."""
@@ -204,7 +253,11 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.encoder, self.decoder, self.quantize = (
+            Encoder(config),
+            Decoder(config),
+            Quantizer(config),
+        )
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
 
@@ -223,10 +276,13 @@ class VQModel(nn.Module):
         return grid[0] * self.config.factor, grid[1] * self.config.factor
 
     def latents(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1 where the codebook is normalised."""
+        """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1
+        where the codebook is normalised.
+        """
         if images.shape[-1] % self.config.factor or images.shape[-2] % self.config.factor:
             raise TemperaError(
-                f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into {self.config.factor}-pixel patches: "
+                f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into "
+                f"{self.config.factor}-pixel patches: "
                 f"resize it to multiples of {self.config.factor}."
             )
         latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
@@ -250,12 +306,16 @@ def load_vq(directory: Path) -> VQModel:
     """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
     config = json.loads((directory / "config.json").read_text())
     model = VQModel(_config(config))
-    model.load_state_dict({key: value.float() for key, value in load_file(directory / "model.safetensors").items()})
+    model.load_state_dict(
+        {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
+    )
     return model.eval().requires_grad_(False)
 
 
 def _config(values: dict[str, Any]) -> VQConfig:
-    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    plain: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
     return VQConfig(**plain)
 
 
@@ -272,8 +332,9 @@ _VQGAN_NAMES = (
 
 
 def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
-    """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`) into this module's; its decoder counts
-    levels from the finest, ours from the coarsest. What belongs to its training (`loss.`) is left out.
+    """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`)
+    into this module's; its decoder counts levels from the finest, ours from the coarsest. What
+    belongs to its training (`loss.`) is left out.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -1,6 +1,8 @@
-"""Bootstrap confidence intervals: prompts are the units that are drawn again (Efron and Tibshirani, 1993).
+"""Bootstrap confidence intervals: prompts are the units that are drawn again (Efron and Tibshirani,
+1993).
 
-A resample is a row of counts: how often each of n prompts was drawn. The same seed draws the same resamples, so intervals are reproducible.
+A resample is a row of counts: how often each of n prompts was drawn. The same seed draws the same
+resamples, so intervals are reproducible.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,11 @@ class Interval:
 
 def counts(n: int, resamples: int, seed: int = 0) -> Array:
     """How often each of n units appears in each resample, [resamples, n]; rows sum to n."""
-    return np.random.default_rng([seed, n]).multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
+    return (
+        np.random.default_rng([seed, n])
+        .multinomial(n, np.full(n, 1 / n), size=resamples)
+        .astype(np.float64)
+    )
 
 
 def mean(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
@@ -38,14 +44,23 @@ def mean(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
 
 
 def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: int = 0) -> Interval:
-    """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0 (nothing to say) are left out."""
+    """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0
+    (nothing to say) are left out.
+    """
     keep = np.asarray(denominators) > 0
-    above, below = np.asarray(numerators, np.float64)[keep], np.asarray(denominators, np.float64)[keep]
+    above, below = (
+        np.asarray(numerators, np.float64)[keep],
+        np.asarray(denominators, np.float64)[keep],
+    )
     if not len(above):
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     drawn = counts(len(above), resamples, seed)
-    with np.errstate(invalid="ignore"):  # an infinite unit makes the interval NaN, and that is what is told
-        return percentile(float(above.sum() / below.sum()), (drawn @ above) / (drawn @ below), len(above))
+    with np.errstate(
+        invalid="ignore"
+    ):  # an infinite unit makes the interval NaN, and that is what is told
+        return percentile(
+            float(above.sum() / below.sum()), (drawn @ above) / (drawn @ below), len(above)
+        )
 
 
 def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
@@ -53,7 +68,9 @@ def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
     values = np.asarray(values, np.float64)
     if not len(values):
         return Interval(float("nan"), float("nan"), float("nan"), 0)
-    index = np.random.default_rng([seed, len(values)]).integers(0, len(values), (resamples, len(values)))
+    index = np.random.default_rng([seed, len(values)]).integers(
+        0, len(values), (resamples, len(values))
+    )
     return percentile(float(np.median(values)), np.median(values[index], axis=1), len(values))
 
 
@@ -63,14 +80,21 @@ def percentile(value: float, replicates: Array, n: int) -> Interval:
     return Interval(value, float(low), float(high), n)
 
 
-def centred(value: float, replicates: Array, n: int, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Interval:
+def centred(
+    value: float, replicates: Array, n: int, bounds: tuple[float, float] = (-np.inf, np.inf)
+) -> Interval:
     """The spread of the replicates, moved to the estimate.
 
-    For estimates that resampling itself shifts (FID grows with every repeated image, recall falls): their replicates scatter rightly but
-    around another centre.
+    For estimates that resampling itself shifts (FID grows with every repeated image, recall falls):
+    their replicates scatter rightly but around another centre.
     """
     interval = percentile(value, replicates - replicates.mean() + value, n)
-    return Interval(value, max(min(interval.low, value), bounds[0]), min(max(interval.high, value), bounds[1]), n)
+    return Interval(
+        value,
+        max(min(interval.low, value), bounds[0]),
+        min(max(interval.high, value), bounds[1]),
+        n,
+    )
 
 
 def replicate(statistic: Callable[[Array], float], n: int, resamples: int, seed: int = 0) -> Array:

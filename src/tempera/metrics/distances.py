@@ -1,6 +1,8 @@
-"""Distances between two sets of image features: FID, KID, precision and recall, each with a bootstrap interval over the generated images.
+"""Distances between two sets of image features: FID, KID, precision and recall, each with a
+bootstrap interval over the generated images.
 
-Features are float64 [n, D]. The reference set is held fixed. FID and recall depend on the number of images, so compare runs of equal size.
+Features are float64 [n, D]. The reference set is held fixed. FID and recall depend on the number of
+images, so compare runs of equal size.
 """
 
 import numpy as np
@@ -11,7 +13,9 @@ from tempera.metrics.bootstrap import Array, Interval
 
 
 def frechet(generated: Array, real: Array, resamples: int = 200, seed: int = 0) -> Interval:
-    """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² + tr(Σ + Σ' − 2(ΣΣ')^½)."""
+    """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² +
+    tr(Σ + Σ' − 2(ΣΣ')^½).
+    """
     _check(generated, real)
     centre, spread = real.mean(0), np.cov(real, rowvar=False)
     values, vectors = np.linalg.eigh(np.atleast_2d(spread))
@@ -21,17 +25,24 @@ def frechet(generated: Array, real: Array, resamples: int = 200, seed: int = 0) 
     def distance(weights: Array) -> float:
         average = weights @ generated / weights.sum()
         spread = np.sqrt(weights / (weights.sum() - 1))[:, None] * (generated - average)
-        half = spread @ root  # (Σ'^½ Σ Σ'^½) = halfᵀ half; the square roots of its eigenvalues are half's singular values
+        half = (
+            spread @ root
+            # (Σ'^½ Σ Σ'^½) = halfᵀ half; the square roots of its eigenvalues are half's singular
+            # values
+        )
         gram = half @ half.T if len(half) < half.shape[1] else half.T @ half
         overlap = np.sqrt(np.linalg.eigvalsh(gram).clip(0)).sum()
         return float(((average - centre) ** 2).sum() + (spread**2).sum() + total - 2 * overlap)
 
     n = len(generated)
-    return bootstrap.centred(distance(np.ones(n)), bootstrap.replicate(distance, n, resamples, seed), n, (0, np.inf))
+    return bootstrap.centred(
+        distance(np.ones(n)), bootstrap.replicate(distance, n, resamples, seed), n, (0, np.inf)
+    )
 
 
 def kernel(generated: Array, real: Array, resamples: int = 200, seed: int = 0) -> Interval:
-    """Kernel distance (KID; Bińkowski et al. 2018): unbiased MMD² with k(x, y) = (x·y/D + 1)³ over all pairs.
+    """Kernel distance (KID; Bińkowski et al. 2018): unbiased MMD² with k(x, y) = (x·y/D + 1)³ over
+    all pairs.
 
     In a resample, pairs of copies of one image are left out, so that repeats do not shift it.
     """
@@ -46,18 +57,26 @@ def kernel(generated: Array, real: Array, resamples: int = 200, seed: int = 0) -
     def distance(weights: Array) -> Array:
         total = weights.sum(-1)
         pairs = total**2 - (weights**2).sum(-1)
-        return np.asarray(((weights @ within) * weights).sum(-1) / pairs + constant - 2 * (weights @ across) / total)
+        return np.asarray(
+            ((weights @ within) * weights).sum(-1) / pairs
+            + constant
+            - 2 * (weights @ across) / total
+        )
 
     replicates = distance(bootstrap.counts(n, resamples, seed))
     return bootstrap.centred(float(distance(np.ones(n))), replicates, n)
 
 
-def precision_recall(generated: Array, real: Array, neighbours: int = 3, resamples: int = 200, seed: int = 0) -> tuple[Interval, Interval]:
-    """Improved precision and recall (Kynkäänniemi et al. 2019): the share of generated images within the real manifold, and of real images
-    within the generated one. A manifold is the union of balls around its points that reach to their k-th neighbour.
+def precision_recall(
+    generated: Array, real: Array, neighbours: int = 3, resamples: int = 200, seed: int = 0
+) -> tuple[Interval, Interval]:
+    """Improved precision and recall (Kynkäänniemi et al. 2019): the share of generated images
+    within the real manifold, and of real images within the generated one. A manifold is the union
+    of balls around its points that reach to their k-th neighbour.
 
-    Precision is a mean over generated images, so its interval is a plain bootstrap. Repeated images would shrink the balls of recall, so
-    its interval comes from subsets without repeats (delete-d jackknife; Shao and Wu 1989), whose spread is scaled by √(b/(n−b)).
+    Precision is a mean over generated images, so its interval is a plain bootstrap. Repeated images
+    would shrink the balls of recall, so its interval comes from subsets without repeats (delete-d
+    jackknife; Shao and Wu 1989), whose spread is scaled by √(b/(n−b)).
     """
     _check(generated, real, 2 * (neighbours + 1))
     inside = _within(generated, real, neighbours)
@@ -65,9 +84,13 @@ def precision_recall(generated: Array, real: Array, neighbours: int = 3, resampl
     size = max(neighbours + 1, min(n // 2, 1000))
     order = np.random.default_rng([seed, n])
     subsets = (order.permutation(n)[:size] for _ in range(resamples))
-    replicates = np.array([_within(real, generated[subset], neighbours).mean() for subset in subsets])
+    replicates = np.array(
+        [_within(real, generated[subset], neighbours).mean() for subset in subsets]
+    )
     scaled = (replicates - replicates.mean()) * np.sqrt(size / (n - size))
-    recall = bootstrap.centred(float(_within(real, generated, neighbours).mean()), scaled, n, (0, 1))
+    recall = bootstrap.centred(
+        float(_within(real, generated, neighbours).mean()), scaled, n, (0, 1)
+    )
     return bootstrap.mean(inside, resamples, seed), recall
 
 
@@ -75,13 +98,20 @@ def _within(points: Array, manifold: Array, neighbours: int) -> Array:
     """1.0 where a point lies within the manifold, [len(points)]."""
     radius = _radius(manifold, neighbours)
     chunks = np.array_split(points, max(1, len(points) // 2000))
-    return np.concatenate([(radius >= _apart(chunk, manifold)).any(1) for chunk in chunks]).astype(np.float64)
+    return np.concatenate([(radius >= _apart(chunk, manifold)).any(1) for chunk in chunks]).astype(
+        np.float64
+    )
 
 
 def _radius(features: Array, neighbours: int) -> Array:
     """Distance of every point to its k-th neighbour, [n]."""
     chunks = np.array_split(features, max(1, len(features) // 2000))
-    return np.concatenate([np.partition(_apart(chunk, features), neighbours, axis=1)[:, neighbours] for chunk in chunks])
+    return np.concatenate(
+        [
+            np.partition(_apart(chunk, features), neighbours, axis=1)[:, neighbours]
+            for chunk in chunks
+        ]
+    )
 
 
 def _apart(left: Array, right: Array) -> Array:
@@ -93,7 +123,10 @@ def _apart(left: Array, right: Array) -> Array:
 def _check(generated: Array, real: Array, least: int = 2) -> None:
     if generated.shape[1:] != real.shape[1:]:
         widths = f"{generated.shape[1]} and {real.shape[1]}"
-        raise TemperaError(f"features of generated and reference images differ in width ({widths}): use one network for both.")
+        raise TemperaError(
+            f"features of generated and reference images differ in width ({widths}): use one "
+            "network for both."
+        )
     if min(len(generated), len(real)) < least:
         found = f"{len(generated)} generated and {len(real)} reference images"
         raise TemperaError(f"{found} are too few: this distance needs at least {least} of each.")

@@ -1,4 +1,6 @@
-"""Quality of a set of pictures: verdicts per picture, then metrics over the set, each with a bootstrap interval."""
+"""Quality of a set of pictures: verdicts per picture, then metrics over the set, each with a
+bootstrap interval.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +33,14 @@ MAIN = ("shape", "colour", "background")
 
 
 def evaluate_pictures(
-    networks: Networks, prompts: Sequence[Prompt], pictures: Callable[[Prompt], Pictures], store: Store, batch: int = 64
+    networks: Networks,
+    prompts: Sequence[Prompt],
+    pictures: Callable[[Prompt], Pictures],
+    store: Store,
+    batch: int = 64,
 ) -> dict[str, Row]:
-    """Verdicts on each prompt's picture: those missing are made, in batches; returns all, by prompt id.
+    """Verdicts on each prompt's picture: those missing are made, in batches; returns all, by prompt
+    id.
 
     Args:
         pictures: the prompt's picture, uint8 [3, h, w].
@@ -56,23 +63,38 @@ def _verdicts(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures)
     if networks.clip_score is not None:
         columns["clip_score"] = networks.clip_score(images, prompts).double().cpu().tolist()
     if networks.attributes is not None:
-        columns |= {name: verdict.tolist() for name, verdict in networks.attributes(images, prompts).items()}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        columns |= {
+            name: verdict.tolist() for name, verdict in networks.attributes(images, prompts).items()
+        }
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
 
 
 @torch.inference_mode()
-def reference_features(evaluator: Evaluator, networks: Networks, cache: Path | None = None) -> Array | None:
-    """Features of the evaluator's real pictures, [m, D]; kept in `cache` (~/.cache/tempera) under the evaluator's identity. None without any."""
+def reference_features(
+    evaluator: Evaluator, networks: Networks, cache: Path | None = None
+) -> Array | None:
+    """Features of the evaluator's real pictures, [m, D]; kept in `cache` (~/.cache/tempera) under
+    the evaluator's identity. None without any.
+    """
     if networks.features is None:
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tempera" if cache is None else cache
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tempera"
+        if cache is None
+        else cache
+    )
     path = cache / f"reference-{evaluator.identity}.npy"
     try:
         known: Array = np.load(path)
         return known
     except (OSError, ValueError):
         pass
-    batches = [networks.features(torch.from_numpy(pictures)).double().cpu().numpy() for pictures in evaluator.reference()]
+    batches = [
+        networks.features(torch.from_numpy(pictures)).double().cpu().numpy()
+        for pictures in evaluator.reference()
+    ]
     if not batches:
         return None
     features: Array = np.concatenate(batches)
@@ -84,17 +106,27 @@ def reference_features(evaluator: Evaluator, networks: Networks, cache: Path | N
     return features
 
 
-def quality(verdicts: Sequence[Mapping[str, Any]], reference: Array | None, neighbours: int, resamples: int) -> dict[str, Interval]:
+def quality(
+    verdicts: Sequence[Mapping[str, Any]], reference: Array | None, neighbours: int, resamples: int
+) -> dict[str, Interval]:
     """The metrics over a set of pictures, from their verdicts."""
     metrics: dict[str, Interval] = {}
-    if reference is not None and len(verdicts) >= ENOUGH and all(row.get("features") is not None for row in verdicts):
+    if (
+        reference is not None
+        and len(verdicts) >= ENOUGH
+        and all(row.get("features") is not None for row in verdicts)
+    ):
         features = np.array([row["features"] for row in verdicts], np.float64)
         few = min(resamples, 200)
         metrics["fid"] = distances.frechet(features, reference, few)
         metrics["kid"] = distances.kernel(features, reference, few)
-        metrics["precision"], metrics["recall"] = distances.precision_recall(features, reference, neighbours, few)
+        metrics["precision"], metrics["recall"] = distances.precision_recall(
+            features, reference, neighbours, few
+        )
     if all(row.get("clip_score") is not None for row in verdicts):
-        metrics["clip_score"] = bootstrap.mean(np.array([row["clip_score"] for row in verdicts]), resamples)
+        metrics["clip_score"] = bootstrap.mean(
+            np.array([row["clip_score"] for row in verdicts]), resamples
+        )
     return metrics | _accuracies(verdicts, resamples)
 
 

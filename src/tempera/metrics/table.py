@@ -16,7 +16,10 @@ NAMES = {
     "latency_ar": ("latency, AR", "seconds an image, batch 1", ".3f"),
     "latency": ("latency", "seconds an image, batch 1", ".3f"),
     "speedup": ("speed-up", "paired with AR", ".2f"),
-    **{f"speedup_{size}": (f"  at batch {size}", "of an image's share", ".2f") for size in (8, 32, 128, 256)},
+    **{
+        f"speedup_{size}": (f"  at batch {size}", "of an image's share", ".2f")
+        for size in (8, 32, 128, 256)
+    },
     "efficiency": ("speed-up ÷ accepted length", "1 is the limit", ".2f"),
     "fid": ("FID ↓", "", ".2f"),
     "kid": ("KID ↓", "", ".4f"),

@@ -10,8 +10,15 @@ from rich.table import Table
 from tempera.metrics.table import NAMES
 
 
-def print_results(title: str, metrics: Mapping[str, Mapping[str, Any]], notes: list[str], console: Console | None = None) -> None:
-    """Print the table of a run: every metric with its 95% interval and the number of units behind it."""
+def print_results(
+    title: str,
+    metrics: Mapping[str, Mapping[str, Any]],
+    notes: list[str],
+    console: Console | None = None,
+) -> None:
+    """Print the table of a run: every metric with its 95% interval and the number of units behind
+    it.
+    """
     console = console or Console()
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("metric", no_wrap=True)
@@ -33,7 +40,11 @@ def row(name: str, interval: Mapping[str, Any], form: str) -> tuple[str, str, st
     value, low, high = (interval.get(key) for key in ("value", "low", "high"))
     if value is None:
         return name, "–", "–", str(interval.get("n", ""))
-    span = f"{number(low, form)} … {number(high, form)}" if low is not None and high is not None else "–"
+    span = (
+        f"{number(low, form)} … {number(high, form)}"
+        if low is not None and high is not None
+        else "–"
+    )
     return name, number(value, form), span, str(int(interval["n"]))
 
 

@@ -21,13 +21,22 @@ KEPT, DRAWN = (27, 94, 42), (178, 223, 165)
 COLUMNS, TILE, GAP, LINE = 6, 192, 12, 17
 
 
-def grid(path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], columns: int = COLUMNS) -> None:
+def grid(
+    path: Path,
+    title: str,
+    pictures: Sequence[NDArray[np.uint8]],
+    captions: Sequence[str],
+    columns: int = COLUMNS,
+) -> None:
     """Write pictures (uint8 [3, H, W]) in rows, each over its caption, under a title."""
     columns = max(1, min(columns, len(pictures)))
     body, head = font(13), font(18)
     width = GAP + columns * (TILE + GAP)
     texts = [wrap(caption, body, TILE) for caption in captions]
-    heights = [max(len(text) for text in texts[first : first + columns]) * LINE + 8 for first in range(0, len(texts), columns)]
+    heights = [
+        max(len(text) for text in texts[first : first + columns]) * LINE + 8
+        for first in range(0, len(texts), columns)
+    ]
     lines = wrap(title, head, width - 2 * GAP)
     top = GAP + 26 * len(lines) + 6
     page = Image.new("RGB", (width, top + sum(TILE + height + GAP for height in heights)), PAPER)
@@ -36,7 +45,10 @@ def grid(path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], captions
         draw.text((GAP, GAP - 4 + 26 * number), line, INK, head)
     for place, (picture, text) in enumerate(zip(pictures, texts, strict=True)):
         row, column = divmod(place, columns)
-        x, y = GAP + column * (TILE + GAP), top + sum(TILE + height + GAP for height in heights[:row])
+        x, y = (
+            GAP + column * (TILE + GAP),
+            top + sum(TILE + height + GAP for height in heights[:row]),
+        )
         page.paste(enlarged(picture, TILE), (x, y))
         for number, line in enumerate(text):
             draw.text((x, y + TILE + 5 + LINE * number), line, MUTED, body)
@@ -44,14 +56,22 @@ def grid(path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], captions
 
 
 def comparison(
-    path: Path, labels: Sequence[str], notes: Sequence[str], pictures: Sequence[Sequence[NDArray[np.uint8]]], captions: Sequence[str]
+    path: Path,
+    labels: Sequence[str],
+    notes: Sequence[str],
+    pictures: Sequence[Sequence[NDArray[np.uint8]]],
+    captions: Sequence[str],
 ) -> None:
     """Write a row of pictures for each label, with a note under it, the captions over the columns."""
     edge, margin = 128, 190
     body, head = font(12), font(14)
     texts = [wrap(caption, body, edge, most=5) for caption in captions]
     top = GAP + max(len(text) for text in texts) * 15 + 6
-    page = Image.new("RGB", (margin + len(captions) * (edge + GAP) + GAP, top + len(labels) * (edge + GAP)), PAPER)
+    page = Image.new(
+        "RGB",
+        (margin + len(captions) * (edge + GAP) + GAP, top + len(labels) * (edge + GAP)),
+        PAPER,
+    )
     draw = ImageDraw.Draw(page)
     for column, text in enumerate(texts):
         for number, line in enumerate(text):
@@ -72,12 +92,16 @@ def enlarged(picture: NDArray[np.uint8], size: int) -> Image.Image:
     """A picture (uint8 [3, H, W]) at a given edge length; small ones keep their pixels."""
     image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
     smooth = image.width > size or size % image.width
-    return image.resize((size, size), Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST)
+    return image.resize(
+        (size, size), Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
+    )
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
     """Matplotlib's own DejaVu Sans, which has Greek and the signs that Pillow's default lacks."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+    return ImageFont.truetype(
+        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size
+    )
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[str]:
@@ -104,22 +128,31 @@ def _clip(line: str, face: ImageFont.FreeTypeFont, width: int) -> str:
     return line.rstrip() + "…"
 
 
-def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]) -> None:
-    """Write where on the image grid tokens were accepted drafts (mean over prompts), beside the acceptance rate at each depth.
+def acceptance_map(
+    path: Path, title: str, rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]
+) -> None:
+    """Write where on the image grid tokens were accepted drafts (mean over prompts), beside the
+    acceptance rate at each depth.
 
     Args:
         rows: records; `depth` [T] by place in the image, `tested` [L] and `accepted` [L] are read.
         shape: rows and columns of the token grid.
     """
     share = (np.array([row["depth"] for row in rows]) > 0).mean(0).reshape(shape)
-    tested, accepted = (np.array([row[name] for row in rows], np.float64).sum(0) for name in ("tested", "accepted"))
+    tested, accepted = (
+        np.array([row[name] for row in rows], np.float64).sum(0) for name in ("tested", "accepted")
+    )
     figure = new_figure(9.6, 4.4)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.01, ha="left")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     shown = left.imshow(share, vmin=0, vmax=1, cmap="viridis")
     for axis in (left.xaxis, left.yaxis):
         axis.set_major_locator(MaxNLocator(8, integer=True))
-    left.set(title="Tokens that were accepted drafts", xlabel="column of the image", ylabel="row of the image")
+    left.set(
+        title="Tokens that were accepted drafts",
+        xlabel="column of the image",
+        ylabel="row of the image",
+    )
     figure.colorbar(shown, ax=left, label=f"share of {len(rows)} images", fraction=0.046, pad=0.03)
     right.set(title="Acceptance by depth of the draft", ylim=(0, 1.08), ylabel="accepted ÷ tested")
     if len(tested):
@@ -127,27 +160,47 @@ def acceptance_map(path: Path, title: str, rows: Sequence[Mapping[str, Any]], sh
         rates = np.divide(accepted, tested, out=np.zeros_like(accepted), where=tested > 0)
         bars = right.bar(depths, rates, color="#3b6ea5", width=0.7)
         if len(depths) <= 10:
-            right.bar_label(bars, [f"{rate:.2f}" if n else "–" for rate, n in zip(rates, tested, strict=True)], padding=2, fontsize=9)
+            right.bar_label(
+                bars,
+                [f"{rate:.2f}" if n else "–" for rate, n in zip(rates, tested, strict=True)],
+                padding=2,
+                fontsize=9,
+            )
         right.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         right.set_xlabel("depth")
     else:
-        right.text(0.5, 0.5, "nothing is drafted", ha="center", va="center", color="gray", transform=right.transAxes)
+        right.text(
+            0.5,
+            0.5,
+            "nothing is drafted",
+            ha="center",
+            va="center",
+            color="gray",
+            transform=right.transAxes,
+        )
         right.set_xticks([])
     right.spines[["top", "right"]].set_visible(False)
     save_figure(path, figure)
 
 
 def accepted(
-    path: Path, title: str, pictures: Sequence[NDArray[np.uint8]], rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]
+    path: Path,
+    title: str,
+    pictures: Sequence[NDArray[np.uint8]],
+    rows: Sequence[Mapping[str, Any]],
+    shape: tuple[int, int],
 ) -> None:
-    """Write the first pictures (uint8 [3, H, W]) over maps of their tokens: dark green an accepted draft, light green not.
+    """Write the first pictures (uint8 [3, H, W]) over maps of their tokens: dark green an accepted
+    draft, light green not.
 
     Args:
         rows: the pictures' records; `depth` [T] by place in the image is read.
         shape: rows and columns of the token grid.
     """
     kept = np.array([row["depth"] for row in rows[:COLUMNS]])[..., None] > 0
-    colours = np.where(kept, KEPT, DRAWN).astype(np.uint8).reshape(-1, *shape, 3).transpose(0, 3, 1, 2)
+    colours = (
+        np.where(kept, KEPT, DRAWN).astype(np.uint8).reshape(-1, *shape, 3).transpose(0, 3, 1, 2)
+    )
     shares = [f"{share:.0%} accepted drafts" for share in kept.mean((1, 2))]
     texts = [str(row["text"]) for row in rows[:COLUMNS]]
     grid(path, title, [*pictures[: len(kept)], *colours], [*texts, *shares], len(kept))
@@ -155,7 +208,9 @@ def accepted(
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches, without any global state."""
-    figure = Figure(figsize=(width, height), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.06))
+    figure = Figure(
+        figsize=(width, height), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.06)
+    )
     FigureCanvasAgg(figure)
     return figure
 

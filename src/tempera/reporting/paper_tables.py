@@ -1,7 +1,9 @@
-"""A paper's figures beside ours: a preset of conf/experiment/ names a table of `data/paper_results.yaml`, whose rows meet the runs here.
+"""A paper's figures beside ours: a preset of conf/experiment/ names a table of
+`data/paper_results.yaml`, whose rows meet the runs here.
 
-A run belongs to a row of the paper when it has the row's options. Where the shipped model needs another value, as its codebook is smaller
-than the papers', the preset says so under `paper.same`, as {option: {the paper's value: ours}}.
+A run belongs to a row of the paper when it has the row's options. Where the shipped model needs
+another value, as its codebook is smaller than the papers', the preset says so under `paper.same`,
+as {option: {the paper's value: ours}}.
 """
 
 import math
@@ -24,7 +26,9 @@ DATA = Path(__file__).resolve().with_name("paper_results.yaml")
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A quantity of the papers: its heading, its format, ours from a run's row (none where it is not measured here), and what to know."""
+    """A quantity of the papers: its heading, its format, ours from a run's row (none where it is
+    not measured here), and what to know.
+    """
 
     title: str
     form: str
@@ -95,23 +99,49 @@ def _nothing(row: PaperRow) -> None:
 _UNTRAINED = "needs a network that is not part of this package, so that ours is empty"
 COLUMNS = {
     "accepted_length": PaperColumn("accepted length", ".2f", _metric("accepted_length")),
-    "step": PaperColumn("step compression", ".2f", _metric("accepted_length"), "Step compression is passes of AR ÷ passes."),
-    "speedup": PaperColumn("speed-up", ".2f", _metric("speedup"), "Speed-ups are each machine's own."),
-    "latency_s": PaperColumn("latency, s", ".3g", _metric("latency"), "Latencies are each machine's own: the paper's GPU, this machine."),
-    "alpha": PaperColumn(
-        "α", ".2f", _metric("acceptance_rate"), "α is accepted ÷ tested drafted tokens; what follows a rejected one is not tested."
+    "step": PaperColumn(
+        "step compression",
+        ".2f",
+        _metric("accepted_length"),
+        "Step compression is passes of AR ÷ passes.",
     ),
-    **{f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth)) for tenth in (1, 2, 5, 10)},
-    **{f"speedup_{size}": PaperColumn(f"speed-up, batch {size}", ".2f", _metric(f"speedup_{size}")) for size in BATCHES},
+    "speedup": PaperColumn(
+        "speed-up", ".2f", _metric("speedup"), "Speed-ups are each machine's own."
+    ),
+    "latency_s": PaperColumn(
+        "latency, s",
+        ".3g",
+        _metric("latency"),
+        "Latencies are each machine's own: the paper's GPU, this machine.",
+    ),
+    "alpha": PaperColumn(
+        "α",
+        ".2f",
+        _metric("acceptance_rate"),
+        "α is accepted ÷ tested drafted tokens; what follows a rejected one is not tested.",
+    ),
+    **{
+        f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth))
+        for tenth in (1, 2, 5, 10)
+    },
+    **{
+        f"speedup_{size}": PaperColumn(f"speed-up, batch {size}", ".2f", _metric(f"speedup_{size}"))
+        for size in BATCHES
+    },
     "trials": PaperColumn("trials of a rejected token", ".2f", _metric("trials_per_rejection")),
     "accept": PaperColumn("acceptance of the first draft", ".3f", _first_acceptance),
     "single": PaperColumn("rounds of a single token", ".2f", _single),
     "tv": PaperColumn("TV(p, q)", ".2f", _metric("tv")),
-    **{f"tv_{distance}": PaperColumn(f"TV at {distance}", ".3f", _tv_at(distance)) for distance in (1, 2, 4, 8, 16)},
+    **{
+        f"tv_{distance}": PaperColumn(f"TV at {distance}", ".3f", _tv_at(distance))
+        for distance in (1, 2, 4, 8, 16)
+    },
     "fid": PaperColumn("FID ↓", ".2f", _metric("fid")),
     "clip": PaperColumn("CLIP score ↑", ".4f", _metric("clip_score")),
     "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", 100)),
-    "inception_score": PaperColumn("inception score ↑", ".1f", _nothing, f"Inception score {_UNTRAINED}."),
+    "inception_score": PaperColumn(
+        "inception score ↑", ".1f", _nothing, f"Inception score {_UNTRAINED}."
+    ),
     "precision": PaperColumn("precision ↑", ".3f", _metric("precision")),
     "recall": PaperColumn("recall ↑", ".3f", _metric("recall")),
     "image_reward": PaperColumn("ImageReward ↑", ".4f", _nothing, f"ImageReward {_UNTRAINED}."),
@@ -121,7 +151,9 @@ COLUMNS = {
     "logprob_deviation": PaperColumn("its deviation", ".3f", _metric("logprob_deviation")),
     "target_forward": PaperColumn("target forward, s", ".2e", _part("target")),
     "draft_forward": PaperColumn("draft forward, s", ".2e", _part("draft")),
-    "proximity_set": PaperColumn("proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."),
+    "proximity_set": PaperColumn(
+        "proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."
+    ),
 }
 """The papers' quantities by their name in the data."""
 
@@ -134,7 +166,9 @@ def results() -> dict[str, Any]:
 
 
 def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
-    """The tables of all papers that the runs were made for; nothing for runs of no preset. Rows as `report.collect` gives them."""
+    """The tables of all papers that the runs were made for; nothing for runs of no preset. Rows as
+    `report.collect` gives them.
+    """
     found = []
     for name in dict.fromkeys(row["paper"]["table"] for row in rows if row.get("paper")):
         runs = [row for row in rows if row.get("paper") and row["paper"]["table"] == name]
@@ -143,23 +177,41 @@ def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
 
 
 def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComparison]:
-    """One comparison for each model in the paper's table; runs that are in no row come at the end of the last."""
+    """One comparison for each model in the paper's table; runs that are in no row come at the end
+    of the last.
+    """
     citation = results()["papers"][data["paper"]]
     models = data.get("models") or {"": []}
     tables, used = [], []
     for model, lines in models.items():
-        names = list(dict.fromkeys([*(data.get("columns") or []), *(key for line in lines for key in line if key != "run")]))
-        table = PaperComparison(f"{data['title']}{f', {model}' if model else ''}", [COLUMNS[name] for name in names])
+        names = list(
+            dict.fromkeys(
+                [
+                    *(data.get("columns") or []),
+                    *(key for line in lines for key in line if key != "run"),
+                ]
+            )
+        )
+        table = PaperComparison(
+            f"{data['title']}{f', {model}' if model else ''}", [COLUMNS[name] for name in names]
+        )
         for line in lines:
             ours = [run for run in runs if fits(run, line["run"])]
             used += ours
-            table.lines.append((_label(line["run"]), [_cell(COLUMNS[name], line.get(name), ours) for name in names]))
+            table.lines.append(
+                (
+                    _label(line["run"]),
+                    [_cell(COLUMNS[name], line.get(name), ours) for name in names],
+                )
+            )
         tables.append(table)
     last = tables[-1]
     for run in (run for run in runs if all(run is not one for one in used)):
         last.lines.append((_name(run), [_cell(column, None, [run]) for column in last.columns]))
     last.notes = [f"Paper: {citation}", *(data.get("notes") or []), *_about(runs)]
-    last.notes += list(dict.fromkeys(column.note for table in tables for column in table.columns if column.note))
+    last.notes += list(
+        dict.fromkeys(column.note for table in tables for column in table.columns if column.note)
+    )
     return tables
 
 
@@ -167,7 +219,9 @@ def fits(run: PaperRow, wanted: Mapping[str, Any]) -> bool:
     """Whether the run has all the options of a paper's row."""
     same = run["paper"].get("same") or {}
     for option, value in wanted.items():
-        ours = {str(key): one for key, one in (same.get(option) or {}).items()}.get(str(value), value)
+        ours = {str(key): one for key, one in (same.get(option) or {}).items()}.get(
+            str(value), value
+        )
         if run["settings"].get(option) not in (value, ours):
             return False
     return True
@@ -175,7 +229,9 @@ def fits(run: PaperRow, wanted: Mapping[str, Any]) -> bool:
 
 def _label(wanted: Mapping[str, Any]) -> str:
     method = [str(wanted["method"])] if "method" in wanted else []
-    return " ".join([*method, *(f"{name}={value}" for name, value in wanted.items() if name != "method")])
+    return " ".join(
+        [*method, *(f"{name}={value}" for name, value in wanted.items() if name != "method")]
+    )
 
 
 def _name(run: PaperRow) -> str:
@@ -184,7 +240,9 @@ def _name(run: PaperRow) -> str:
 
 
 def _cell(column: PaperColumn, paper: float | None, runs: Sequence[PaperRow]) -> tuple[str, str]:
-    """The paper's value and ours, the mean over runs that differ in their seed; – where there is none."""
+    """The paper's value and ours, the mean over runs that differ in their seed; – where there is
+    none.
+    """
     values = [value for value in map(column.ours, runs) if value is not None]
     ours = sum(values) / len(values) if values else None
     return _number(paper, column.form), _number(ours, column.form)
@@ -197,10 +255,14 @@ def _number(value: float | None, form: str) -> str:
 def _about(runs: Sequence[PaperRow]) -> list[str]:
     models, machines = (sorted({str(run[key]) for run in runs}) for key in ("model", "machine"))
     images = sorted({run["images"] for run in runs})
-    notes = [f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, {', '.join(machines)}."]
+    notes = [
+        f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, "
+        f"{', '.join(machines)}."
+    ]
     if any(model.startswith("shapes") for model in models):
         notes.append(
-            "The shipped models and their evaluators are tiny and know one small world: compare differences between rows, not levels."
+            "The shipped models and their evaluators are tiny and know one small world: compare "
+            "differences between rows, not levels."
         )
     return notes
 
@@ -209,10 +271,28 @@ def markdown(tables: Sequence[PaperComparison]) -> list[str]:
     """Lines of a report; none without tables."""
     lines = ["## Beside the paper", ""] if tables else []
     for table in tables:
-        head = ["run", *(f"{column.title}: {whose}" for column in table.columns for whose in ("paper", "ours"))]
-        cells = [[label, *(cell for pair in pairs for cell in pair)] for label, pairs in table.lines]
-        lines += [f"### {table.title}", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        lines += [*("| " + " | ".join(line) + " |" for line in cells), "", *(f"> {note}\n" for note in table.notes)]
+        head = [
+            "run",
+            *(
+                f"{column.title}: {whose}"
+                for column in table.columns
+                for whose in ("paper", "ours")
+            ),
+        ]
+        cells = [
+            [label, *(cell for pair in pairs for cell in pair)] for label, pairs in table.lines
+        ]
+        lines += [
+            f"### {table.title}",
+            "",
+            "| " + " | ".join(head) + " |",
+            "|" + " --- |" * len(head),
+        ]
+        lines += [
+            *("| " + " | ".join(line) + " |" for line in cells),
+            "",
+            *(f"> {note}\n" for note in table.notes),
+        ]
     return lines
 
 
@@ -220,7 +300,9 @@ def show(tables: Sequence[PaperComparison], console: Console | None = None) -> N
     """Print the tables."""
     console = console or Console()
     for table in tables:
-        printed = Table(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        printed = Table(
+            title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
         printed.add_column("run")
         for column in table.columns:
             printed.add_column(f"{column.title}\npaper", justify="right")

@@ -24,7 +24,9 @@ DOWN = ("fid", "kid", "kl_per_token", "tv_bound")
 
 
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
-    """Draw pareto.png and pareto_more.png, for each model its own when there are several; returns their paths."""
+    """Draw pareto.png and pareto_more.png, for each model its own when there are several; returns
+    their paths.
+    """
     models = list(dict.fromkeys(row["model"] for row in rows))
     paths = []
     for model in models:
@@ -32,12 +34,16 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
         for name, qualities in QUALITIES.items():
             shown = [quality for quality in qualities if any(_has(row, quality) for row in group)]
             if shown:
-                paths.append(output / (f"{name}.png" if len(models) == 1 else f"{name}_{model}.png"))
+                paths.append(
+                    output / (f"{name}.png" if len(models) == 1 else f"{name}_{model}.png")
+                )
                 _draw(paths[-1], group, shown, model)
     return paths
 
 
-def _draw(path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str], model: str) -> None:
+def _draw(
+    path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str], model: str
+) -> None:
     gains = [gain for gain in GAINS if any(_has(row, gain) for row in rows)]
     families = list(dict.fromkeys(row["family"] for row in rows if not is_plain(row["settings"])))
     figure = new_figure(max(3.6 * len(qualities), 5.0), 3.1 * len(gains) + 0.7)
@@ -48,46 +54,84 @@ def _draw(path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str
     handles: dict[str, Any] = {}
     for panel in axes.flat:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=9)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(4, len(handles)),
+        frameon=False,
+        fontsize=9,
+    )
     images = sorted({row["images"] for row in rows})
     counts = f"{images[0]}" if len(images) == 1 else f"{images[0]} to {images[-1]}"
     numbers = ", numbers are δ" if any(row["delta"] is not None for row in rows) else ""
-    figure.suptitle(f"{model}, {counts} images a run; bars are 95% intervals{numbers}", fontsize=11, x=0.01, ha="left")
+    figure.suptitle(
+        f"{model}, {counts} images a run; bars are 95% intervals{numbers}",
+        fontsize=11,
+        x=0.01,
+        ha="left",
+    )
     save_figure(path, figure)
 
 
-def _panel(panel: Axes, rows: Sequence[Mapping[str, Any]], gain: str, quality: str, families: Sequence[str]) -> None:
-    """One gain against one quality: a curve a family through its δ, plain autoregression as a level."""
+def _panel(
+    panel: Axes, rows: Sequence[Mapping[str, Any]], gain: str, quality: str, families: Sequence[str]
+) -> None:
+    """One gain against one quality: a curve a family through its δ, plain autoregression as a
+    level.
+    """
     panel.set(xlabel=NAMES[gain][0] + (" ×" if gain == "speedup" else ""), ylabel=_name(quality))
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(alpha=0.25, linewidth=0.6)
     for row in rows:
         if is_plain(row["settings"]) and _has(row, quality):
             level = row["metrics"][quality]
-            panel.axhline(level["value"], color="black", linewidth=1, linestyle="--", label=row["method"])
+            panel.axhline(
+                level["value"], color="black", linewidth=1, linestyle="--", label=row["method"]
+            )
             panel.axhspan(level["low"], level["high"], color="black", alpha=0.07, linewidth=0)
     for place, family in enumerate(families):
         turn, step = divmod(place, len(COLOURS))
         colour, marker = COLOURS[step], MARKERS[(step + 3 * turn) % len(MARKERS)]  # no pair twice
         offset = ((5, 5), (-5, -12), (5, -12), (-5, 5))[place % 4]
-        points = [row for row in rows if row["family"] == family and _has(row, gain) and _has(row, quality)]
+        points = [
+            row
+            for row in rows
+            if row["family"] == family and _has(row, gain) and _has(row, quality)
+        ]
         points.sort(key=lambda row: (row["delta"] or 0, row["seed"] or 0))
         if not points:
             continue
         x, y = ([row["metrics"][name]["value"] for row in points] for name in (gain, quality))
         errors = [_bars(points, name) for name in (gain, quality)]
-        style: dict[str, Any] = {"color": colour, "linewidth": 1.3, "marker": marker, "markersize": 4.5, "label": family}
-        panel.errorbar(x, y, xerr=errors[0], yerr=errors[1], ecolor=colour + "66", elinewidth=1, **style)
+        style: dict[str, Any] = {
+            "color": colour,
+            "linewidth": 1.3,
+            "marker": marker,
+            "markersize": 4.5,
+            "label": family,
+        }
+        panel.errorbar(
+            x, y, xerr=errors[0], yerr=errors[1], ecolor=colour + "66", elinewidth=1, **style
+        )
         for row, at_x, at_y in zip(points, x, y, strict=True):
             if row["delta"] is not None:
-                side: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if offset[0] > 0 else "right"}
-                panel.annotate(f"{row['delta']:g}", (at_x, at_y), offset, fontsize=8, color=colour, **side)
+                side: dict[str, Any] = {
+                    "textcoords": "offset points",
+                    "ha": "left" if offset[0] > 0 else "right",
+                }
+                panel.annotate(
+                    f"{row['delta']:g}", (at_x, at_y), offset, fontsize=8, color=colour, **side
+                )
 
 
 def _bars(points: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
     """Lengths of the error bars below and above."""
     intervals = [point["metrics"][name] for point in points]
-    return [[max(i["value"] - i["low"], 0.0) for i in intervals], [max(i["high"] - i["value"], 0.0) for i in intervals]]
+    return [
+        [max(i["value"] - i["low"], 0.0) for i in intervals],
+        [max(i["high"] - i["value"], 0.0) for i in intervals],
+    ]
 
 
 def _has(row: Mapping[str, Any], name: str) -> bool:

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-USUAL = {"schedule": "exponential", "tree": "chain", "floor": 0, "residual": "optimal", "depth": 5, "nu": 0.7, "ell": 8}
+USUAL = {
+    "schedule": "exponential",
+    "tree": "chain",
+    "floor": 0,
+    "residual": "optimal",
+    "depth": 5,
+    "nu": 0.7,
+    "ell": 8,
+}
 USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
 """Settings that go without saying."""
 IMPLIED: dict[str, dict[str, Any]] = {
@@ -17,15 +25,22 @@ IMPLIED: dict[str, dict[str, Any]] = {
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
     """Whether a run is plain autoregression: method=ar, or method=mar with one token a step."""
-    return settings.get("method") == "ar" or (settings.get("method") == "mar" and settings.get("steps") is None)
+    return settings.get("method") == "ar" or (
+        settings.get("method") == "mar" and settings.get("steps") is None
+    )
 
 
 def family_label(settings: Mapping[str, Any]) -> str:
     """The method with its unusual settings but δ, such as `coolsd floor=1`: the runs on one curve."""
     method = str(settings.get("method", "run"))
     usual = USUAL | IMPLIED.get(method, {})
-    unusual = {name: settings[name] for name in usual if settings.get(name) not in (None, usual[name])}
-    named = [str(value) if name in ("schedule", "tree") else f"{name}={_short(value)}" for name, value in unusual.items()]
+    unusual = {
+        name: settings[name] for name in usual if settings.get(name) not in (None, usual[name])
+    }
+    named = [
+        str(value) if name in ("schedule", "tree") else f"{name}={_short(value)}"
+        for name, value in unusual.items()
+    ]
     return " ".join([method, *named])
 
 

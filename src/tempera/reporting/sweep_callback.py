@@ -9,7 +9,9 @@ from tempera.reporting.paper_tables import beside, show
 
 
 class BesidePaper(Callback):
-    """At the end of a sweep with a `paper`, print the paper's figures beside those of the sweep's directory. For hydra.callbacks."""
+    """At the end of a sweep with a `paper`, print the paper's figures beside those of the sweep's
+    directory. For hydra.callbacks.
+    """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, those of earlier sweeps as well."""

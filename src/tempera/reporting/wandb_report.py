@@ -11,8 +11,14 @@ from tempera.reporting.pareto import GAINS, QUALITIES
 from tempera.runtime.tracking import wandb_tracker
 
 
-def publish(rows: Sequence[Mapping[str, Any]], output: Path, project: str = "tempera", entity: str | None = None) -> str:
-    """Log the written report's table and figures as a W&B run, and save a W&B report around it; returns its address.
+def publish(
+    rows: Sequence[Mapping[str, Any]],
+    output: Path,
+    project: str = "tempera",
+    entity: str | None = None,
+) -> str:
+    """Log the written report's table and figures as a W&B run, and save a W&B report around it;
+    returns its address.
 
     Raises:
         TemperaError: wandb-workspaces is not installed, nobody is logged in, or W&B refuses.
@@ -21,9 +27,14 @@ def publish(rows: Sequence[Mapping[str, Any]], output: Path, project: str = "tem
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise TemperaError("--publish needs a W&B account: run `wandb login` first (the report's files are written already).")
+        raise TemperaError(
+            "--publish needs a W&B account: run `wandb login` first (the report's files are "
+            "written already)."
+        )
     try:
-        run = wandb_tracker(directory=output, project=project, entity=entity, mode="online", job_type="report")
+        run = wandb_tracker(
+            directory=output, project=project, entity=entity, mode="online", job_type="report"
+        )
         figures = sorted(output.glob("*.png"))
         for figure in figures:
             run.image(figure.stem, figure)
@@ -35,30 +46,57 @@ def publish(rows: Sequence[Mapping[str, Any]], output: Path, project: str = "tem
             title="Speed and quality of speculative decoding",
             description=f"{len(rows)} runs of tempera",
             blocks=blocks(
-                reports, rows, (output / "report.md").read_text(encoding="utf-8"), [figure.stem for figure in figures], project, entity
+                reports,
+                rows,
+                (output / "report.md").read_text(encoding="utf-8"),
+                [figure.stem for figure in figures],
+                project,
+                entity,
             ),
             width="fluid",
         )
         report.save()
     except Exception as problem:  # wandb-workspaces raises bare ones
         raise TemperaError(
-            f"W&B refused the report ({' '.join(str(problem).split())[:120]}): check the account and project={project}."
+            f"W&B refused the report ({' '.join(str(problem).split())[:120]}): check the account "
+            f"and project={project}."
         ) from problem
     return str(report.url)
 
 
 def blocks(
-    reports: Any, rows: Sequence[Mapping[str, Any]], markdown: str, figures: Sequence[str], project: str, entity: str | None
+    reports: Any,
+    rows: Sequence[Mapping[str, Any]],
+    markdown: str,
+    figures: Sequence[str],
+    project: str,
+    entity: str | None,
 ) -> list[Any]:
-    """The report's blocks: the tables, the figures, and scatter plots over all evaluation runs of the project."""
-    text = "\n".join(line for line in markdown.split("\n## Runs")[0].splitlines() if not line.startswith(("![", "# ")))
-    qualities = [name for names in QUALITIES.values() for name in names if any(name in row["metrics"] for row in rows)]
+    """The report's blocks: the tables, the figures, and scatter plots over all evaluation runs of
+    the project.
+    """
+    text = "\n".join(
+        line
+        for line in markdown.split("\n## Runs")[0].splitlines()
+        if not line.startswith(("![", "# "))
+    )
+    qualities = [
+        name
+        for names in QUALITIES.values()
+        for name in names
+        if any(name in row["metrics"] for row in rows)
+    ]
     scatter = [reports.ScatterPlot(x=gain, y=quality) for gain in GAINS for quality in qualities]
     where = {"project": project} | ({"entity": entity} if entity else {})
-    pictures, evaluations = (reports.Runset(**where, name=kind, filters=f"JobType = '{kind}'") for kind in ("report", "eval"))
+    pictures, evaluations = (
+        reports.Runset(**where, name=kind, filters=f"JobType = '{kind}'")
+        for kind in ("report", "eval")
+    )
     return [
         reports.MarkdownBlock(text=text),
-        reports.PanelGrid(runsets=[pictures], panels=[reports.MediaBrowser(media_keys=list(figures))]),
+        reports.PanelGrid(
+            runsets=[pictures], panels=[reports.MediaBrowser(media_keys=list(figures))]
+        ),
         reports.PanelGrid(runsets=[evaluations], panels=scatter),
     ]
 
@@ -67,4 +105,7 @@ def _reports() -> ModuleType:
     try:
         return importlib.import_module("wandb_workspaces.reports.v2")
     except ImportError:
-        raise TemperaError("--publish needs wandb-workspaces, which is not installed: pip install wandb-workspaces.") from None
+        raise TemperaError(
+            "--publish needs wandb-workspaces, which is not installed: pip install "
+            "wandb-workspaces."
+        ) from None

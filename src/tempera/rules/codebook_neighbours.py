@@ -1,8 +1,11 @@
-"""The codes that are nearest to each code of an image tokenizer: what LANTERN and grouped decoding take for interchangeable.
+"""The codes that are nearest to each code of an image tokenizer: what LANTERN and grouped decoding
+take for interchangeable.
 
-Distances are on the codebook as the image decoder uses it (ℓ2-normalised for LlamaGen), where two near codes give nearly the same picture.
-Public code of LANTERN measures them on the raw codebook, and leaves the code itself out of its k neighbours; here it is the first of them,
-as in the paper. The table is made once and kept in a file with the codebook's hash, which is checked whenever it is loaded.
+Distances are on the codebook as the image decoder uses it (ℓ2-normalised for LlamaGen), where two
+near codes give nearly the same picture. Public code of LANTERN measures them on the raw codebook,
+and leaves the code itself out of its k neighbours; here it is the first of them, as in the paper.
+The table is made once and kept in a file with the codebook's hash, which is checked whenever it is
+loaded.
 """
 
 import hashlib
@@ -26,11 +29,14 @@ DEFAULT = Path("outputs/neighbours")
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`, `load` or `provide`; equal where codebook, proximity and k are.
+    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`, `load` or `provide`; equal
+    where codebook, proximity and k are.
 
     Attributes:
-        table: the k nearest codes of every code, nearest first and itself at the front, int64 [V, k].
-        proximity: "l2" or "cosine" (the same order on unit vectors), or "random": codes drawn once without order, LANTERN's ablation.
+        table: the k nearest codes of every code, nearest first and itself at the front, int64 [V,
+            k].
+        proximity: "l2" or "cosine" (the same order on unit vectors), or "random": codes drawn once
+            without order, LANTERN's ablation.
         codebook: hash of the codebook, see `codebook_hash`.
     """
 
@@ -41,16 +47,23 @@ class Neighbours:
 
     @classmethod
     def build(cls, codebook: Tensor, k: int, proximity: Proximity = "l2") -> "Neighbours":
-        """From a codebook [V, D]. Of codes at the same distance the one with the smaller index is nearer.
+        """From a codebook [V, D]. Of codes at the same distance the one with the smaller index is
+        nearer.
 
         Raises:
             TemperaError: k is not between 1 and V, or the proximity is not known.
         """
         size = len(codebook)
         if not 1 <= k <= size:
-            raise TemperaError(f"k={k} nearest codes cannot be taken from a codebook of {size}; give a k between 1 and {size}")
+            raise TemperaError(
+                f"k={k} nearest codes cannot be taken from a codebook of {size}; give a k "
+                f"between 1 and {size}"
+            )
         if proximity not in get_args(Proximity):
-            raise TemperaError(f"proximity={proximity} is not known; choose one of {', '.join(get_args(Proximity))}")
+            raise TemperaError(
+                f"proximity={proximity} is not known; choose one of "
+                f"{', '.join(get_args(Proximity))}"
+            )
         rows = [_nearest(codebook, start, k, proximity) for start in range(0, size, 512)]
         return cls(torch.cat(rows), proximity, codebook_hash(codebook))
 
@@ -65,32 +78,48 @@ class Neighbours:
             with safe_open(path, "pt") as file:
                 notes, table = file.metadata() or {}, file.get_tensor("neighbours").long()
         except (OSError, SafetensorError) as problem:
-            raise TemperaError(f"{path} holds no table of neighbours ({problem}); delete it, and it is built again") from problem
+            raise TemperaError(
+                f"{path} holds no table of neighbours ({problem}); delete it, and it is built again"
+            ) from problem
         made, wanted = notes.get("codebook"), codebook_hash(codebook)
         if made != wanted:
             raise TemperaError(
-                f"the neighbours in {path} were built for another codebook ({made}, but this model's is {wanted}); "
+                f"the neighbours in {path} were built for another codebook ({made}, but this "
+                f"model's is {wanted}); "
                 f"delete the file, or keep this model's elsewhere with neighbours.directory=DIR"
             )
         if (notes.get("proximity"), table.shape) != (proximity, (len(codebook), k)):
-            raise TemperaError(f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete it, and it is built again")
+            raise TemperaError(
+                f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete "
+                "it, and it is built again"
+            )
         return cls(table, proximity, wanted)
 
     def save(self, path: Path) -> None:
-        """Write the table and what it was built for, atomically. Raises TemperaError where that is not possible."""
+        """Write the table and what it was built for, atomically. Raises TemperaError where that is
+        not possible.
+        """
         notes = {"codebook": self.codebook, "proximity": self.proximity, "k": str(self.k)}
         with replacing(path) as temporary:
             save_file({"neighbours": self.table.to(torch.int32)}, temporary, notes)
 
     @classmethod
-    def provide(cls, codebook: Tensor, k: int, proximity: Proximity = "l2", directory: str | Path | None = None) -> "Neighbours":
-        """The table of a codebook from its file in `directory`, built and saved there if there is none.
+    def provide(
+        cls,
+        codebook: Tensor,
+        k: int,
+        proximity: Proximity = "l2",
+        directory: str | Path | None = None,
+    ) -> "Neighbours":
+        """The table of a codebook from its file in `directory`, built and saved there if there is
+        none.
 
         Args:
             codebook: [V, D], as the image decoder uses it.
             k: how many, the code itself included.
             proximity: see the class.
-            directory: where to look; a folder named by the codebook's hash in `DEFAULT` if not given.
+            directory: where to look; a folder named by the codebook's hash in `DEFAULT` if not
+                given.
 
         Raises:
             TemperaError: see `build`, `load` and `save`.
@@ -111,17 +140,22 @@ class Neighbours:
     def of(self, p: Tensor) -> Tensor:
         """The table for distributions p [..., V] on their device, int64 [V, k]; made once.
 
-        A model may have tokens beyond the codebook's (ends of lines), which stand at forced positions only: p is one-hot there, and 0 for
-        them elsewhere, so that any k codes serve as their neighbours. Raises TemperaError for a model with fewer tokens than codes.
+        A model may have tokens beyond the codebook's (ends of lines), which stand at forced
+        positions only: p is one-hot there, and 0 for them elsewhere, so that any k codes serve as
+        their neighbours. Raises TemperaError for a model with fewer tokens than codes.
         """
         key = p.device, p.shape[-1]
         if key not in self._fitted:
             size, more = len(self.table), p.shape[-1] - len(self.table)
             if more < 0:
                 raise TemperaError(
-                    f"the model has {p.shape[-1]} tokens, its image tokenizer {size} codes; take the tokenizer it was made for"
+                    f"the model has {p.shape[-1]} tokens, its image tokenizer {size} codes; take "
+                    "the tokenizer it was made for"
                 )
-            others = torch.arange(size, size + more).unsqueeze(1), torch.arange(self.k - 1).expand(more, -1)
+            others = (
+                torch.arange(size, size + more).unsqueeze(1),
+                torch.arange(self.k - 1).expand(more, -1),
+            )
             self._fitted[key] = torch.cat([self.table, torch.cat(others, 1)]).to(p.device)
         return self._fitted[key]
 
@@ -136,14 +170,20 @@ class Neighbours:
 
 
 def codebook_hash(codebook: Tensor) -> str:
-    """Short name of a codebook [V, D] up to its scale, from values to a thousandth of the largest: other rounding does not rename it."""
+    """Short name of a codebook [V, D] up to its scale, from values to a thousandth of the largest:
+    other rounding does not rename it.
+    """
     values = codebook.detach().double().cpu()
     rounded = (1000 * values / values.abs().amax().clamp(min=1e-30)).round().to(torch.int64)
-    return hashlib.sha256(repr(tuple(codebook.shape)).encode() + rounded.numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr(tuple(codebook.shape)).encode() + rounded.numpy().tobytes()
+    ).hexdigest()[:16]
 
 
 def _nearest(codebook: Tensor, start: int, k: int, proximity: str) -> Tensor:
-    """Rows of the table from code `start` on, 512 of them: the distances of all rows at once would not fit for a large codebook."""
+    """Rows of the table from code `start` on, 512 of them: the distances of all rows at once would
+    not fit for a large codebook.
+    """
     vectors = codebook.detach().double().cpu()
     rows = torch.arange(start, min(start + 512, len(vectors)))
     if proximity == "random":
@@ -151,6 +191,10 @@ def _nearest(codebook: Tensor, start: int, k: int, proximity: str) -> Tensor:
         distances = torch.rand(len(rows), len(vectors), generator=draws)
     else:
         vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
-        distances = torch.cdist(vectors[rows], vectors, compute_mode="donot_use_mm_for_euclid_dist")  # equal codes at distance 0 exactly
-    distances.scatter_(1, rows.unsqueeze(1), -1.0)  # itself first, even where another code is the same vector
+        distances = torch.cdist(
+            vectors[rows], vectors, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # equal codes at distance 0 exactly
+    distances.scatter_(
+        1, rows.unsqueeze(1), -1.0
+    )  # itself first, even where another code is the same vector
     return distances.argsort(dim=1, stable=True)[:, :k].clone()

@@ -1,11 +1,14 @@
-"""Acceptance rules that take codes near each other in the image tokenizer's codebook for interchangeable: LANTERN, LANTERN++ and GSD.
+"""Acceptance rules that take codes near each other in the image tokenizer's codebook for
+interchangeable: LANTERN, LANTERN++ and GSD.
 
-They keep a drafted x for the sake of its neighbours' probability. None is exact. Each comes with the residual that was published with it,
-and with the one that is optimal for its f: G* = Norm[p - q·f]+ (Cool-SD, Eq. 10 and Figure 4), which asks for f over the whole vocabulary.
+They keep a drafted x for the sake of its neighbours' probability. None is exact. Each comes with
+the residual that was published with it, and with the one that is optimal for its f: G* = Norm[p -
+q·f]+ (Cool-SD, Eq. 10 and Figure 4), which asks for f over the whole vocabulary.
 
-Where p has all its mass on one token (forced positions) the rules are exact: no neighbour stands in for a forced token. In greedy decoding
-(temperature 0) p is like that everywhere, so there the neighbourhoods are read off the distribution before it was made greedy, as the
-papers must (LANTERN's Table 2 gains at temperature 0): see `GreedyRule`.
+Where p has all its mass on one token (forced positions) the rules are exact: no neighbour stands in
+for a forced token. In greedy decoding (temperature 0) p is like that everywhere, so there the
+neighbourhoods are read off the distribution before it was made greedy, as the papers must
+(LANTERN's Table 2 gains at temperature 0): see `GreedyRule`.
 """
 
 import math
@@ -24,13 +27,17 @@ from tempera.rules.codebook_neighbours import Neighbours
 Residual = Literal["published", "optimal"]
 Measure = Literal["tvd", "jsd"]
 AT_ONCE = 1 << 24
-"""Neighbours' probabilities looked at together where f is wanted over the whole vocabulary; bounds the memory."""
+"""Neighbours' probabilities looked at together where f is wanted over the whole vocabulary; bounds
+the memory.
+"""
 
 
 class _Aggregated(ABC):
-    """f = min(1, Σ_A p / q(x)), where A(x) holds x and its nearest codes, nearest first, until the next one no longer fits.
+    """f = min(1, Σ_A p / q(x)), where A(x) holds x and its nearest codes, nearest first, until the
+    next one no longer fits.
 
-    p_{A,x} is p with the mass of A moved onto x. The published residual is Norm[p_{A,x} - q]+, which depends on the rejected x.
+    p_{A,x} is p with the mass of A moved onto x. The published residual is Norm[p_{A,x} - q]+,
+    which depends on the rejected x.
     """
 
     neighbours: Neighbours
@@ -38,7 +45,9 @@ class _Aggregated(ABC):
 
     @abstractmethod
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
-        """Whether A may give x, of probability `own`, a further mass of `moved`; false from some `moved` on."""
+        """Whether A may give x, of probability `own`, a further mass of `moved`; false from some
+        `moved` on.
+        """
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) at `token`."""
@@ -50,13 +59,18 @@ class _Aggregated(ABC):
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p_{A,x} - q]+ for a rejected x; or Norm[p - q·f]+, where q·f = min(q, Σ_A p)."""
-        law = p - torch.minimum(q, self._masses(p)) if self.residual_kind == "optimal" else self._moved(p, token) - q
+        law = (
+            p - torch.minimum(q, self._masses(p))
+            if self.residual_kind == "optimal"
+            else self._moved(p, token) - q
+        )
         return normalise(law.clamp(min=0), otherwise=p)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """What replaces a rejected token, whichever it was: see `PerTokenRule`.
 
-        For a rejected x the published residual is [p - q]+ without A(x), divided by what is left of it.
+        For a rejected x the published residual is [p - q]+ without A(x), divided by what is left of
+        it.
         """
         if self.residual_kind == "optimal":
             return self.residual(p, q, torch.zeros_like(depth), depth)
@@ -66,15 +80,23 @@ class _Aggregated(ABC):
             masses = p[..., near]
             inside = self._inside(masses)
             rejected = (q[..., first : first + len(near)] - self._mass(masses)).clamp(min=0)
-            left = excess.sum(-1, keepdim=True) - (excess[..., near[:, 1:]] * inside).sum(-1)  # at x itself there is none: p ≤ Σ_A p < q
-            weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)  # left ≥ rejected but for rounding
+            left = excess.sum(-1, keepdim=True) - (excess[..., near[:, 1:]] * inside).sum(
+                -1
+            )  # at x itself there is none: p ≤ Σ_A p < q
+            weight = torch.where(
+                rejected > 0, rejected / torch.maximum(left, rejected), 0.0
+            )  # left ≥ rejected but for rounding
             index = near[:, 1:].flatten().expand(*p.shape[:-1], -1)
             lost.scatter_add_(-1, index, (weight.unsqueeze(-1) * inside).flatten(-2))
             weights.append(weight)
-        return normalise(excess * (torch.cat(weights, -1).sum(-1, keepdim=True) - lost).clamp(min=0), otherwise=p)
+        return normalise(
+            excess * (torch.cat(weights, -1).sum(-1, keepdim=True) - lost).clamp(min=0), otherwise=p
+        )
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is, iff Σ_A p ≥ max p. p untempered."""
+        """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
+        iff Σ_A p ≥ max p. p untempered.
+        """
         return self._mass(p.gather(-1, self._near(p, token))) >= p.amax(-1)
 
     def keeps_each(self, p: Tensor) -> Tensor:
@@ -85,7 +107,9 @@ class _Aggregated(ABC):
         return self.neighbours.of(p)[token]
 
     def _inside(self, masses: Tensor) -> Tensor:
-        """Which neighbours but x are in A, bool [..., k - 1], from the probabilities of B(x) [..., k]."""
+        """Which neighbours but x are in A, bool [..., k - 1], from the probabilities of B(x) [...,
+        k].
+        """
         return self._fits(masses[..., :1], masses[..., 1:].cumsum(-1))
 
     def _mass(self, masses: Tensor) -> Tensor:
@@ -94,29 +118,36 @@ class _Aggregated(ABC):
 
     def _masses(self, p: Tensor) -> Tensor:
         """Σ_{A(x)} p for every x, [..., V] -> [..., V]."""
-        return torch.cat([self._mass(p[..., near]) for near, _ in _portions(self.neighbours.of(p), p)], -1)
+        return torch.cat(
+            [self._mass(p[..., near]) for near, _ in _portions(self.neighbours.of(p), p)], -1
+        )
 
     def _moved(self, p: Tensor, token: Tensor) -> Tensor:
         """p_{A,x}, [..., V]."""
         near = self._near(p, token)
         masses = p.gather(-1, near)
-        emptied = p.scatter(-1, near[..., 1:], masses[..., 1:].masked_fill(self._inside(masses), 0.0))
+        emptied = p.scatter(
+            -1, near[..., 1:], masses[..., 1:].masked_fill(self._inside(masses), 0.0)
+        )
         return emptied.scatter(-1, near[..., :1], self._mass(masses).unsqueeze(-1))
 
 
 @dataclass(frozen=True, init=False)
 class Lantern(_Aggregated):
-    """LANTERN (Jang et al. 2024, Section 4): A(x) grows as long as the distortion that it causes, D(p_{A,x}, p), stays below δ.
+    """LANTERN (Jang et al. 2024, Section 4): A(x) grows as long as the distortion that it causes,
+    D(p_{A,x}, p), stays below δ.
 
-    Public code departs from the paper: its k neighbours leave x out; ≤ δ for < δ; on a rejection the whole neighbourhood of x is zeroed and
-    not only A, for some models in the draft's distribution and for others in the target's; distances are on the raw codebook.
+    Public code departs from the paper: its k neighbours leave x out; ≤ δ for < δ; on a rejection
+    the whole neighbourhood of x is zeroed and not only A, for some models in the draft's
+    distribution and for others in the target's; distances are on the raw codebook.
 
     Args:
         neighbours: B_k(x), see `tempera.rules.codebook_neighbours`.
-        delta: δ, above 0; below it stays the mass that A moves onto x ("tvd", at most 1), or the Jensen-Shannon divergence ("jsd", at most
-            ln 2).
-        measure: "tvd", D_TV(p_{A,x}, p) = Σ_{y∈A, y≠x} p(y), or "jsd", in nats: then Table 3's pairs of equally laxer δ (tvd 0.2 and jsd
-            0.13, 0.3 and 0.2) are those of an improbable x, where D_JS = D_TV·ln 2.
+        delta: δ, above 0; below it stays the mass that A moves onto x ("tvd", at most 1), or the
+            Jensen-Shannon divergence ("jsd", at most ln 2).
+        measure: "tvd", D_TV(p_{A,x}, p) = Σ_{y∈A, y≠x} p(y), or "jsd", in nats: then Table 3's
+            pairs of equally laxer δ (tvd 0.2 and jsd 0.13, 0.3 and 0.2) are those of an improbable
+            x, where D_JS = D_TV·ln 2.
         residual: "published", Norm[p_{A,x} - q]+ (Algorithm 1), or "optimal".
     """
 
@@ -125,13 +156,30 @@ class Lantern(_Aggregated):
     measure: str
     residual_kind: str
 
-    def __init__(self, neighbours: Neighbours, delta: float, measure: Measure = "tvd", residual: Residual = "published") -> None:
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        delta: float,
+        measure: Measure = "tvd",
+        residual: Residual = "published",
+    ) -> None:
         if measure not in get_args(Measure):
-            raise TemperaError(f"measure={measure} is not known; choose one of {', '.join(get_args(Measure))}")
+            raise TemperaError(
+                f"measure={measure} is not known; choose one of {', '.join(get_args(Measure))}"
+            )
         most = 1.0 if measure == "tvd" else math.log(2)
         if not 0 < delta <= most:
-            raise TemperaError(f"delta={delta} does not bound a distortion by measure={measure}; give a number above 0, at most {most:.4g}")
-        _assign(self, neighbours=neighbours, delta=float(delta), measure=measure, residual_kind=_known(residual))
+            raise TemperaError(
+                f"delta={delta} does not bound a distortion by measure={measure}; give a number "
+                f"above 0, at most {most:.4g}"
+            )
+        _assign(
+            self,
+            neighbours=neighbours,
+            delta=float(delta),
+            measure=measure,
+            residual_kind=_known(residual),
+        )
 
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
         return (moved if self.measure == "tvd" else _jensen_shannon(own, moved)) < self.delta
@@ -139,7 +187,8 @@ class Lantern(_Aggregated):
 
 @dataclass(frozen=True, init=False)
 class LanternPP(_Aggregated):
-    """LANTERN++ (Park et al. 2025, arXiv 2502.06352; Cool-SD Eq. 3-6): A(x) may give x less than λ times its own probability.
+    """LANTERN++ (Park et al. 2025, arXiv 2502.06352; Cool-SD Eq. 3-6): A(x) may give x less than λ
+    times its own probability.
 
     Public code departs from the paper: λ - 1 for λ, and the rest as for `Lantern`.
 
@@ -153,9 +202,14 @@ class LanternPP(_Aggregated):
     lam: float
     residual_kind: str
 
-    def __init__(self, neighbours: Neighbours, lam: float, residual: Residual = "published") -> None:
+    def __init__(
+        self, neighbours: Neighbours, lam: float, residual: Residual = "published"
+    ) -> None:
         if not 0 < lam < math.inf:
-            raise TemperaError(f"lam={lam} lets a token take nothing from its neighbours; give a finite number above 0 (the paper's is 2)")
+            raise TemperaError(
+                f"lam={lam} lets a token take nothing from its neighbours; give a finite number "
+                "above 0 (the paper's is 2)"
+            )
         _assign(self, neighbours=neighbours, lam=float(lam), residual_kind=_known(residual))
 
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
@@ -164,15 +218,19 @@ class LanternPP(_Aggregated):
 
 @dataclass(frozen=True, init=False)
 class GSD:
-    """Grouped speculative decoding, GSD (So et al. 2025, arXiv 2508.07747): f = min(1, p(G) / q(G)) for the group G of the drafted x.
+    """Grouped speculative decoding, GSD (So et al. 2025, arXiv 2508.07747): f = min(1, p(G) / q(G))
+    for the group G of the drafted x.
 
-    Groups are neighbourhoods of x, not a partition: they overlap, and each x has its own. *Static* groups are the k nearest codes. The
-    paper finds these ineffective, and narrows them at each position: *dynamic* groups keep of them those that the target finds about as
-    probable as x, here those at most `ranks` places from x in the order of p (of equally probable codes the one of smaller index first).
+    Groups are neighbourhoods of x, not a partition: they overlap, and each x has its own. *Static*
+    groups are the k nearest codes. The paper finds these ineffective, and narrows them at each
+    position: *dynamic* groups keep of them those that the target finds about as probable as x, here
+    those at most `ranks` places from x in the order of p (of equally probable codes the one of
+    smaller index first).
 
-    Public code departs: of the 14 codes at places -7 … +6 around x it keeps those within a squared distance of 0.5 of x and within 0.15 of
-    its probability, where this has the k nearest, a symmetric window, and no bound on the difference (which few probabilities exceed); for
-    the 6 least probable codes its window is empty, and they are rejected.
+    Public code departs: of the 14 codes at places -7 … +6 around x it keeps those within a squared
+    distance of 0.5 of x and within 0.15 of its probability, where this has the k nearest, a
+    symmetric window, and no bound on the difference (which few probabilities exceed); for the 6
+    least probable codes its window is empty, and they are rejected.
 
     Args:
         neighbours: the k nearest codes of each, see `tempera.rules.codebook_neighbours`.
@@ -184,20 +242,33 @@ class GSD:
     ranks: int | None
     residual_kind: str
 
-    def __init__(self, neighbours: Neighbours, ranks: int | None = 7, residual: Residual = "published") -> None:
+    def __init__(
+        self, neighbours: Neighbours, ranks: int | None = 7, residual: Residual = "published"
+    ) -> None:
         if ranks is not None and ranks < 0:
-            raise TemperaError(f"ranks={ranks} is not a distance; give 0 (every code alone) or more, or null for static groups")
+            raise TemperaError(
+                f"ranks={ranks} is not a distance; give 0 (every code alone) or more, or null "
+                "for static groups"
+            )
         _assign(self, neighbours=neighbours, ranks=ranks, residual_kind=_known(residual))
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""
         near = self.neighbours.of(p)[token]
-        inside = self._inside(p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape)
+        inside = self._inside(
+            p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape
+        )
         return ratio((p.gather(-1, near) * inside).sum(-1), (q.gather(-1, near) * inside).sum(-1))
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        return torch.cat([ratio((p[..., near] * inside).sum(-1), (q[..., near] * inside).sum(-1)) for near, inside in self._groups(p)], -1)
+        return torch.cat(
+            [
+                ratio((p[..., near] * inside).sum(-1), (q[..., near] * inside).sum(-1))
+                for near, inside in self._groups(p)
+            ],
+            -1,
+        )
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+."""
@@ -205,9 +276,13 @@ class GSD:
         return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Greedy decoding keeps x iff its group holds the argmax: min(1, p(G) / q(G)) for one-hot laws, groups by the untempered p."""
+        """Greedy decoding keeps x iff its group holds the argmax: min(1, p(G) / q(G)) for one-hot
+        laws, groups by the untempered p.
+        """
         near = self.neighbours.of(p)[token]
-        inside = self._inside(p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape)
+        inside = self._inside(
+            p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape
+        )
         return ((near == p.argmax(-1, keepdim=True)) & inside).any(-1)
 
     def keeps_each(self, p: Tensor) -> Tensor:
@@ -216,13 +291,24 @@ class GSD:
         return torch.cat([((near == top) & inside).any(-1) for near, inside in self._groups(p)], -1)
 
     def _groups(self, p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Portions of the vocabulary: neighbours [M, k], and which of them are in the group, bool [..., M, k]."""
+        """Portions of the vocabulary: neighbours [M, k], and which of them are in the group, bool
+        [..., M, k].
+        """
         ranks = None if self.ranks is None else _ranks(p)
         for near, _ in _portions(self.neighbours.of(p), p):
-            yield near, self._inside(p.unsqueeze(-2), None if ranks is None else ranks[..., near], (*p.shape[:-1], *near.shape))
+            yield (
+                near,
+                self._inside(
+                    p.unsqueeze(-2),
+                    None if ranks is None else ranks[..., near],
+                    (*p.shape[:-1], *near.shape),
+                ),
+            )
 
     def _inside(self, p: Tensor, ranks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """Which neighbours, the code itself first, are in its group; where p is on one token each code is alone. Ranks [..., k]."""
+        """Which neighbours, the code itself first, are in its group; where p is on one token each
+        code is alone. Ranks [..., k].
+        """
         alone = torch.arange(shape[-1], device=p.device) == 0
         free = (p.amax(-1, keepdim=True) < 1).expand(shape)
         if ranks is not None and self.ranks is not None:
@@ -231,7 +317,9 @@ class GSD:
 
 
 def _portions(table: Tensor, p: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """The table of neighbours [V, k] in runs of rows, few enough for all positions of p [..., V] at once, and where each run starts."""
+    """The table of neighbours [V, k] in runs of rows, few enough for all positions of p [..., V] at
+    once, and where each run starts.
+    """
     step = max(1, AT_ONCE // max(1, p[..., 0].numel() * table.shape[1]))
     return zip(table.split(step), range(0, len(table), step), strict=True)
 
@@ -242,7 +330,9 @@ def _ranks(p: Tensor) -> Tensor:
 
 
 def _jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
-    """D_JS(p_{A,x}, p) in nats, where p(x) = own and p(A without x) = moved: all other tokens are the same in both."""
+    """D_JS(p_{A,x}, p) in nats, where p(x) = own and p(A without x) = moved: all other tokens are
+    the same in both.
+    """
     mean = own + moved / 2
     here = torch.xlogy(own + moved, (own + moved) / mean) + torch.xlogy(own, own / mean)
     return torch.where(mean > 0, (moved * math.log(2) + here) / 2, 0.0)
@@ -250,7 +340,9 @@ def _jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
 
 def _known(residual: str) -> str:
     if residual not in get_args(Residual):
-        raise TemperaError(f"residual={residual} is not known; choose one of {', '.join(get_args(Residual))}")
+        raise TemperaError(
+            f"residual={residual} is not known; choose one of {', '.join(get_args(Residual))}"
+        )
     return residual
 
 

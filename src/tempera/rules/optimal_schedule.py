@@ -1,4 +1,6 @@
-"""The relaxation schedule that minimises Cool-SD's TV bound at a given accepted length, from measured chains of p and q."""
+"""The relaxation schedule that minimises Cool-SD's TV bound at a given accepted length, from
+measured chains of p and q.
+"""
 
 import itertools
 import math
@@ -13,7 +15,9 @@ from tempera.errors import TemperaError
 from tempera.rules.schedules import Schedule
 
 CEILING = 100.0
-"""The largest ω that `optimal_schedule` uses unless told otherwise; hardly a token of the target's is rejected there."""
+"""The largest ω that `optimal_schedule` uses unless told otherwise; hardly a token of the target's
+is rejected there.
+"""
 
 
 _GRID = 33
@@ -21,16 +25,19 @@ _GRID = 33
 
 @dataclass(frozen=True)
 class Chains:
-    """Drafted chains x̃_1..x̃_L ~ Q and all that Eqs. 7 and 8 need of them for every schedule: p/q at the drafted tokens.
+    """Drafted chains x̃_1..x̃_L ~ Q and all that Eqs. 7 and 8 need of them for every schedule: p/q
+    at the drafted tokens.
 
-    With the optimal residual a visit adds Σ[q·f - p]+ to the bound (Eq. 8). For f = min(1, ω·p/q) and ω ≥ 1 that is what it keeps beyond
-    exact decoding, Σ q·(f - min(1, p/q)), since both count max(q, p) - p where q > p only; for ω ≤ 1 it is 0. So both sides of Theorem 2
-    are means over chains of products of f_i = min(1, ω_i·ratio_i):
+    With the optimal residual a visit adds Σ[q·f - p]+ to the bound (Eq. 8). For f = min(1, ω·p/q)
+    and ω ≥ 1 that is what it keeps beyond exact decoding, Σ q·(f - min(1, p/q)), since both count
+    max(q, p) - p where q > p only; for ω ≤ 1 it is 0. So both sides of Theorem 2 are means over
+    chains of products of f_i = min(1, ω_i·ratio_i):
 
         E[τ + 1] = 1 + E_Q Σ_i Π_{j≤i} f_j          bound = E_Q Σ_i (Π_{j<i} f_j)·[f_i - min(1, ratio_i)]+
 
-    with no assumption about how acceptance at one depth hangs together with the next. Enumerated chains make them exact; drafted ones make
-    them unbiased Monte Carlo estimates, as long as whole drafts are kept, whatever was rejected of them.
+    with no assumption about how acceptance at one depth hangs together with the next. Enumerated
+    chains make them exact; drafted ones make them unbiased Monte Carlo estimates, as long as whole
+    drafts are kept, whatever was rejected of them.
 
     Attributes:
         ratios: p/q at the drafted tokens, float64 [C, L].
@@ -45,10 +52,12 @@ class Chains:
         """Chains of L = len(q) tokens.
 
         Args:
-            p: the target's distributions by depth: where the drafted token of depth i + 1 is tested, p[i] is [C, V] along C drafted chains,
-                or [V^i, V] in tables. More depths than q's are not looked at.
+            p: the target's distributions by depth: where the drafted token of depth i + 1 is
+                tested, p[i] is [C, V] along C drafted chains, or [V^i, V] in tables. More depths
+                than q's are not looked at.
             q: the draft's distributions, likewise.
-            tokens: the drafted tokens, int64 [C, L]; all V^L chains of the tables, weighed by Q, if not given.
+            tokens: the drafted tokens, int64 [C, L]; all V^L chains of the tables, weighed by Q, if
+                not given.
         """
         if tokens is not None:
             each = [
@@ -61,7 +70,9 @@ class Chains:
         for target, draft in zip(p, q, strict=False):
             weights = (weights.unsqueeze(-1) * draft).flatten()
             here = torch.where(draft > 0, target / draft, 1.0).double()
-            ratios = torch.cat([ratios.repeat_interleave(draft.shape[-1], 0), here.reshape(-1, 1)], -1)
+            ratios = torch.cat(
+                [ratios.repeat_interleave(draft.shape[-1], 0), here.reshape(-1, 1)], -1
+            )
         return cls(ratios, weights)
 
     @property
@@ -77,7 +88,9 @@ class Chains:
         """The bound on TV(P̂, P) of a round with the optimal residual (Eq. 8)."""
         kept = self.kept(schedule)
         reach = torch.nn.functional.pad(kept.cumprod(-1), (1, -1), value=1.0)
-        return float(self.weights @ (reach * (kept - self.ratios.clamp(max=1)).clamp(min=0)).sum(-1))
+        return float(
+            self.weights @ (reach * (kept - self.ratios.clamp(max=1)).clamp(min=0)).sum(-1)
+        )
 
     def kept(self, schedule: Sequence[float]) -> Tensor:
         """f at the drafted tokens, [C, L]."""
@@ -87,7 +100,8 @@ class Chains:
 def optimal_schedule(
     p: Tables, q: Tables, expected_length: float, tokens: Tensor | None = None, ceiling: float = CEILING
 ) -> Schedule:  # fmt: skip
-    """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] = `expected_length` (Eq. 7).
+    """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] =
+    `expected_length` (Eq. 7).
 
     Args:
         p, q, tokens: tables, or distributions measured along drafted chains; see `Chains.along`.
@@ -103,37 +117,65 @@ def optimal_schedule(
 def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Schedule:
     """`optimal_schedule` on chains.
 
-    At a given E the bound is E - 1 less the expected number of drafts that exact decoding too would keep where the walk comes to, so the
-    search maximises that. From three starts (uniform, relaxed from the first depth down, from the last one up) it trades relaxation between
-    two depths at a time, keeping E, on a grid that becomes finer, until no pair gains: a stationary point of the constrained problem, found
-    by the exchange argument of the paper's Proposition 2. The problem is not convex; the tests compare with brute force. ω below 1 is left
-    out: such a depth has the bias of ω = 1 and keeps fewer honest drafts.
+    At a given E the bound is E - 1 less the expected number of drafts that exact decoding too would
+    keep where the walk comes to, so the search maximises that. From three starts (uniform, relaxed
+    from the first depth down, from the last one up) it trades relaxation between two depths at a
+    time, keeping E, on a grid that becomes finer, until no pair gains: a stationary point of the
+    constrained problem, found by the exchange argument of the paper's Proposition 2. The problem is
+    not convex; the tests compare with brute force. ω below 1 is left out: such a depth has the bias
+    of ω = 1 and keeps fewer honest drafts.
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
         raise TemperaError(
-            f"expected_length={expected_length:g} is out of reach with {chains.length} drafted tokens here: "
-            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to {math.floor(1000 * high) / 1000:g}"
+            f"expected_length={expected_length:g} is out of reach with {chains.length} drafted "
+            "tokens here: "
+            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
+            f"{math.floor(1000 * high) / 1000:g}"
         )
     if expected_length <= low:
         return (1.0,) * chains.length
     depths = range(chains.length)
     starts = [_spent(chains, order, expected_length, ceiling) for order in (depths, depths[::-1])]
-    starts.append(tuple([_solve(lambda omega: chains.expected_emitted([omega] * chains.length), expected_length, ceiling)] * chains.length))
-    best = min((_exchanged(chains, start, expected_length, ceiling) for start in starts), key=chains.tv_bound)
+    starts.append(
+        tuple(
+            [
+                _solve(
+                    lambda omega: chains.expected_emitted([omega] * chains.length),
+                    expected_length,
+                    ceiling,
+                )
+            ]
+            * chains.length
+        )
+    )
+    best = min(
+        (_exchanged(chains, start, expected_length, ceiling) for start in starts),
+        key=chains.tv_bound,
+    )
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
-    needless = (1 / least).clamp(min=1).tolist()  # with this ω a depth keeps every draft that the target can draw at all
+    needless = (
+        (1 / least).clamp(min=1).tolist()
+    )  # with this ω a depth keeps every draft that the target can draw at all
     return tuple(min(omega, limit) for omega, limit in zip(best, needless, strict=True))
 
 
 def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
-    """The expected lengths of exact decoding and of ω = `ceiling` at every depth; the latter is at most L + 1."""
+    """The expected lengths of exact decoding and of ω = `ceiling` at every depth; the latter is at
+    most L + 1.
+    """
     if not 1 <= ceiling < math.inf:
-        raise TemperaError(f"ceiling={ceiling} is not possible; give a number above 1 that no ω shall exceed")
-    return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted([ceiling] * chains.length)
+        raise TemperaError(
+            f"ceiling={ceiling} is not possible; give a number above 1 that no ω shall exceed"
+        )
+    return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
+        [ceiling] * chains.length
+    )
 
 
-def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling: float) -> Schedule:
+def _spent(
+    chains: Chains, order: Sequence[int], expected_length: float, ceiling: float
+) -> Schedule:
     """Relax the depths fully in this order, the last one as far as the expected length asks for."""
     schedule = [1.0] * chains.length
     for depth in order:
@@ -143,14 +185,28 @@ def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling
     return tuple(schedule)
 
 
-def _adjusted(chains: Chains, schedule: Sequence[float], depth: int, expected_length: float, ceiling: float) -> Schedule:
-    """The schedule with ω at one depth (from 0) such that E is the expected length, or as near as 1..ceiling allows."""
+def _adjusted(
+    chains: Chains, schedule: Sequence[float], depth: int, expected_length: float, ceiling: float
+) -> Schedule:
+    """The schedule with ω at one depth (from 0) such that E is the expected length, or as near as
+    1..ceiling allows.
+    """
     before, after = tuple(schedule[:depth]), tuple(schedule[depth + 1 :])
-    return (*before, _solve(lambda omega: chains.expected_emitted((*before, omega, *after)), expected_length, ceiling), *after)
+    return (
+        *before,
+        _solve(
+            lambda omega: chains.expected_emitted((*before, omega, *after)),
+            expected_length,
+            ceiling,
+        ),
+        *after,
+    )
 
 
 def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: float) -> float:
-    """The ω in 1..ceiling at which an increasing function is `expected_length`, by bisection of its logarithm."""
+    """The ω in 1..ceiling at which an increasing function is `expected_length`, by bisection of its
+    logarithm.
+    """
     low, high = 0.0, math.log(ceiling)
     for _ in range(36):
         middle = (low + high) / 2
@@ -158,8 +214,12 @@ def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: f
     return math.exp(high)
 
 
-def _exchanged(chains: Chains, schedule: Schedule, expected_length: float, ceiling: float) -> Schedule:
-    """Trade relaxation between pairs of depths while the bound falls, first over the whole range, then ever nearer."""
+def _exchanged(
+    chains: Chains, schedule: Schedule, expected_length: float, ceiling: float
+) -> Schedule:
+    """Trade relaxation between pairs of depths while the bound falls, first over the whole range,
+    then ever nearer.
+    """
     span = math.log(ceiling)
     best = chains.tv_bound(schedule)
     while span > 1e-3:
@@ -177,15 +237,19 @@ def _exchanged(chains: Chains, schedule: Schedule, expected_length: float, ceili
 def _traded(
     chains: Chains, schedule: Schedule, pair: tuple[int, int], expected_length: float, ceiling: float, span: float
 ) -> Schedule:  # fmt: skip
-    """The best schedule that differs at two depths only: the first's ω from a grid within `span` of its logarithm, the second's to match.
+    """The best schedule that differs at two depths only: the first's ω from a grid within `span` of
+    its logarithm, the second's to match.
 
-    E and the honest drafts H are bilinear in the f of two depths, so a grid of both costs a matrix product.
+    E and the honest drafts H are bilinear in the f of two depths, so a grid of both costs a matrix
+    product.
     """
     first, second = pair
     early, late = min(pair), max(pair)
     here = math.log(schedule[first])
     grids = {
-        first: torch.linspace(max(here - span, 0.0), min(here + span, math.log(ceiling)), _GRID, dtype=torch.float64).exp(),
+        first: torch.linspace(
+            max(here - span, 0.0), min(here + span, math.log(ceiling)), _GRID, dtype=torch.float64
+        ).exp(),
         second: torch.linspace(0.0, math.log(ceiling), _GRID, dtype=torch.float64).exp(),
     }
     kept, exact = chains.kept(schedule), chains.ratios.clamp(max=1)
@@ -193,10 +257,15 @@ def _traded(
     blocked[:, late] = 0
     before = chains.weights * kept[:, :early].prod(-1)
     across = before * kept[:, early + 1 : late].prod(-1)
-    f_early, f_late = ((grids[depth][:, None] * chains.ratios[:, depth]).clamp(max=1) for depth in (early, late))
+    f_early, f_late = (
+        (grids[depth][:, None] * chains.ratios[:, depth]).clamp(max=1) for depth in (early, late)
+    )
     tables = []
     for onward, ended in zip(_onward(kept, exact), _onward(blocked, exact), strict=True):
-        tables.append((f_early @ (before * ended[:, early]))[:, None] + (f_early * (across * onward[:, late])) @ f_late.T)
+        tables.append(
+            (f_early @ (before * ended[:, early]))[:, None]
+            + (f_early * (across * onward[:, late])) @ f_late.T
+        )
     emitted, honest = (table if first == early else table.T for table in tables)
     wanted = expected_length - 1 - float(chains.weights @ kept[:, :early].cumprod(-1).sum(-1))
     moved = list(schedule)
@@ -205,7 +274,9 @@ def _traded(
 
 
 def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-    """What follows once a depth's draft is kept: it and the drafts kept after it; those after it that exact decoding would keep. [C, L]."""
+    """What follows once a depth's draft is kept: it and the drafts kept after it; those after it
+    that exact decoding would keep. [C, L].
+    """
     emitted, honest = [torch.ones_like(kept[:, 0])], [torch.zeros_like(kept[:, 0])]
     for f, e in zip(kept.T[1:].flip(0), exact.T[1:].flip(0), strict=True):
         emitted.append(1 + f * emitted[-1])
@@ -214,8 +285,12 @@ def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matched(emitted: Tensor, values: Tensor, wanted: float) -> Tensor:
-    """In each row, the value where the increasing `emitted` comes to `wanted`, interpolated; -∞ where it does not. [A, B] -> [A]."""
-    after = torch.searchsorted(emitted, torch.full_like(emitted[:, :1], wanted)).clamp(1, emitted.shape[1] - 1)
+    """In each row, the value where the increasing `emitted` comes to `wanted`, interpolated; -∞
+    where it does not. [A, B] -> [A].
+    """
+    after = torch.searchsorted(emitted, torch.full_like(emitted[:, :1], wanted)).clamp(
+        1, emitted.shape[1] - 1
+    )
     low, high = emitted.gather(1, after - 1), emitted.gather(1, after)
     share = ((wanted - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     there = values.gather(1, after - 1) * (1 - share) + values.gather(1, after) * share

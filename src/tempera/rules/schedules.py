@@ -1,4 +1,5 @@
-"""Schedules of the relaxation ω_1..ω_L over the depths of a draft (Cool-SD, Section 3.2 and Appendix C.3).
+"""Schedules of the relaxation ω_1..ω_L over the depths of a draft (Cool-SD, Section 3.2 and
+Appendix C.3).
 
 All but `floored` share a budget δ, the mean of the ω's; δ = 1 in `uniform` is exact decoding.
 """
@@ -19,32 +20,44 @@ def uniform(budget: float, length: int) -> Schedule:
 def exponential(budget: float, length: int, nu: float = 0.7) -> Schedule:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
     if not (nu > 0 and math.exp(-nu * length) > 0):
-        raise TemperaError(f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or schedule=uniform for no decay")
+        raise TemperaError(
+            f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or "
+            "schedule=uniform for no decay"
+        )
     return _spend(budget, [math.exp(-nu * i) for i in range(1, length + 1)])
 
 
 def linear(budget: float, length: int, ell: int = 8) -> Schedule:
     """Cool-SD, Eq. 17: ω_i = δ·L·w_i / Σw, with w_i = (ℓ - i) / (ℓ(ℓ + 1))."""
     if ell <= length:
-        raise TemperaError(f"ell={ell} lets the relaxation reach 0 within {length} drafted tokens; give an ell above the draft length")
+        raise TemperaError(
+            f"ell={ell} lets the relaxation reach 0 within {length} drafted tokens; give an ell "
+            "above the draft length"
+        )
     return _spend(budget, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
 
 
 def floored(schedule: Sequence[float], floor: float) -> Schedule:
     """Raise every ω_i below `floor` to it.
 
-    With floor = 1 no depth is stricter than exact decoding, which costs nothing in the TV bound (Eq. 8) under the optimal residual:
-    a depth with ω_i ≤ 1 is unbiased either way. The paper has no floor (0).
+    With floor = 1 no depth is stricter than exact decoding, which costs nothing in the TV bound
+    (Eq. 8) under the optimal residual: a depth with ω_i ≤ 1 is unbiased either way. The paper has
+    no floor (0).
     """
     if not 0 <= floor < math.inf:
-        raise TemperaError(f"floor={floor} is not possible; give 0 (the published schedule) or more")
+        raise TemperaError(
+            f"floor={floor} is not possible; give 0 (the published schedule) or more"
+        )
     return tuple(max(omega, floor) for omega in schedule)
 
 
 def _spend(budget: float, weights: list[float]) -> Schedule:
     """δ·L·w_i / Σw."""
     if not 0 < budget < math.inf:
-        raise TemperaError(f"delta={budget} is not a relaxation budget; give a number above 0 (1 is exact decoding, papers use 1.1 to 4)")
+        raise TemperaError(
+            f"delta={budget} is not a relaxation budget; give a number above 0 (1 is exact "
+            "decoding, papers use 1.1 to 4)"
+        )
     if not weights:
         raise TemperaError("a schedule needs a draft length of at least 1")
     scale = budget * len(weights) / math.fsum(weights)

@@ -1,7 +1,8 @@
 """Acceptance rules: when to keep a drafted token, and what replaces a rejected one.
 
-A rule is the pair of f(x; p, q, i), the probability of keeping x at depth i, and the residual distribution. They belong together: a
-rule is exact only as a pair, that is, when q·f + (1 - Σ q·f)·residual = p. 0/0 counts as 1, and a residual without mass is p.
+A rule is the pair of f(x; p, q, i), the probability of keeping x at depth i, and the residual
+distribution. They belong together: a rule is exact only as a pair, that is, when q·f + (1 - Σ
+q·f)·residual = p. 0/0 counts as 1, and a residual without mass is p.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Exact:
-    """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f = min(1, p/q), Norm[p - q]+."""
+    """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f =
+    min(1, p/q), Norm[p - q]+.
+    """
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p/q) at `token`."""
@@ -36,20 +39,26 @@ class Exact:
 
 @dataclass(frozen=True, init=False)
 class Relaxed:
-    """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD are this rule with their schedules.
+    """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD
+    are this rule with their schedules.
 
     Args:
         schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.rules.schedules`.
-        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), or "vanilla", Norm[p - q]+ (Eq. 11). They are the same where ω_i ≥ 1
-            (Proposition 1); below 1 only the optimal one is unbiased.
+        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), or "vanilla", Norm[p - q]+ (Eq. 11). They
+            are the same where ω_i ≥ 1 (Proposition 1); below 1 only the optimal one is unbiased.
     """
 
     schedule: tuple[float, ...]
     residual_kind: str
 
-    def __init__(self, schedule: Sequence[float], residual: Literal["optimal", "vanilla"] = "optimal") -> None:
+    def __init__(
+        self, schedule: Sequence[float], residual: Literal["optimal", "vanilla"] = "optimal"
+    ) -> None:
         if not schedule or not all(0 < omega < float("inf") for omega in schedule):
-            raise TemperaError(f"the relaxation schedule {list(schedule)} must hold at least one number, all above 0 and finite")
+            raise TemperaError(
+                f"the relaxation schedule {list(schedule)} must hold at least one number, all "
+                "above 0 and finite"
+            )
         if residual not in ("optimal", "vanilla"):
             raise TemperaError(f"residual={residual} is not known; choose optimal or vanilla")
         object.__setattr__(self, "schedule", tuple(schedule))
@@ -65,7 +74,11 @@ class Relaxed:
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q·f]+, where q·f = min(q, ω_i·p); or Norm[p - q]+."""
-        kept = q if self.residual_kind == "vanilla" else torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
+        kept = (
+            q
+            if self.residual_kind == "vanilla"
+            else torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
+        )
         return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def omega(self, depth: Tensor) -> Tensor:
@@ -76,65 +89,87 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Match:
-    """Keep what the target itself draws: it draws a token after every node, and a child is kept if it is that token.
+    """Keep what the target itself draws: it draws a token after every node, and a child is kept if
+    it is that token.
 
-    With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021); with the round's own draws it is the
-    naive verification of SpecInfer (Miao et al. 2023), which is also what SJD's public code calls Jacobi decoding. Lossless for every
-    draft, as every emitted token is a draw from the target. It implements `JointRule`.
+    With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
+    with the round's own draws it is the naive verification of SpecInfer (Miao et al. 2023), which
+    is also what SJD's public code calls Jacobi decoding. Lossless for every draft, as every emitted
+    token is a draw from the target. It implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See `JointRule.walk`."""
+        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See
+        `JointRule.walk`.
+        """
         tree = draft.tree
         draws = uniforms[:, : 1 + tree.nodes].roll(1, 1) if draft.draws is None else draft.draws
         drawn = sample(p, draws)
         parents = (1 + tree.parents).expand_as(draft.tokens)
         reached = tree.reached(draft.tokens == drawn.gather(1, parents))
-        stop = (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)  # sorted by depth: the deepest
+        stop = (
+            (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)
+        )  # sorted by depth: the deepest
         return reached, one_hot(drawn.gather(1, stop).squeeze(1), p.shape[-1])
 
 
 @dataclass(frozen=True)
 class BlockVerification:
-    """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is accepted by its joint prefix. Lossless.
+    """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is accepted by
+    its joint prefix. Lossless.
 
-    With weights w_0 = 1, w_i = min(1, w_{i-1}·p(x_i)/q(x_i)) the first i tokens are all kept with probability w_i, given that they are
-    drafted. To that end each prefix passes a test of its own, with probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where
-    a_i = Σ_x [w_i·p - q]+ is what the target lacks after it; the longest prefix that passes is kept, and the next token comes from
-    Norm[w_i·p - q]+, or from p after a whole draft. (If deeper prefixes are kept with probability w_i - a_i on average, as that of the next
-    weight is, then i tokens or more are kept with h_i + (1 - h_i)(w_i - a_i) = w_i.) In expectation it keeps no fewer tokens than testing
-    them one by one, where the same probability is Π min(1, p/q) ≤ w_i.
+    With weights w_0 = 1, w_i = min(1, w_{i-1}·p(x_i)/q(x_i)) the first i tokens are all kept with
+    probability w_i, given that they are drafted. To that end each prefix passes a test of its own,
+    with probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where a_i = Σ_x [w_i·p - q]+ is what
+    the target lacks after it; the longest prefix that passes is kept, and the next token comes from
+    Norm[w_i·p - q]+, or from p after a whole draft. (If deeper prefixes are kept with probability
+    w_i - a_i on average, as that of the next weight is, then i tokens or more are kept with h_i +
+    (1 - h_i)(w_i - a_i) = w_i.) In expectation it keeps no fewer tokens than testing them one by
+    one, where the same probability is Π min(1, p/q) ≤ w_i.
 
-    q must be a token's law given those drafted before it, and a rejected token must leave no trace: later tokens decide on earlier ones
-    here, so with guesses that live on into the next round (Jacobi drafters other than SJD's) the law would be another. It implements
-    `JointRule`.
+    q must be a token's law given those drafted before it, and a rejected token must leave no trace:
+    later tokens decide on earlier ones here, so with guesses that live on into the next round
+    (Jacobi drafters other than SJD's) the law would be another. It implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See `JointRule.walk`.
+        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See
+        `JointRule.walk`.
 
         Raises:
             TemperaError: the draft may branch, or is coupled to earlier rounds.
         """
         tree, rows = draft.tree, torch.arange(len(p), device=p.device)
         if tree.max_children > 1:
-            raise TemperaError("rule=block accepts one chain by its prefixes, but this draft has branches; take tree=chain or another rule")
+            raise TemperaError(
+                "rule=block accepts one chain by its prefixes, but this draft has branches; take "
+                "tree=chain or another rule"
+            )
         if not draft.fresh:
-            raise TemperaError("rule=block is not lossless with guesses that live on from round to round; take drafter=sjd, or rule=exact")
+            raise TemperaError(
+                "rule=block is not lossless with guesses that live on from round to round; take "
+                "drafter=sjd, or rule=exact"
+            )
         above, below = at(p[:, :-1], draft.tokens).double(), at(draft.q, draft.tokens).double()
-        steps = torch.nn.functional.pad((above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0))
-        weights = (steps - steps.cummax(-1).values).exp()  # of the prefixes of 0..N tokens: the product since its last cut to 1
+        steps = torch.nn.functional.pad(
+            (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)
+        )
+        weights = (
+            steps - steps.cummax(-1).values
+        ).exp()  # of the prefixes of 0..N tokens: the product since its last cut to 1
         lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - draft.q).clamp(min=0)
         wanting = lacking.sum(-1)[:, 1:].double()
         passing = torch.cat([ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]], -1)
         passed = uniforms[:, : tree.nodes] < passing
         kept = (tree.depths * passed).amax(-1)
         stopped = normalise(lacking[rows, kept.clamp(max=tree.nodes - 1)], otherwise=p[rows, kept])
-        return tree.depths <= kept.unsqueeze(-1), torch.where((kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped)
+        return tree.depths <= kept.unsqueeze(-1), torch.where(
+            (kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped
+        )
 
 
 @cache

@@ -8,11 +8,13 @@ T = TypeVar("T")
 
 
 class Processes:
-    """This process among those of the run; without `torchrun` it is the only one and accelerate stays out.
+    """This process among those of the run; without `torchrun` it is the only one and accelerate
+    stays out.
 
     Args:
         cpu: talk through gloo instead of NCCL.
-        patience: how long to wait for another process before it is taken for lost; torch's default unless given.
+        patience: how long to wait for another process before it is taken for lost; torch's default
+            unless given.
     """
 
     def __init__(self, cpu: bool, patience: timedelta | None = None) -> None:
@@ -20,7 +22,9 @@ class Processes:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
 
-            self._state = PartialState(cpu=cpu, **({} if patience is None else {"timeout": patience}))
+            self._state = PartialState(
+                cpu=cpu, **({} if patience is None else {"timeout": patience})
+            )
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
 

@@ -1,4 +1,6 @@
-"""Files that are either whole or absent: written under a temporary name beside their place, then renamed."""
+"""Files that are either whole or absent: written under a temporary name beside their place, then
+renamed.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,8 @@ from tempera.errors import TemperaError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; on success flush it to disk and rename it to `path`, on failure remove it.
+    """Yield a temporary name beside `path`; on success flush it to disk and rename it to `path`, on
+    failure remove it.
 
     Raises:
         TemperaError: the directory cannot be written.
@@ -26,7 +29,10 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(_usual_mode())
         temporary.replace(path)
     except OSError as problem:
-        raise TemperaError(f"cannot write {path}: {problem.strerror or problem}; give a directory that can be written.") from problem
+        raise TemperaError(
+            f"cannot write {path}: {problem.strerror or problem}; give a directory that can be "
+            "written."
+        ) from problem
     finally:
         with suppress(OSError):  # nothing was written where nothing can be removed
             temporary.unlink(missing_ok=True)
@@ -42,7 +48,9 @@ def _usual_mode() -> int:
 def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -62,9 +70,13 @@ def read_json(path: Path) -> dict[str, object]:
     except OSError as problem:
         raise TemperaError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     except ValueError as problem:
-        raise TemperaError(f"{path} is not valid JSON ({problem}): restore it, or delete it and build it again.") from problem
+        raise TemperaError(
+            f"{path} is not valid JSON ({problem}): restore it, or delete it and build it again."
+        ) from problem
     if not isinstance(value, dict):
-        raise TemperaError(f"{path} holds no JSON object: restore it, or delete it and build it again.")
+        raise TemperaError(
+            f"{path} holds no JSON object: restore it, or delete it and build it again."
+        )
     return value
 
 
@@ -80,7 +92,9 @@ def writable_directory(path: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as problem:
-        raise TemperaError(f"cannot write in {path}: {problem.strerror or problem}; give another output directory.") from problem
+        raise TemperaError(
+            f"cannot write in {path}: {problem.strerror or problem}; give another output directory."
+        ) from problem
     return path
 
 

@@ -19,7 +19,9 @@ def picture_path(directory: Path, prompt_id: str) -> Path:
 def write_picture(path: Path, picture: Picture) -> None:
     """As PNG, atomically."""
     with replacing(path) as temporary:
-        Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(temporary, format="PNG")
+        Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(
+            temporary, format="PNG"
+        )
 
 
 def read_picture(path: Path) -> Picture:

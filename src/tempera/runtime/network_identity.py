@@ -12,8 +12,9 @@ from torch import nn
 def identity_of(network: nn.Module) -> str:
     """16 hexadecimal digits that name a network: a hash of its configuration and of its weights.
 
-    Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in bfloat16 (float16 rounds otherwise: take the
-    identity before converting to it), and of a large tensor some 4,096 evenly spaced entries are taken.
+    Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in
+    bfloat16 (float16 rounds otherwise: take the identity before converting to it), and of a large
+    tensor some 4,096 evenly spaced entries are taken.
     """
     digest = hashlib.sha256(json.dumps(config_dict(network), sort_keys=True, default=str).encode())
     for name, tensor in sorted(network.state_dict().items()):

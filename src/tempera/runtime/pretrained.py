@@ -1,8 +1,10 @@
-"""Published weights: where they are, what they are, and into a network without a second copy in memory.
+"""Published weights: where they are, what they are, and into a network without a second copy in
+memory.
 
-`weights` is a local file, a local directory, the id of a hub repository (`owner/name`), or `random`. Files are read as tensors only
-(`weights_only`), and mapped rather than copied: a network is built on the meta device and takes the mapped tensors themselves, so that
-moving it to a device, parameter by parameter, is the first time that they are in memory.
+`weights` is a local file, a local directory, the id of a hub repository (`owner/name`), or
+`random`. Files are read as tensors only (`weights_only`), and mapped rather than copied: a network
+is built on the meta device and takes the mapped tensors themselves, so that moving it to a device,
+parameter by parameter, is the first time that they are in memory.
 """
 
 import argparse
@@ -33,8 +35,8 @@ class PretrainedFiles:
 
     Attributes:
         weights: local file or directory, hub id, or `random`.
-        files: names that the weights may have in a directory or repository, the usual one first; `NAME.index.json` beside it, as Hugging
-            Face writes it, stands for several parts.
+        files: names that the weights may have in a directory or repository, the usual one first;
+            `NAME.index.json` beside it, as Hugging Face writes it, stands for several parts.
         hub: the repository that publishes them.
         option: what the user sets to say where they are.
     """
@@ -53,7 +55,8 @@ class PretrainedFiles:
         """The files on this machine, downloaded first where `weights` is a hub id.
 
         Raises:
-            TemperaError: there is no such place, or it lacks a file; says which one and how to get it.
+            TemperaError: there is no such place, or it lacks a file; says which one and how to get
+                it.
         """
         place = Path(self.weights).expanduser()
         if place.is_file():
@@ -75,18 +78,24 @@ class PretrainedFiles:
         """A snapshot of the hub repository, of the wanted files alone."""
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.weights) or self.weights.startswith("."):
             raise TemperaError(
-                f"{self.option}={self.weights} does not exist: give the file {self.files[0]}, a directory that holds it, or a hub id; "
+                f"{self.option}={self.weights} does not exist: give the file {self.files[0]}, a "
+                "directory that holds it, or a hub id; "
                 f"{self._advice}."
             )
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-        patterns = [pattern for name in self.files for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))]
+        patterns = [
+            pattern
+            for name in self.files
+            for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
+        ]
         try:
             return Path(snapshot_download(self.weights, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
             raise TemperaError(
-                f"the hub repository {self.weights} cannot be read ({str(problem).splitlines()[0]}): go online or log in, or, on a "
+                f"the hub repository {self.weights} cannot be read "
+                f"({str(problem).splitlines()[0]}): go online or log in, or, on a "
                 f"machine that is, {self._advice}."
             ) from None
 
@@ -97,21 +106,26 @@ def _parts(index: Path) -> list[Path]:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise TemperaError(
-            f"{index.parent} is partial, {len(missing)} of its {len(names)} parts are missing, first {missing[0]}: download it again."
+            f"{index.parent} is partial, {len(missing)} of its {len(names)} parts are missing, "
+            f"first {missing[0]}: download it again."
         )
     return [index.parent / name for name in names]
 
 
 def read(files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of safetensors or PyTorch files, mapped, with their names; prints each file's SHA-256.
+    """All tensors of safetensors or PyTorch files, mapped, with their names; prints each file's
+    SHA-256.
 
     Raises:
-        TemperaError: a file is no such file, is cut off, or holds more than tensors and would run code when it is read.
+        TemperaError: a file is no such file, is cut off, or holds more than tensors and would run
+            code when it is read.
     """
     tensors: dict[str, Tensor] = {}
     for path in files:
         print(f"weights: {path}, {path.stat().st_size / 1e9:.2f} GB, sha256 {checksum(path)}")
-        tensors.update(_read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path))
+        tensors.update(
+            _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+        )
     return tensors
 
 
@@ -126,26 +140,38 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except SafetensorError as problem:
-        raise TemperaError(f"{path} is cut off or no safetensors file ({problem}): download it again.") from None
+        raise TemperaError(
+            f"{path} is cut off or no safetensors file ({problem}): download it again."
+        ) from None
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    """A PyTorch file, unpacked from the `model`, `module` or `state_dict` entry that trainers put weights in; averaged ones first."""
+    """A PyTorch file, unpacked from the `model`, `module` or `state_dict` entry that trainers put
+    weights in; averaged ones first.
+    """
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # LlamaGen's trainer keeps its options beside the weights
+        with torch.serialization.safe_globals(
+            [argparse.Namespace]
+        ):  # LlamaGen's trainer keeps its options beside the weights
             try:
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as problem:
                 if "mmap" not in str(problem):
                     raise
-                loaded = torch.load(path, map_location="cpu", weights_only=True)  # the format before zip files cannot be mapped
+                loaded = torch.load(
+                    path, map_location="cpu", weights_only=True
+                )  # the format before zip files cannot be mapped
     except pickle.UnpicklingError:
         raise TemperaError(
-            f"{path} holds more than tensors or is no PyTorch file, and reading it could run code: convert it to safetensors where you "
+            f"{path} holds more than tensors or is no PyTorch file, and reading it could run "
+            "code: convert it to safetensors where you "
             "trust it, or download it again."
         ) from None
     except (RuntimeError, EOFError) as problem:
-        raise TemperaError(f"{path} is cut off or no PyTorch file ({str(problem).splitlines()[0]}): download it again.") from None
+        raise TemperaError(
+            f"{path} is cut off or no PyTorch file ({str(problem).splitlines()[0]}): download it "
+            "again."
+        ) from None
     for name in _WRAPPERS:
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
             loaded = loaded[name]
@@ -160,8 +186,11 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def fill(network: nn.Module, state: Mapping[str, Tensor], source: str, ignore: Sequence[str] = ()) -> None:
-    """Give a network on the meta device its weights: the tensors of `state` themselves, none copied. It is then frozen.
+def fill(
+    network: nn.Module, state: Mapping[str, Tensor], source: str, ignore: Sequence[str] = ()
+) -> None:
+    """Give a network on the meta device its weights: the tensors of `state` themselves, none
+    copied. It is then frozen.
 
     Args:
         state: in the network's own layout.
@@ -174,27 +203,40 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: str, ignore: S
     state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(ignore))}
     expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
     common = [name for name in expected if name in state]
-    missing, left = [name for name in expected if name not in state], [name for name in state if name not in expected]
+    missing, left = (
+        [name for name in expected if name not in state],
+        [name for name in state if name not in expected],
+    )
     if missing and left:
-        raise TemperaError(f"{source} is in another layout (it holds {left[0]}, not {missing[0]}): give the file as it was published.")
+        raise TemperaError(
+            f"{source} is in another layout (it holds {left[0]}, not {missing[0]}): give the "
+            "file as it was published."
+        )
     for name in common:
         if state[name].shape != expected[name]:
             raise TemperaError(
-                f"{source} is of another size ({name} is {tuple(state[name].shape)}, this model's is {tuple(expected[name])}): choose the "
+                f"{source} is of another size ({name} is {tuple(state[name].shape)}, this "
+                f"model's is {tuple(expected[name])}): choose the "
                 "model=… that it belongs to, or another file."
             )
     if missing:
-        raise TemperaError(f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}: download it again.")
+        raise TemperaError(
+            f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}: "
+            "download it again."
+        )
     if left:
         raise TemperaError(
-            f"{source} holds {len(left)} tensors that this model has not, first {left[0]}: choose the model=… it belongs to."
+            f"{source} holds {len(left)} tensors that this model has not, first {left[0]}: "
+            "choose the model=… it belongs to."
         )
     network.load_state_dict(state, assign=True)
     _finish(network, torch.device("cpu"))
 
 
 def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-    """Give a network on the meta device small random weights, made on `device` in `dtype`: norms 1, biases 0, the rest N(0, 0.02²)."""
+    """Give a network on the meta device small random weights, made on `device` in `dtype`: norms 1,
+    biases 0, the rest N(0, 0.02²).
+    """
     network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():

@@ -16,7 +16,8 @@ Row = dict[str, Any]
 
 
 class Store:
-    """Rows keyed by their `id`, in Parquet part files named after the ids within; a part appears whole or not at all.
+    """Rows keyed by their `id`, in Parquet part files named after the ids within; a part appears
+    whole or not at all.
 
     Several processes may add rows to one store. When an id appears in two parts, either row serves.
     """
@@ -34,7 +35,9 @@ class Store:
 
     def missing(self, ids: Iterable[str]) -> list[str]:
         """Those of the ids that have no row yet."""
-        present = {row["id"] for path in self.directory.glob("*.parquet") for row in _read(path, ["id"])}
+        present = {
+            row["id"] for path in self.directory.glob("*.parquet") for row in _read(path, ["id"])
+        }
         return [name for name in ids if name not in present]
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -44,7 +47,9 @@ class Store:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a Parquet file, atomically; columns in the order of the first row; NaN, which nothing equals, as null."""
+    """Write rows as a Parquet file, atomically; columns in the order of the first row; NaN, which
+    nothing equals, as null.
+    """
     columns = {name: [_cell(row.get(name)) for row in rows] for name in (rows[0] if rows else {})}
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns), temporary)
@@ -58,5 +63,7 @@ def _read(path: Path, columns: list[str] | None = None) -> list[Row]:
     try:
         rows: list[Row] = pq.read_table(path, columns=columns, partitioning=None).to_pylist()
     except (pa.ArrowException, OSError) as problem:
-        raise TemperaError(f"{path} is damaged ({str(problem).splitlines()[0][:80]}): delete it and run again.") from None
+        raise TemperaError(
+            f"{path} is damaged ({str(problem).splitlines()[0][:80]}): delete it and run again."
+        ) from None
     return rows

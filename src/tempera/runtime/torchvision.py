@@ -1,4 +1,6 @@
-"""One place that makes `import torchvision` work, for everything here that needs it: open_clip, timm, torchmetrics.image."""
+"""One place that makes `import torchvision` work, for everything here that needs it: open_clip,
+timm, torchmetrics.image.
+"""
 
 import importlib
 import sys
@@ -11,14 +13,17 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _LIBRARIES: list[torch.library.Library] = []
-"""Keeps the mended schemas alive: a `Library` takes its definitions with it when it is collected."""
+"""Keeps the mended schemas alive: a `Library` takes its definitions with it when it is collected.
+"""
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also next to a CPU-only torch whose matching torchvision wheel cannot load its compiled operators.
+    """Import torchvision, also next to a CPU-only torch whose matching torchvision wheel cannot
+    load its compiled operators.
 
-    There the import stops with "operator torchvision::nms does not exist"; declaring the schemas of the two operators cures it (nothing
-    here calls them). They are declared only after that failure: where the compiled operators load, a second declaration aborts Python.
+    There the import stops with "operator torchvision::nms does not exist"; declaring the schemas of
+    the two operators cures it (nothing here calls them). They are declared only after that failure:
+    where the compiled operators load, a second declaration aborts Python.
     """
     try:
         return importlib.import_module("torchvision")

@@ -1,4 +1,6 @@
-"""Experiment tracking: Weights & Biases, online when logged in and offline otherwise, or nothing. Only the main process tracks."""
+"""Experiment tracking: Weights & Biases, online when logged in and offline otherwise, or nothing.
+Only the main process tracks.
+"""
 
 import os
 import secrets
@@ -17,7 +19,9 @@ class Tracker(Protocol):
     """Where a run's numbers and pictures go."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Log scalars as a run goes; a resumed run may log steps again that it logged before it was killed."""
+        """Log scalars as a run goes; a resumed run may log steps again that it logged before it was
+        killed.
+        """
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's final numbers."""
@@ -58,7 +62,9 @@ class NoTracker:
 
 
 class WandbTracker:
-    """A live W&B run. Steps are a metric of their own, the x-axis of all others: W&B's internal step refuses to go back on a resume."""
+    """A live W&B run. Steps are a metric of their own, the x-axis of all others: W&B's internal
+    step refuses to go back on a resume.
+    """
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -83,7 +89,10 @@ class WandbTracker:
         """Log a table, paths as pictures."""
         import wandb
 
-        data = [[wandb.Image(str(cell)) if isinstance(cell, Path) else cell for cell in row] for row in rows]
+        data = [
+            [wandb.Image(str(cell)) if isinstance(cell, Path) else cell for cell in row]
+            for row in rows
+        ]
         self.run.log({name: wandb.Table(columns=list(columns), data=data)})
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
@@ -104,7 +113,12 @@ class WandbTracker:
 
 
 def no_tracker(
-    *, directory: Path, job_type: str = "", group: str | None = None, tags: Sequence[str] = (), config: Mapping[str, Any] | None = None
+    *,
+    directory: Path,
+    job_type: str = "",
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> Tracker:
     """`tracking=none`: takes what `wandb_tracker` takes and tracks nothing."""
     return NoTracker()
@@ -121,18 +135,23 @@ def wandb_tracker(
     tags: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """`tracking=wandb`: start, or resume, the W&B run of a run directory. Processes other than the main one get a `NoTracker`.
+    """`tracking=wandb`: start, or resume, the W&B run of a run directory. Processes other than the
+    main one get a `NoTracker`.
 
     Args:
-        directory: the run directory; the W&B files lie in it, and the run's id, so that a resumed run goes on in the same W&B run.
-        mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that says how to sync.
+        directory: the run directory; the W&B files lie in it, and the run's id, so that a resumed
+            run goes on in the same W&B run.
+        mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that
+            says how to sync.
         group, job_type, tags, config: shown on the W&B run.
 
     Raises:
         TemperaError: unknown mode.
     """
     if mode not in MODES:
-        raise TemperaError(f"tracking.mode={mode} is unknown: choose {', '.join(MODES)} (or tracking=none).")
+        raise TemperaError(
+            f"tracking.mode={mode} is unknown: choose {', '.join(MODES)} (or tracking=none)."
+        )
     if int(os.environ.get("RANK", "0")) != 0:
         return NoTracker()
     mode = _mode(mode)
@@ -185,7 +204,14 @@ def _start(arguments: dict[str, Any], mode: Any) -> Any:
         if mode == "offline":
             raise
         why = f"unreachable ({' '.join(str(problem).split())[:80]})"
-        run = wandb.init(mode="offline", settings=settings, **{key: value for key, value in arguments.items() if key != "resume"})
+        run = wandb.init(
+            mode="offline",
+            settings=settings,
+            **{key: value for key, value in arguments.items() if key != "resume"},
+        )
     if why:
-        print(f"W&B: {why}, so the run is logged offline; send it with: wandb sync {Path(run.dir).parent}")
+        print(
+            f"W&B: {why}, so the run is logged offline; send it with: wandb sync "
+            f"{Path(run.dir).parent}"
+        )
     return run

@@ -1,4 +1,6 @@
-"""The shipped evaluator: a small network that reads a scene's attributes and whose features feed FID, KID and precision/recall."""
+"""The shipped evaluator: a small network that reads a scene's attributes and whose features feed
+FID, KID and precision/recall.
+"""
 
 import json
 from pathlib import Path
@@ -21,23 +23,36 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "background": tuple(BACKGROUNDS),
     "pattern": PATTERNS,
 }
-"""What is read from an image, and the classes of each. The second thing is below or right of the first."""
+"""What is read from an image, and the classes of each. The second thing is below or right of the
+first.
+"""
 
 UNTOLD = -1
 """Label of an attribute that a scene does not have or a caption does not tell."""
 
 
 def labels(scene: Scene) -> dict[str, int]:
-    """Class index of every attribute of a scene (or of a parsed caption); `UNTOLD` where it is unknown."""
-    told: dict[str, str | None] = {"relation": scene.relation or "none", "background": scene.background, "pattern": scene.pattern}
+    """Class index of every attribute of a scene (or of a parsed caption); `UNTOLD` where it is
+    unknown.
+    """
+    told: dict[str, str | None] = {
+        "relation": scene.relation or "none",
+        "background": scene.background,
+        "pattern": scene.pattern,
+    }
     for i in (1, 2):
         thing = scene.things[i - 1] if i <= len(scene.things) else None
         told |= {f"{part}{i}": getattr(thing, part, None) for part in ("shape", "colour", "size")}
-    return {name: classes.index(value) if (value := told[name]) is not None else UNTOLD for name, classes in ATTRIBUTES.items()}
+    return {
+        name: classes.index(value) if (value := told[name]) is not None else UNTOLD
+        for name, classes in ATTRIBUTES.items()
+    }
 
 
 def _block(inner: int, outer: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU()
+    )
 
 
 class Classifier(nn.Module):
@@ -47,10 +62,19 @@ class Classifier(nn.Module):
         super().__init__()
         self.width = width
         self.trunk = nn.Sequential(
-            *(_block(3, 24, 2), _block(24, 48, 2), _block(48, 48, 1), _block(48, 96, 2), _block(96, 96, 1), _block(96, 96, 2)),
+            *(
+                _block(3, 24, 2),
+                _block(24, 48, 2),
+                _block(48, 48, 1),
+                _block(48, 96, 2),
+                _block(96, 96, 1),
+                _block(96, 96, 2),
+            ),
             *(nn.Flatten(), nn.Linear(96 * 16, width), nn.BatchNorm1d(width), nn.ReLU()),
         )
-        self.heads = nn.ModuleDict({name: nn.Linear(width, len(classes)) for name, classes in ATTRIBUTES.items()})
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(width, len(classes)) for name, classes in ATTRIBUTES.items()}
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """Images [B, 3, 64, 64] in [−1, 1] → [B, width]."""
@@ -58,7 +82,9 @@ class Classifier(nn.Module):
         return out
 
     def attributes(self, images: Tensor) -> dict[str, Tensor]:
-        """Images [B, 3, 64, 64] in [−1, 1] → logits [B, classes] of every attribute in `ATTRIBUTES`."""
+        """Images [B, 3, 64, 64] in [−1, 1] → logits [B, classes] of every attribute in
+        `ATTRIBUTES`.
+        """
         features = self.features(images)
         return {name: head(features) for name, head in self.heads.items()}
 
@@ -68,12 +94,16 @@ class Classifier(nn.Module):
 
 
 def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]:
-    """For every attribute, 1.0 where the prediction agrees, 0.0 where not, NaN where the scene does not tell: float32 [B]."""
+    """For every attribute, 1.0 where the prediction agrees, 0.0 where not, NaN where the scene does
+    not tell: float32 [B].
+    """
     truth = [labels(scene) for scene in scenes]
     result = {}
     for name, scores in logits.items():
         wanted = torch.tensor([t[name] for t in truth], device=scores.device)
-        result[name] = torch.where(wanted == UNTOLD, torch.nan, (scores.argmax(-1) == wanted).float())
+        result[name] = torch.where(
+            wanted == UNTOLD, torch.nan, (scores.argmax(-1) == wanted).float()
+        )
     return result
 
 
@@ -81,5 +111,7 @@ def load_classifier(directory: Path = SHIPPED / "classifier") -> Classifier:
     """The shipped classifier, frozen."""
     model = Classifier(**json.loads((directory / "config.json").read_text()))
     state = load_file(directory / "model.safetensors")
-    model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})
+    model.load_state_dict(
+        {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
+    )
     return model.eval().requires_grad_(False)

@@ -7,7 +7,11 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, parse_caption
 
-CLASSES = tuple(f"{'an' if colour == 'orange' else 'a'} {colour} {shape}" for shape in SHAPES for colour in COLOURS)
+CLASSES = tuple(
+    f"{'an' if colour == 'orange' else 'a'} {colour} {shape}"
+    for shape in SHAPES
+    for colour in COLOURS
+)
 """Captions by class number: shape by shape, every colour."""
 
 
@@ -35,7 +39,8 @@ class ShapeLabels(nn.Module):
         for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), start=1):
             if label is None:
                 raise TemperaError(
-                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no shape: give one shape in one colour, as in "
+                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no shape: give one "
+                    "shape in one colour, as in "
                     'prompt="a red ring" or data=shape_classes.'
                 )
         return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
@@ -45,6 +50,12 @@ def shape_prompts(limit: int | None = 64, offset: int = 0) -> list[Prompt]:
     """Prompt `offset` + i is class i mod 48; ids are shape-07-000 (class, repetition)."""
     count = len(CLASSES)
     if offset < 0 or (limit is not None and limit < 1):
-        raise TemperaError(f"limit={limit} and offset={offset} choose no prompts: give a limit of at least 1 and an offset of 0 or more.")
+        raise TemperaError(
+            f"limit={limit} and offset={offset} choose no prompts: give a limit of at least 1 "
+            "and an offset of 0 or more."
+        )
     numbers = range(offset, offset + (count if limit is None else limit))
-    return [Prompt(f"shape-{number % count:02d}-{number // count:03d}", CLASSES[number % count]) for number in numbers]
+    return [
+        Prompt(f"shape-{number % count:02d}-{number // count:03d}", CLASSES[number % count])
+        for number in numbers
+    ]

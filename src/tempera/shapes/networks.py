@@ -1,4 +1,6 @@
-"""The shipped model: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the package."""
+"""The shipped model: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the
+package.
+"""
 
 import json
 from dataclasses import asdict
@@ -22,27 +24,45 @@ VOCABULARY = ("<pad>", "<unknown>", *WORDS)
 
 
 def tokenize(prompts: list[str], length: int) -> Tensor:
-    """Word ids int64 [B, length], padded on the left with 0; words outside the world are `<unknown>`, words past `length` are dropped."""
+    """Word ids int64 [B, length], padded on the left with 0; words outside the world are
+    `<unknown>`, words past `length` are dropped.
+    """
     known = {word: i for i, word in enumerate(VOCABULARY)}
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
     for row, prompt in enumerate(prompts):
-        words = [known.get(word.strip(".,;:!?\"'()"), 1) for word in prompt.lower().split()][:length]
+        words = [known.get(word.strip(".,;:!?\"'()"), 1) for word in prompt.lower().split()][
+            :length
+        ]
         if not words:
-            raise TemperaError(f"prompt {row + 1} of {len(prompts)} is empty: give it at least one word.")
+            raise TemperaError(
+                f"prompt {row + 1} of {len(prompts)} is empty: give it at least one word."
+            )
         ids[row, -len(words) :] = torch.tensor(words)
     return ids
 
 
 class TextEncoder(nn.Module):
-    """Word embedding, learned positions and a small bidirectional transformer: word ids [B, T] → features [B, T, D]."""
+    """Word embedding, learned positions and a small bidirectional transformer: word ids [B, T] →
+    features [B, T, D].
+    """
 
     def __init__(self, length: int, width: int, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.config = {"length": length, "width": width, "layers": layers, "heads": heads}
         self.words = nn.Embedding(len(VOCABULARY), width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            heads,
+            4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
+        )
         nn.init.normal_(self.words.weight, std=0.5)
 
     @property
@@ -66,7 +86,8 @@ def _load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise TemperaError(
-                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python train_draft/build_shapes.py`."
+                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python "
+                "train_draft/build_shapes.py`."
             )
     state = load_file(directory / "model.safetensors")
     return json.loads((directory / "config.json").read_text()), {
@@ -101,5 +122,7 @@ def target_config(network: LlamaGen) -> dict[str, Any]:
 
 
 def load_smaller(directory: Path = SHIPPED / "independent") -> Smaller:
-    """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder, that drafts for `method=independent`."""
+    """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder,
+    that drafts for `method=independent`.
+    """
     return Smaller(load_target_network(directory), load_text_encoder(directory / "text_encoder"))

@@ -17,7 +17,9 @@ from tempera.training.dataset import HOLDOUT, Captioned, vq_encoder
 
 
 class WorldCodes:
-    """The shapes world's scenes, encoded as they are needed: unlimited. Scene 0, 20, 40, … are the hold-out."""
+    """The shapes world's scenes, encoded as they are needed: unlimited. Scene 0, 20, 40, … are the
+    hold-out.
+    """
 
     def __init__(self, encoder: VQEncoder, seed: int = 0) -> None:
         self.world, self.encoder = World(seed), encoder
@@ -32,8 +34,14 @@ class WorldCodes:
 
     def _scenes(self, indices: list[int]) -> Captioned:
         samples = [self.world.sample(index) for index in indices]
-        entries = [Entry(f"world scene {i}", str(i), sample.caption, sample.image) for i, sample in zip(indices, samples, strict=True)]
-        return Captioned([sample.caption for sample in samples], torch.from_numpy(self.encoder.encode(entries).codes).long())
+        entries = [
+            Entry(f"world scene {i}", str(i), sample.caption, sample.image)
+            for i, sample in zip(indices, samples, strict=True)
+        ]
+        return Captioned(
+            [sample.caption for sample in samples],
+            torch.from_numpy(self.encoder.encode(entries).codes).long(),
+        )
 
 
 class WorldScenes:
@@ -46,7 +54,13 @@ class WorldScenes:
 
     def describe(self) -> dict[str, Any]:
         """See `Source`."""
-        return {"kind": "world", "seed": self.world.seed, "terse": self.world.terse, "first": self.first, "count": self.scenes}
+        return {
+            "kind": "world",
+            "seed": self.world.seed,
+            "terse": self.world.terse,
+            "first": self.first,
+            "count": self.scenes,
+        }
 
     def count(self) -> int | None:
         """See `Source`."""
@@ -56,19 +70,30 @@ class WorldScenes:
         """See `Source`."""
         for index in range(self.first + start, self.first + self.scenes):
             sample = self.world.sample(index)
-            yield Entry(f"world scene {index}", f"world-{self.world.seed}-{index}", sample.caption, sample.image)
+            yield Entry(
+                f"world scene {index}",
+                f"world-{self.world.seed}-{index}",
+                sample.caption,
+                sample.image,
+            )
 
 
 def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
-    """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are world-000123.
+    """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are
+    world-000123.
 
     The default seed differs from the training world's (0), so the scenes are unseen.
     """
     check_slice(limit, offset)
     world = World(seed)
-    return [Prompt(f"world-{index:06d}", world.sample(index).caption) for index in range(offset, offset + limit)]
+    return [
+        Prompt(f"world-{index:06d}", world.sample(index).caption)
+        for index in range(offset, offset + limit)
+    ]
 
 
-def world_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0) -> WorldCodes:
+def world_codes(
+    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0
+) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(vq_encoder(target.grid, tokenizer), seed)

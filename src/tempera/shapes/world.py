@@ -1,7 +1,8 @@
 """The shapes world: a procedural, seeded, unlimited source of captioned 64×64 scenes.
 
-A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a plain, striped or checkered background,
-under a lighting gradient and a natural-looking noise texture. Scene `i` of a world is a pure function of `(world seed, i)`.
+A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a
+plain, striped or checkered background, under a lighting gradient and a natural-looking noise
+texture. Scene `i` of a world is a pure function of `(world seed, i)`.
 """
 
 import re
@@ -37,10 +38,25 @@ PATTERNS = ("plain", "striped", "checkered")
 SIZES = {"small": 12, "large": 16}
 """Radius in pixels."""
 LATTICE = 8
-"""Shapes are centred on multiples of this many pixels (two of the tokenizer's patches): a shape looks the same wherever it stands."""
+"""Shapes are centred on multiples of this many pixels (two of the tokenizer's patches): a shape
+looks the same wherever it stands.
+"""
 RELATIONS = ("above", "left of")
 
-WORDS = ("a", "an", "on", "background", "of", "left", "above", *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
+WORDS = (
+    "a",
+    "an",
+    "on",
+    "background",
+    "of",
+    "left",
+    "above",
+    *SIZES,
+    *COLOURS,
+    *SHAPES,
+    *PATTERNS,
+    *BACKGROUNDS,
+)
 """Every word a caption can hold."""
 
 
@@ -86,13 +102,17 @@ class Scene:
             text += f" {self.relation} {self.things[1].phrase()}"
         if self.background:
             article = "an" if self.pattern is None and self.background == "olive" else "a"
-            text += f" on {article} " + " ".join(word for word in (self.pattern, self.background, "background") if word)
+            text += f" on {article} " + " ".join(
+                word for word in (self.pattern, self.background, "background") if word
+            )
         return text
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A captioned image: the full `scene`, the `caption` (which may leave details out) and the `image` [64, 64, 3] in [0, 1]."""
+    """A captioned image: the full `scene`, the `caption` (which may leave details out) and the
+    `image` [64, 64, 3] in [0, 1].
+    """
 
     scene: Scene
     caption: str
@@ -102,7 +122,8 @@ class Sample:
 _THING = rf"an? (?:(?P<size{{i}}>{'|'.join(SIZES)}) )?(?P<colour{{i}}>{'|'.join(COLOURS)}) (?P<shape{{i}}>{'|'.join(SHAPES)})"
 _CAPTION = re.compile(
     rf"^{_THING.format(i=1)}(?: (?P<relation>{'|'.join(RELATIONS)}) {_THING.format(i=2)})?"
-    rf"(?: on an? (?:(?P<pattern>{'|'.join(PATTERNS)}) )?(?P<background>{'|'.join(BACKGROUNDS)}) background)?$"
+    rf"(?: on an? (?:(?P<pattern>{'|'.join(PATTERNS)}) )?(?P<background>{'|'.join(BACKGROUNDS)}) "
+    r"background)?$"
 )
 
 
@@ -112,7 +133,11 @@ def parse_caption(text: str) -> Scene | None:
     if match is None:
         return None
     found = match.groupdict()
-    things = [Thing(found[f"shape{i}"], found[f"colour{i}"], found[f"size{i}"]) for i in (1, 2) if found[f"shape{i}"]]
+    things = [
+        Thing(found[f"shape{i}"], found[f"colour{i}"], found[f"size{i}"])
+        for i in (1, 2)
+        if found[f"shape{i}"]
+    ]
     return Scene(tuple(things), found["relation"], found["background"], found["pattern"])
 
 
@@ -126,7 +151,10 @@ class World:
 
     def __init__(self, seed: int = 0, terse: float = 0.1) -> None:
         if not 0 <= terse <= 1:
-            raise TemperaError(f"terse={terse} is not a probability: give the chance in [0, 1] that a caption leaves its background out.")
+            raise TemperaError(
+                f"terse={terse} is not a probability: give the chance in [0, 1] that a caption "
+                "leaves its background out."
+            )
         self.seed = seed
         self.terse = terse
 
@@ -138,7 +166,12 @@ class World:
         if rng.random() < self.terse:
             told = Scene(told.things, told.relation, None, None)
         if rng.random() < self.terse:
-            told = Scene(tuple(Thing(t.shape, t.colour, None) for t in told.things), told.relation, told.background, told.pattern)
+            told = Scene(
+                tuple(Thing(t.shape, t.colour, None) for t in told.things),
+                told.relation,
+                told.background,
+                told.pattern,
+            )
         return Sample(scene, told.caption, render(scene))
 
     def batch(self, first: int, count: int) -> list[Sample]:
@@ -150,7 +183,9 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
     relation = str(rng.choice(RELATIONS)) if rng.random() < 0.1 else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
-        things=_place_pair(kinds, relation, rng) if relation else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
+        things=_place_pair(kinds, relation, rng)
+        if relation
+        else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
         relation=relation,
         background=str(rng.choice(list(BACKGROUNDS))),
         pattern=str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25))),
@@ -159,7 +194,11 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
 
 
 def _draw_kind(rng: np.random.Generator) -> Thing:
-    return Thing(str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), str(rng.choice(list(SIZES), p=(0.35, 0.65))))
+    return Thing(
+        str(rng.choice(SHAPES)),
+        str(rng.choice(list(COLOURS))),
+        str(rng.choice(list(SIZES), p=(0.35, 0.65))),
+    )
 
 
 def _reach(kind: Thing) -> int:
@@ -190,7 +229,9 @@ def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> 
     places = []
     for kind, along in zip(kinds, (lead, follow), strict=True):
         across = _between(24, 40, rng)
-        places.append(_place(kind, across, along) if relation == "above" else _place(kind, along, across))
+        places.append(
+            _place(kind, across, along) if relation == "above" else _place(kind, along, across)
+        )
     return tuple(places)
 
 
@@ -199,15 +240,24 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 def render(scene: Scene) -> Image:
     """Generate a fully specified scene: float32 [64, 64, 3] in [0, 1]."""
-    if scene.background is None or scene.pattern is None or any(thing.radius is None for thing in scene.things):
-        raise TemperaError("only a fully specified scene can be generated: background, pattern and every position must be known.")
+    if (
+        scene.background is None
+        or scene.pattern is None
+        or any(thing.radius is None for thing in scene.things)
+    ):
+        raise TemperaError(
+            "only a fully specified scene can be generated: background, pattern and every "
+            "position must be known."
+        )
     rng = np.random.default_rng(scene.seed)
     image = _background(scene.background, scene.pattern, rng)
     for thing in scene.things:
         coverage = np.clip(0.5 - _distance(thing), 0, 1)[..., None]
         image = image * (1 - coverage) + np.array(COLOURS[thing.colour], np.float32) * coverage
     angle = rng.uniform(0, 2 * np.pi)
-    ramp = (np.cos(angle) * (_X / IMAGE_SIZE - 0.5) + np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)) * rng.uniform(0.1, 0.3)
+    ramp = (
+        np.cos(angle) * (_X / IMAGE_SIZE - 0.5) + np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)
+    ) * rng.uniform(0.1, 0.3)
     image = image * (1 + ramp)[..., None] + _texture(rng)[..., None]
     return np.asarray(np.clip(image, 0, 1), np.float32)
 
@@ -216,14 +266,19 @@ def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
     base = np.array(BACKGROUNDS[colour], np.float32)
     shift_x, shift_y = 4 * rng.integers(0, 4, 2)
     stripes = ((_X + shift_x) // 8) % 2
-    marks = {"plain": np.zeros_like(_X), "striped": stripes, "checkered": (stripes + ((_Y + shift_y) // 8) % 2) % 2}[pattern]
+    marks = {
+        "plain": np.zeros_like(_X),
+        "striped": stripes,
+        "checkered": (stripes + ((_Y + shift_y) // 8) % 2) % 2,
+    }[pattern]
     return np.asarray(base * (1 - 0.32 * marks[..., None]), np.float32)
 
 
 def _texture(rng: np.random.Generator) -> Image:
     """Three octaves of smooth value noise and fine grain, in units of brightness.
 
-    The finest octave has a cell a token: it decides how many codes could stand at a place, the ambiguity that real images have.
+    The finest octave has a cell a token: it decides how many codes could stand at a place, the
+    ambiguity that real images have.
     """
     noise = rng.normal(0, 0.02, (IMAGE_SIZE, IMAGE_SIZE))
     for cells, strength in ((4, 0.03), (8, 0.03), (16, 0.05)):
@@ -247,10 +302,17 @@ def _distance(thing: Thing) -> Image:
     if thing.shape == "ring":
         return np.asarray(np.abs(np.hypot(x, y) - 0.72 * radius) - 0.25 * radius)
     if thing.shape == "cross":
-        wide, tall = np.maximum(np.abs(x) - radius, np.abs(y) - 0.3 * radius), np.maximum(np.abs(y) - radius, np.abs(x) - 0.3 * radius)
+        wide, tall = (
+            np.maximum(np.abs(x) - radius, np.abs(y) - 0.3 * radius),
+            np.maximum(np.abs(y) - radius, np.abs(x) - 0.3 * radius),
+        )
         return np.asarray(np.minimum(wide, tall))
     if thing.shape == "triangle":
-        return _polygon(x, y, [(0.0, -0.98 * radius), (0.98 * radius, 0.8 * radius), (-0.98 * radius, 0.8 * radius)])
+        return _polygon(
+            x,
+            y,
+            [(0.0, -0.98 * radius), (0.98 * radius, 0.8 * radius), (-0.98 * radius, 0.8 * radius)],
+        )
     turns = np.arange(10) * np.pi / 5 - np.pi / 2
     reach = np.where(np.arange(10) % 2 == 0, 1.05, 0.45) * radius
     return _polygon(x, y, list(zip(reach * np.cos(turns), reach * np.sin(turns), strict=True)))

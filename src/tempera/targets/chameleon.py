@@ -1,9 +1,11 @@
-"""Chameleon (Chameleon team 2024) and its descendants that generate: Lumina-mGPT (Liu et al. 2024) and Anole (Chern et al. 2024).
+"""Chameleon (Chameleon team 2024) and its descendants that generate: Lumina-mGPT (Liu et al. 2024)
+and Anole (Chern et al. 2024).
 
-The transformer is Hugging Face's inner model; its `ForConditionalGeneration` would set the logits of image tokens to −∞. Facts about the
-vocabulary are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image codes 4 … 8195 in order, `<eoss>` (end of image) 8196,
-`<racm3:break>` (start of image) 8197, `<reserved08706>` (end of turn) 8710. Those of the prompts are from the Lumina-mGPT and Anole
-repositories.
+The transformer is Hugging Face's inner model; its `ForConditionalGeneration` would set the logits
+of image tokens to −∞. Facts about the vocabulary are from Meta's Chameleon repository: `<s>` 0,
+`<pad>` 1, image codes 4 … 8195 in order, `<eoss>` (end of image) 8196, `<racm3:break>` (start of
+image) 8197, `<reserved08706>` (end of turn) 8710. Those of the prompts are from the Lumina-mGPT and
+Anole repositories.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,24 +28,46 @@ _BEGIN, _START, _END, _TURN = 0, 8197, 8196, 8710
 
 
 def lumina(height: int = 768, width: int = 768) -> ModelSpec:
-    """Lumina-mGPT's format: the size stands in the prompt and, as two ids of 32-pixel steps, after the start of the image; lines end with
-    `<reserved08799>`. The unconditional row starts at the start of the image.
+    """Lumina-mGPT's format: the size stands in the prompt and, as two ids of 32-pixel steps, after
+    the start of the image; lines end with `<reserved08799>`. The unconditional row starts at the
+    start of the image.
     """
-    size: list[int] = [8804 + patches(pixels, 2 * PATCH, name) for pixels, name in ((height, "height"), (width, "width"))]
+    size: list[int] = [
+        8804 + patches(pixels, 2 * PATCH, name)
+        for pixels, name in ((height, "height"), (width, "width"))
+    ]
     text = f"Generate an image of {width}x{height} according to the following prompt:\n{{text}}"
     prompt: tuple[int | str, ...] = (_BEGIN, text, _TURN, _START, *size)
     null = (_START, *size)
     return ModelSpec(
-        height // PATCH, width // PATCH, 8192, first_code=4, prompt=prompt, null=null, context=10240, line_end=8803, end=(_END,)
+        height // PATCH,
+        width // PATCH,
+        8192,
+        first_code=4,
+        prompt=prompt,
+        null=null,
+        context=10240,
+        line_end=8803,
+        end=(_END,),
     )
 
 
 def anole() -> ModelSpec:
-    """Anole's format: images of 512×512 pixels without ends of lines. With text alone in the prompt, Chameleon's guidance by text and image
-    is guidance by text, from a row that is `<s>` and the start of the image.
+    """Anole's format: images of 512×512 pixels without ends of lines. With text alone in the
+    prompt, Chameleon's guidance by text and image is guidance by text, from a row that is `<s>` and
+    the start of the image.
     """
     prompt = (_BEGIN, "{text}", _TURN, _START)
-    return ModelSpec(32, 32, codes=8192, first_code=4, prompt=prompt, null=(_BEGIN, _START), context=4096, end=(_END,))
+    return ModelSpec(
+        32,
+        32,
+        codes=8192,
+        first_code=4,
+        prompt=prompt,
+        null=(_BEGIN, _START),
+        context=4096,
+        end=(_END,),
+    )
 
 
 def load_chameleon(
@@ -63,8 +87,10 @@ def load_chameleon(
     """A Chameleon with published weights, of the 7B's sizes unless others are given.
 
     Args:
-        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging Face's layout or in Meta's.
-        device, dtype: where and as what random weights are made; published ones stay as they are in their files.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging
+            Face's layout or in Meta's.
+        device, dtype: where and as what random weights are made; published ones stay as they are in
+            their files.
     """
     config = ChameleonConfig(
         vocab_size=vocab_size,
@@ -83,7 +109,12 @@ def load_chameleon(
         randomise(network, device or torch.device("cpu"), dtype)
     else:
         found = release.find()
-        fill(network, from_official(read(found), num_attention_heads), str(found[0]), ignore=("model.vqmodel.", "rope."))
+        fill(
+            network,
+            from_official(read(found), num_attention_heads),
+            str(found[0]),
+            ignore=("model.vqmodel.", "rope."),
+        )
     return network  # type: ignore[return-value]
 
 
@@ -95,20 +126,29 @@ def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
 
 
 _LAYER_KEYS = {**LAYER_KEYS, "attention.wv.weight": "self_attn.v_proj.weight"}
-_TOP_KEYS = {"tok_embeddings.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+_TOP_KEYS = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 
 
 def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate published weights into Hugging Face's present layout; unknown names are kept, so that they are told.
+    """Translate published weights into Hugging Face's present layout; unknown names are kept, so
+    that they are told.
 
-    Two layouts are known. Hugging Face's of 2024 (Lumina-mGPT) has norms of queries and keys [model_parallel, head_dim], of which each row
-    serves the heads of one part: it is repeated. Meta's (Anole, Chameleon) has interleaved rotary pairs, and one norm for all heads.
+    Two layouts are known. Hugging Face's of 2024 (Lumina-mGPT) has norms of queries and keys
+    [model_parallel, head_dim], of which each row serves the heads of one part: it is repeated.
+    Meta's (Anole, Chameleon) has interleaved rotary pairs, and one norm for all heads.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.startswith("layers."):
             _, layer, rest = name.split(".", 2)
-            result |= {f"model.layers.{layer}.{key}": value for key, value in _from_meta(rest, tensor, heads)}
+            result |= {
+                f"model.layers.{layer}.{key}": value
+                for key, value in _from_meta(rest, tensor, heads)
+            }
         else:
             result[_TOP_KEYS.get(name, name)] = tensor
     for name, tensor in result.items():
@@ -122,11 +162,20 @@ def _from_meta(name: str, tensor: Tensor, heads: int) -> Sequence[tuple[str, Ten
     """One tensor of a layer in Meta's layout, as those of Hugging Face's."""
     if name == "attention.wqkv.weight":
         parts = tensor.chunk(3)
-        return [pair for part, key in zip("qkv", parts, strict=True) for pair in _from_meta(f"attention.w{part}.weight", key, heads)]
+        return [
+            pair
+            for part, key in zip("qkv", parts, strict=True)
+            for pair in _from_meta(f"attention.w{part}.weight", key, heads)
+        ]
     if name in ("attention.wq.weight", "attention.wk.weight"):
         return [(f"self_attn.{name[11]}_proj.weight", permute_pairs(tensor, heads))]
     if name.startswith(("attention.q_normalization.", "attention.k_normalization.")):
-        return [(f"self_attn.{name[10]}_norm.{name.rpartition('.')[2]}", permute_pairs(tensor[:, None], 1)[:, 0])]
+        return [
+            (
+                f"self_attn.{name[10]}_norm.{name.rpartition('.')[2]}",
+                permute_pairs(tensor[:, None], 1)[:, 0],
+            )
+        ]
     return [(_LAYER_KEYS.get(name, name), tensor)]
 
 

@@ -1,8 +1,10 @@
-"""The steps of a round, compiled: fewer and larger kernels (`compile_step`), and on a GPU one launch for all of them (`cuda_graphed`).
+"""The steps of a round, compiled: fewer and larger kernels (`compile_step`), and on a GPU one
+launch for all of them (`cuda_graphed`).
 
-The graphs are explicit ones, because `torch.compile(mode="reduce-overhead")` leaves out, with no more than a warning, a function that
-writes into its inputs, and every step writes into its cache. They follow PyTorch's notes on CUDA graphs (static inputs, warm-up on a side
-stream, capture, replay). The part for CUDA has not been run on a GPU yet; `tests/test_compiled.py` holds its test.
+The graphs are explicit ones, because `torch.compile(mode="reduce-overhead")` leaves out, with no
+more than a warning, a function that writes into its inputs, and every step writes into its cache.
+They follow PyTorch's notes on CUDA graphs (static inputs, warm-up on a side stream, capture,
+replay). The part for CUDA has not been run on a GPU yet; `tests/test_compiled.py` holds its test.
 """
 
 import functools
@@ -15,13 +17,17 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 StepFunction = Callable[..., Tensor]
-"""A function of tensors and hashable constants. It may write into memory that outlives it (a cache), if twice is the same as once."""
+"""A function of tensors and hashable constants. It may write into memory that outlives it (a
+cache), if twice is the same as once.
+"""
 
 WARMUP = 3
 """Calls before a recording: kernels are compiled and libraries set themselves up in them."""
 
 SHAPES = 256
-"""Combinations of shapes that a step may be compiled for, where PyTorch's own limit is 8: those of decoding are known, and few."""
+"""Combinations of shapes that a step may be compiled for, where PyTorch's own limit is 8: those of
+decoding are known, and few.
+"""
 
 
 def compile_step(function: StepFunction) -> StepFunction:
@@ -31,7 +37,8 @@ def compile_step(function: StepFunction) -> StepFunction:
         function: one graph: no branch on a value, no read from the device.
 
     Raises:
-        TemperaError: when called, where nothing can be compiled: there is no C++ compiler, or on a GPU no Triton.
+        TemperaError: when called, where nothing can be compiled: there is no C++ compiler, or on a
+            GPU no Triton.
     """
     settings = torch._dynamo.config
     settings.recompile_limit = max(SHAPES, settings.recompile_limit)
@@ -48,7 +55,9 @@ def compile_step(function: StepFunction) -> StepFunction:
 
 
 def cuda_graphed(function: StepFunction, device: torch.device) -> StepFunction:
-    """The function, on CUDA as a graph for each combination of shapes that it meets; on another device the function itself."""
+    """The function, on CUDA as a graph for each combination of shapes that it meets; on another
+    device the function itself.
+    """
     return Recorded(function, device) if device.type == "cuda" else function
 
 
@@ -66,7 +75,9 @@ class Recorded:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """What the function returns, in memory of the caller's own."""
-        key = tuple((part.shape, part.dtype) if isinstance(part, Tensor) else part for part in inputs)
+        key = tuple(
+            (part.shape, part.dtype) if isinstance(part, Tensor) else part for part in inputs
+        )
         if key not in self._recordings:
             with torch.cuda.device(self.device):
                 self._recordings[key] = _Recording(self.function, inputs)
@@ -74,7 +85,9 @@ class Recorded:
 
 
 class _Recording:
-    """The kernels of one call. Inputs are copied into memory of its own, and the output out of it: no caller sees the next replay."""
+    """The kernels of one call. Inputs are copied into memory of its own, and the output out of it:
+    no caller sees the next replay.
+    """
 
     def __init__(self, function: StepFunction, inputs: tuple[Any, ...]) -> None:
         self._inputs = [part.clone() if isinstance(part, Tensor) else part for part in inputs]
@@ -104,6 +117,7 @@ def _told(problem: Exception) -> Exception:
         return cause
     first = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
     return TemperaError(
-        f"the model cannot be compiled on this machine ({first}): that takes a C++ compiler, and on a GPU Triton; give compile=false to go "
+        f"the model cannot be compiled on this machine ({first}): that takes a C++ compiler, and "
+        "on a GPU Triton; give compile=false to go "
         "without."
     )

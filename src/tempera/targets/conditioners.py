@@ -1,4 +1,6 @@
-"""What LlamaGen (Sun et al. 2024) is conditioned on: Flan-T5-XL features of a caption, or the number of an ImageNet class."""
+"""What LlamaGen (Sun et al. 2024) is conditioned on: Flan-T5-XL features of a caption, or the
+number of an ImageNet class.
+"""
 
 import hashlib
 import html
@@ -17,7 +19,8 @@ from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
 
 
 class CaptionFeatures(nn.Module):
-    """Captions → features of a T5 encoder, `length` tokens padded on the left with zeros, as LlamaGen's sampling script gives them.
+    """Captions → features of a T5 encoder, `length` tokens padded on the left with zeros, as
+    LlamaGen's sampling script gives them.
 
     Args:
         encoder: a Hugging Face T5 encoder.
@@ -28,9 +31,16 @@ class CaptionFeatures(nn.Module):
 
     END = 1
 
-    def __init__(self, encoder: Any, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
+    def __init__(
+        self, encoder: Any, tokenize: Tokenize, length: int = 120, truncate: bool = False
+    ) -> None:
         super().__init__()
-        self.encoder, self.tokenize, self.length, self.truncate = encoder, tokenize, length, truncate
+        self.encoder, self.tokenize, self.length, self.truncate = (
+            encoder,
+            tokenize,
+            length,
+            truncate,
+        )
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -39,16 +49,24 @@ class CaptionFeatures(nn.Module):
         Raises:
             TemperaError: a caption is empty or too long.
         """
-        rows = [self._ids(prompt, f"prompt {number} of {len(prompts)}") for number, prompt in enumerate(prompts, start=1)]
+        rows = [
+            self._ids(prompt, f"prompt {number} of {len(prompts)}")
+            for number, prompt in enumerate(prompts, start=1)
+        ]
         device = self.encoder.get_input_embeddings().weight.device
         width = max(map(len, rows))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-        real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device)
+        real = torch.tensor(
+            [[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device
+        )
         states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
         features = states.new_zeros(len(rows), self.length, states.shape[-1])
         keep = torch.zeros(len(rows), self.length, dtype=torch.bool, device=device)
         for number, row in enumerate(rows):
-            features[number, -len(row) :], keep[number, -len(row) :] = states[number, : len(row)], True
+            features[number, -len(row) :], keep[number, -len(row) :] = (
+                states[number, : len(row)],
+                True,
+            )
         return features, keep
 
     def _ids(self, prompt: str, where: str) -> list[int]:
@@ -57,14 +75,17 @@ class CaptionFeatures(nn.Module):
             raise TemperaError(f"{where} is empty: give it at least one word.")
         if len(ids) >= self.length and not self.truncate:
             raise TemperaError(
-                f"{where} has {len(ids) + 1} tokens, the model reads {self.length}: shorten it, or cut it with "
+                f"{where} has {len(ids) + 1} tokens, the model reads {self.length}: shorten it, "
+                "or cut it with "
                 "model.text_encoder.truncate=true."
             )
         return [*ids[: self.length - 1], self.END]
 
 
 class RandomFeatures(nn.Module):
-    """Features that depend on nothing but the caption's letters: to measure speed without a text encoder."""
+    """Features that depend on nothing but the caption's letters: to measure speed without a text
+    encoder.
+    """
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -73,8 +94,13 @@ class RandomFeatures(nn.Module):
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Captions → features [B, length, width] and a mask that keeps all of them."""
-        seeds = [int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) >> 1 for prompt in prompts]
-        rows = [torch.randn(self.length, self.width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        seeds = [
+            int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) >> 1 for prompt in prompts
+        ]
+        rows = [
+            torch.randn(self.length, self.width, generator=torch.Generator().manual_seed(seed))
+            for seed in seeds
+        ]
         return torch.stack(rows).to(self.like), torch.ones(len(rows), self.length, dtype=torch.bool)  # type: ignore[arg-type]
 
 
@@ -90,28 +116,51 @@ class ClassLabels(nn.Module):
         for number, prompt in enumerate(prompts, start=1):
             if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
                 raise TemperaError(
-                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no class: give a number from 0 to {self.classes - 1}, "
+                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no class: give a "
+                    f"number from 0 to {self.classes - 1}, "
                     "as in prompt=207 or data=classes."
                 )
-        return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(len(prompts), 1, dtype=torch.bool)
+        return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(
+            len(prompts), 1, dtype=torch.bool
+        )
 
 
 T5_FILES = ("model.safetensors",)
-FLAN_T5_XL = {"d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32, "vocab_size": 32128}
+FLAN_T5_XL = {
+    "d_model": 2048,
+    "d_kv": 64,
+    "d_ff": 5120,
+    "num_layers": 24,
+    "num_heads": 32,
+    "vocab_size": 32128,
+}
 
 
 def load_flan_t5(
-    weights: str, hub: str, length: int = 120, truncate: bool = False, sizes: dict[str, int] | None = None, width: int = 2048
+    weights: str,
+    hub: str,
+    length: int = 120,
+    truncate: bool = False,
+    sizes: dict[str, int] | None = None,
+    width: int = 2048,
 ) -> CaptionFeatures | RandomFeatures:
-    """Flan-T5-XL's encoder (Chung et al. 2022), or another of `sizes`, with its tokenizer; `random` gives `RandomFeatures`."""
+    """Flan-T5-XL's encoder (Chung et al. 2022), or another of `sizes`, with its tokenizer; `random`
+    gives `RandomFeatures`.
+    """
     release = PretrainedFiles(weights, T5_FILES, hub, "model.text_weights")
     if release.random:
         return RandomFeatures(length, width)
-    config = T5Config(**(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    config = T5Config(
+        **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    )
     encoder: Any = on_meta(lambda: T5EncoderModel(config))
     tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub, "model.text_weights").find()[0]
     found = release.find()
-    state = {name: tensor for name, tensor in read(found).items() if not name.startswith(("decoder.", "lm_head."))}
+    state = {
+        name: tensor
+        for name, tensor in read(found).items()
+        if not name.startswith(("decoder.", "lm_head."))
+    }
     shared = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
     if shared is not None:
         state |= {"shared.weight": shared, "encoder.embed_tokens.weight": shared}
@@ -141,9 +190,11 @@ _CLEANING: Sequence[tuple[str, str]] = (
 
 
 def clean_caption(caption: str) -> str:
-    """A caption as LlamaGen's training saw it, up to rare patterns: lower case, without addresses, file names, Chinese and odd punctuation.
+    """A caption as LlamaGen's training saw it, up to rare patterns: lower case, without addresses,
+    file names, Chinese and odd punctuation.
 
-    The original (DeepFloyd's, by way of PixArt) also mends encodings with ftfy and removes advertising phrases and letter-digit codes.
+    The original (DeepFloyd's, by way of PixArt) also mends encodings with ftfy and removes
+    advertising phrases and letter-digit codes.
     """
     text = html.unescape(unquote_plus(str(caption))).strip().lower().replace("<person>", "person")
     for pattern, replacement in _CLEANING:

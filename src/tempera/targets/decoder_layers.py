@@ -39,10 +39,14 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]] = {
     "chameleon": _chameleon,
     "emu3_text_model": _emu3,
 }
-"""Family of networks -> its decoder layer and rotary embedding, from the network's configuration."""
+"""Family of networks -> its decoder layer and rotary embedding, from the network's configuration.
+"""
 
 
 def _family(name: str) -> Callable[[dict[str, Any]], tuple[nn.Module, nn.Module]]:
     if name not in FAMILIES:
-        raise TemperaError(f"there is no EAGLE draft for networks of the family {name!r}: choose one of {', '.join(FAMILIES)}, or add it.")
+        raise TemperaError(
+            f"there is no EAGLE draft for networks of the family {name!r}: choose one of "
+            f"{', '.join(FAMILIES)}, or add it."
+        )
     return FAMILIES[name]

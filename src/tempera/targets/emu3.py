@@ -1,8 +1,10 @@
-"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens; the network is Hugging Face's.
+"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens; the network is Hugging
+Face's.
 
-Facts are from the Emu3 repository (BAAI): special tokens count from 151643 (`<|endoftext|>`), of which `<|extra_200|>` (end of a line) is
-151846, `<|extra_201|>` (end of the frame) 151847, begin and end of a text 151849 and 151850; then come `<|image token|>` 151851,
-`<|image start|>` 151852, `<|image end|>` 151853 and the codes, 151854 … 184621.
+Facts are from the Emu3 repository (BAAI): special tokens count from 151643 (`<|endoftext|>`), of
+which `<|extra_200|>` (end of a line) is 151846, `<|extra_201|>` (end of the frame) 151847, begin
+and end of a text 151849 and 151850; then come `<|image token|>` 151851, `<|image start|>` 151852,
+`<|image end|>` 151853 and the codes, 151854 … 184621.
 """
 
 from typing import Any
@@ -20,13 +22,18 @@ PATCH = 8
 _BEGIN, _IMAGE, _START = 151849, 151851, 151852
 POSITIVE = " masterpiece, film grained, best quality."
 NEGATIVE = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, low quality, normal "
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
+    "cropped, worst quality, low quality, normal "
     "quality, jpeg artifacts, signature, watermark, username, blurry."
 )
 
 
-def emu3(height: int = 720, width: int = 720, positive: str = POSITIVE, negative: str = NEGATIVE) -> ModelSpec:
-    """Emu3-Gen's format: the prompt and words of praise, then the size in codes as text; guided away from a negative prompt."""
+def emu3(
+    height: int = 720, width: int = 720, positive: str = POSITIVE, negative: str = NEGATIVE
+) -> ModelSpec:
+    """Emu3-Gen's format: the prompt and words of praise, then the size in codes as text; guided
+    away from a negative prompt.
+    """
     lines, columns = patches(height, PATCH, "height"), patches(width, PATCH, "width")
     head = (_START, f"{lines}*{columns}", _IMAGE)
     return ModelSpec(
@@ -57,7 +64,9 @@ def load_emu3(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """Emu3 with published weights, of the 8B's sizes unless others are given; see `tempera.targets.chameleon.load_chameleon`."""
+    """Emu3 with published weights, of the 8B's sizes unless others are given; see
+    `tempera.targets.chameleon.load_chameleon`.
+    """
     config = Emu3TextConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

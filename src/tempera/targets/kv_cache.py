@@ -1,10 +1,13 @@
-"""Keys and values of every layer in one preallocated tensor; each row writes at its own offset and sees its own length.
+"""Keys and values of every layer in one preallocated tensor; each row writes at its own offset and
+sees its own length.
 
-A rejected entry needs no erasing: the row's length masks it out and a later round overwrites it. A chain's accepted path is already
-contiguous; a tree's is compacted by one gather and scatter over all layers. Shapes are static: nothing depends on data, nothing is
-read back to the host, so that a round can be compiled or captured as a CUDA graph.
+A rejected entry needs no erasing: the row's length masks it out and a later round overwrites it. A
+chain's accepted path is already contiguous; a tree's is compacted by one gather and scatter over
+all layers. Shapes are static: nothing depends on data, nothing is read back to the host, so that a
+round can be compiled or captured as a CUDA graph.
 
-Shapes: R rows (2B under guidance), S capacity, T tokens of a forward pass, K visible keys (`reach`), D head size.
+Shapes: R rows (2B under guidance), S capacity, T tokens of a forward pass, K visible keys
+(`reach`), D head size.
 """
 
 from typing import Any
@@ -18,7 +21,8 @@ from tempera.runtime.huggingface import Cache, CacheLayerMixin
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A layer of a `RowCache`, which a decoder layer also takes in place of the whole one.
 
-    A compiled decoder layer serves all layers of a network, so nothing here may tell it which one it is: its index is not read then.
+    A compiled decoder layer serves all layers of a network, so nothing here may tell it which one
+    it is: its index is not read then.
     """
 
     is_compileable = True
@@ -31,25 +35,34 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the storage exists."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1))
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self.write(
+            key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1)
+        )
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self._keys.index_copy_(0, self.cache.where, keys)
         self._values.index_copy_(0, self.cache.where, values)
-        if torch.compiler.is_compiling():  # of two inputs that are views of each other, one of them written to, a graph makes copies
+        # of two inputs that are views of each other, one of them written to, a graph makes copies
+        if torch.compiler.is_compiling():
             return self._first(self._keys), self._first(self._values)
         return self.cache.seen[self.index]
 
     def _first(self, entries: Tensor) -> Tensor:
         """As many of every row's as may be seen, [R·S, heads, D] -> [R, heads, K, D]."""
-        return entries.view(self.cache.rows, -1, *entries.shape[1:])[:, : self.cache.reach].transpose(1, 2)
+        return entries.view(self.cache.rows, -1, *entries.shape[1:])[
+            :, : self.cache.reach
+        ].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.reach, 0
 
     def get_seq_length(self) -> int:
-        """Rows have lengths of their own and pass `position_ids`; this answers only those who ask whether a cache is empty."""
+        """Rows have lengths of their own and pass `position_ids`; this answers only those who ask
+        whether a cache is empty.
+        """
         return 0
 
     def get_max_length(self) -> int:
@@ -62,8 +75,9 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class RowCache(Cache):
     """A `transformers` cache whose rows run at their own pace.
 
-    Before each forward pass call `place`: it says where every row's new entries go and how many keys the pass may see. What a query
-    really sees is the business of the attention mask (`RoundMask`).
+    Before each forward pass call `place`: it says where every row's new entries go and how many
+    keys the pass may see. What a query really sees is the business of the attention mask
+    (`RoundMask`).
 
     Args:
         layers: number of decoder layers.
@@ -73,17 +87,30 @@ class RowCache(Cache):
         capacity: S, entries a row can hold.
 
     Attributes:
-        storage: [layers, 2, R, S, heads, D], keys then values; a token's heads lie together, so that writing is one contiguous copy
-            and `[R, heads, K, D]` is a view that scaled dot-product attention takes without copying.
+        storage: [layers, 2, R, S, heads, D], keys then values; a token's heads lie together, so
+            that writing is one contiguous copy and `[R, heads, K, D]` is a view that scaled
+            dot-product attention takes without copying.
         where: entries that the coming forward pass writes, counted over all rows, int64 [R·T].
         seen: each layer's keys and values that it may see, two of [R, heads, K, D], as views.
     """
 
     def __init__(
-        self, layers: int, rows: int, heads: int, head_dim: int, capacity: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.storage = torch.zeros(layers, 2, rows, capacity, heads, head_dim, dtype=dtype, device=device)
-        super().__init__(layers=[_RowLayer(self, index, storage) for index, storage in enumerate(self.storage)])
+        self.storage = torch.zeros(
+            layers, 2, rows, capacity, heads, head_dim, dtype=dtype, device=device
+        )
+        super().__init__(
+            layers=[_RowLayer(self, index, storage) for index, storage in enumerate(self.storage)]
+        )
         self.rows, self.capacity, self.reach = rows, capacity, capacity
         self._stacked = self.storage.view(2 * layers, rows * capacity, heads * head_dim)
         self._offsets = torch.arange(rows, device=device)[:, None] * capacity
@@ -96,14 +123,19 @@ class RowCache(Cache):
 
         Args:
             slots: entry of each new token, int64 [R, T], below the capacity.
-            reach: K, the keys it may see: all slots below K. A plain number, not read from the device.
+            reach: K, the keys it may see: all slots below K. A plain number, not read from the
+                device.
         """
         self.where = (slots + self._offsets).flatten()
         self.reach = reach
         self.seen = self._view(reach)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write [R, heads, T, D] of one layer at the slots; return the visible keys and values [R, heads, K, D], as views."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [R, heads, T, D] of one layer at the slots; return the visible keys and values [R,
+        heads, K, D], as views.
+        """
         return self._layer(layer_idx).update(key_states, value_states)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +143,9 @@ class RowCache(Cache):
         return self._layer(layer).write(keys, values)
 
     def compact(self, source: Tensor, target: Tensor) -> None:
-        """Move entries `source` [R, J] to slots `target` [R, J], in all layers at once; sources are read before any is overwritten."""
+        """Move entries `source` [R, J] to slots `target` [R, J], in all layers at once; sources are
+        read before any is overwritten.
+        """
         moved = self._stacked.index_select(1, (source + self._offsets).flatten())
         self._stacked.index_copy_(1, (target + self._offsets).flatten(), moved)
 
@@ -121,18 +155,23 @@ class RowCache(Cache):
 
     def _view(self, reach: int) -> list[tuple[Tensor, Tensor]]:
         if reach not in self._views:
-            self._views[reach] = [(layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2)) for layer in self.storage]
+            self._views[reach] = [
+                (layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2))
+                for layer in self.storage
+            ]
         return self._views[reach]
 
 
 class RoundMask:
     """Additive attention masks of a round, as windows on one strip.
 
-    Query i of a row whose root stands in slot s sees every slot below s, of the slots s, s + 1, … those that `visible[i]` names, and none
-    beyond. That is the strip `0 … 0 | visible[i] | −∞ … −∞` read from a place that depends on s alone: one gather makes the mask.
+    Query i of a row whose root stands in slot s sees every slot below s, of the slots s, s + 1, …
+    those that `visible[i]` names, and none beyond. That is the strip `0 … 0 | visible[i] | −∞ … −∞`
+    read from a place that depends on s alone: one gather makes the mask.
 
     Args:
-        visible: which of the round's W slots each of its Q queries sees, bool [Q, W] for all rows or [R, Q, W] for each.
+        visible: which of the round's W slots each of its Q queries sees, bool [Q, W] for all rows
+            or [R, Q, W] for each.
         capacity: S of the cache.
     """
 
@@ -140,7 +179,9 @@ class RoundMask:
         self.per_row = visible.dim() == 3
         self.capacity = capacity
         width = visible.shape[-1]
-        strip = torch.zeros(*visible.shape[:-1], 2 * capacity + width, dtype=dtype, device=visible.device)
+        strip = torch.zeros(
+            *visible.shape[:-1], 2 * capacity + width, dtype=dtype, device=visible.device
+        )
         strip[..., capacity:].fill_(torch.finfo(dtype).min)
         strip[..., capacity : capacity + width].masked_fill_(visible, 0.0)
         self._strip = strip
@@ -148,13 +189,17 @@ class RoundMask:
         self._windows: dict[int, Tensor] = {}
 
     def at(self, root: Tensor, reach: int) -> Tensor:
-        """The mask of rows whose roots stand in slots `root`, int64 [R], over the first `reach` slots: [R, 1, Q, reach]."""
+        """The mask of rows whose roots stand in slots `root`, int64 [R], over the first `reach`
+        slots: [R, 1, Q, reach].
+        """
         windows, start = self._window(reach), self.capacity - root
         mask = windows.index_select(0, start) if self._rows is None else windows[self._rows, start]
         return mask.unsqueeze(1)
 
     def _window(self, reach: int) -> Tensor:
-        """Every window of `reach` columns on the strip, without a copy: [S + 1, Q, reach], or [R, S + 1, Q, reach] per row."""
+        """Every window of `reach` columns on the strip, without a copy: [S + 1, Q, reach], or [R, S
+        + 1, Q, reach] per row.
+        """
         if reach not in self._windows:
             *rows, queries, _ = self._strip.shape
             size, stride = self._strip.shape[-1], self._strip.stride()

@@ -1,7 +1,9 @@
-"""LlamaGen (Sun et al. 2024): a Llama decoder over image tokens on a grid, conditioned by a prefix of caption features or a class label.
+"""LlamaGen (Sun et al. 2024): a Llama decoder over image tokens on a grid, conditioned by a prefix
+of caption features or a class label.
 
-The transformer is Hugging Face's, with a two-dimensional rotary embedding; the official checkpoints' key layout is translated on load.
-Notation: R rows, T condition tokens, D caption feature width, H hidden size, V codebook size, S sequence length.
+The transformer is Hugging Face's, with a two-dimensional rotary embedding; the official
+checkpoints' key layout is translated on load. Notation: R rows, T condition tokens, D caption
+feature width, H hidden size, V codebook size, S sequence length.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,9 @@ from tempera.targets.token_format import patches
 
 @dataclass(frozen=True)
 class LlamaGenConfig:
-    """Sizes of a LlamaGen. Text-conditional when `caption_dim` is set, class-conditional when `num_classes` is."""
+    """Sizes of a LlamaGen. Text-conditional when `caption_dim` is set, class-conditional when
+    `num_classes` is.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -37,11 +41,15 @@ class LlamaGenConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % (4 * self.num_attention_heads):
             raise TemperaError(
-                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads leaves a head size that is no multiple of 4, "
+                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads leaves a "
+                "head size that is no multiple of 4, "
                 "as the two-dimensional rotary embedding needs: change one of the two."
             )
         if (self.caption_dim is None) == (self.num_classes is None):
-            raise TemperaError("a LlamaGen is conditioned on captions or on classes: set exactly one of caption_dim and num_classes.")
+            raise TemperaError(
+                "a LlamaGen is conditioned on captions or on classes: set exactly one of "
+                "caption_dim and num_classes."
+            )
 
     @property
     def length(self) -> int:
@@ -54,7 +62,9 @@ class LlamaGenConfig:
         return self.hidden_size // self.num_attention_heads
 
     def llama(self, layers: int | None = None) -> LlamaConfig:
-        """The Hugging Face configuration of the decoder, optionally with another number of layers (a draft has one)."""
+        """The Hugging Face configuration of the decoder, optionally with another number of layers
+        (a draft has one).
+        """
         return LlamaConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -74,8 +84,9 @@ class LlamaGenConfig:
 class GridRotary(nn.Module):
     """LlamaGen's rotary table: half of each head turns with the row, half with the column.
 
-    Condition tokens have cos = sin = 0, so that their queries and keys vanish: every query attends to them with score 0.
-    Half-split pairs, as Hugging Face applies them; `permute_pairs` brings official weights into that order.
+    Condition tokens have cos = sin = 0, so that their queries and keys vanish: every query attends
+    to them with score 0. Half-split pairs, as Hugging Face applies them; `permute_pairs` brings
+    official weights into that order.
     """
 
     cos: Tensor
@@ -94,7 +105,9 @@ class GridRotary(nn.Module):
         freqs = 1.0 / config.rope_base ** (torch.arange(quarter, device=device).float() / quarter)
         sides = [torch.arange(side, device=device) for side in config.grid]
         rows, columns = torch.meshgrid(*sides, indexing="ij")
-        angles = torch.cat([rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs], -1).repeat(1, 2)
+        angles = torch.cat(
+            [rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs], -1
+        ).repeat(1, 2)
         blank = torch.zeros(config.prefix_length, config.head_dim, device=device)
         self.cos, self.sin = torch.cat([blank, angles.cos()]), torch.cat([blank, angles.sin()])
 
@@ -108,7 +121,10 @@ class CaptionProjection(nn.Module):
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(inner, outer, bias=False), nn.Linear(outer, outer, bias=False)
+        self.fc1, self.fc2 = (
+            nn.Linear(inner, outer, bias=False),
+            nn.Linear(outer, outer, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [..., D] → [..., H]."""
@@ -117,7 +133,9 @@ class CaptionProjection(nn.Module):
 
 
 class LlamaGen(nn.Module):
-    """The network. `model` is a Hugging Face Llama without its own token embedding; `embed_tokens` and `lm_head` are separate matrices."""
+    """The network. `model` is a Hugging Face Llama without its own token embedding; `embed_tokens`
+    and `lm_head` are separate matrices.
+    """
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -127,7 +145,9 @@ class LlamaGen(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.caption_dim is not None:
             self.caption_projection = CaptionProjection(config.caption_dim, config.hidden_size)
-            self.null_caption = nn.Parameter(torch.randn(config.prefix_length, config.caption_dim) / config.caption_dim**0.5)
+            self.null_caption = nn.Parameter(
+                torch.randn(config.prefix_length, config.caption_dim) / config.caption_dim**0.5
+            )
         elif config.num_classes is not None:
             self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
 
@@ -149,15 +169,21 @@ class LlamaGen(nn.Module):
         if self.config.num_classes is not None:
             labels = torch.where(drop, self.config.num_classes, condition)
             return self.class_embedding(labels)[:, None]  # type: ignore[no-any-return]
-        features = torch.where(drop[:, None, None], self.null_caption.to(condition.dtype), condition)
+        features = torch.where(
+            drop[:, None, None], self.null_caption.to(condition.dtype), condition
+        )
         out: Tensor = self.caption_projection(features.to(self.lm_head.weight.dtype))
         return out
 
     def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
-        """What teacher forcing feeds: the condition tokens, then all image tokens but the last, [R, T + length − 1, H]."""
+        """What teacher forcing feeds: the condition tokens, then all image tokens but the last, [R,
+        T + length − 1, H].
+        """
         return torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
 
-    def forward(self, condition: Tensor, keep: Tensor, drop: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, condition: Tensor, keep: Tensor, drop: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Teacher forcing over whole images, for training.
 
         Args:
@@ -167,18 +193,23 @@ class LlamaGen(nn.Module):
             tokens: the image, int64 [R, length].
 
         Returns:
-            inputs [R, T + length − 1, H] (embeddings as fed), hidden [R, T + length − 1, H] (after the final norm), and the
-            additive attention mask [R, 1, S, S]. The hidden state at T − 1 + i predicts token i.
+            inputs [R, T + length − 1, H] (embeddings as fed), hidden [R, T + length − 1, H] (after
+            the final norm), and the additive attention mask [R, 1, S, S]. The hidden state at T − 1
+            + i predicts token i.
         """
         inputs = self.inputs(condition, drop, tokens)
         mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
         positions = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
-        hidden = self.model(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+        hidden = self.model(
+            inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
+        ).last_hidden_state
         return inputs, hidden, mask
 
 
 def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
-    """Reorder a query or key projection [H, H] from interleaved rotary pairs (official) to half-split pairs (Hugging Face), or back."""
+    """Reorder a query or key projection [H, H] from interleaved rotary pairs (official) to
+    half-split pairs (Hugging Face), or back.
+    """
     size = weight.shape[0] // heads
     split = (heads, 2, size // 2) if inverse else (heads, size // 2, 2)
     return weight.reshape(*split, -1).transpose(1, 2).reshape(weight.shape)
@@ -206,7 +237,9 @@ _TOP_KEYS = {
 
 
 def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate the official key layout into this class's. Unknown keys are kept, so that strict loading names them."""
+    """Translate the official key layout into this class's. Unknown keys are kept, so that strict
+    loading names them.
+    """
     result: dict[str, Tensor] = {}
     for key, value in state.items():
         if not key.startswith("layers."):
@@ -226,7 +259,9 @@ def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
 
 def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """The inverse of `from_official`."""
-    top, layer_keys = ({new: old for old, new in table.items()} for table in (_TOP_KEYS, LAYER_KEYS))
+    top, layer_keys = (
+        {new: old for old, new in table.items()} for table in (_TOP_KEYS, LAYER_KEYS)
+    )
     result = {top[key]: value for key, value in state.items() if key in top}
     for key, value in state.items():
         if key in top:
@@ -236,7 +271,11 @@ def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
             result[f"layers.{layer}.{layer_keys[name]}"] = value
         elif name == "self_attn.q_proj.weight":
             k, v = (state[key.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
-            parts = [permute_pairs(value, heads, inverse=True), permute_pairs(k, heads, inverse=True), v]
+            parts = [
+                permute_pairs(value, heads, inverse=True),
+                permute_pairs(k, heads, inverse=True),
+                v,
+            ]
             result[f"layers.{layer}.attention.wqkv.weight"] = torch.cat(parts)
     return result
 
@@ -294,7 +333,8 @@ def load_llamagen(
 
     Args:
         weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
-        device, dtype: where and as what random weights are made; published ones stay as they are in their files.
+        device, dtype: where and as what random weights are made; published ones stay as they are in
+            their files.
     """
     release = PretrainedFiles(weights, files, hub, option)
     network = on_meta(lambda: LlamaGen(config))

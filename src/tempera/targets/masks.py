@@ -5,8 +5,12 @@ from torch import Tensor
 
 
 def causal_mask(keep: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [R, 1, length, length]: causal, blind to padded condition tokens (`keep` [R, T] False), every token sees itself."""
+    """Additive mask [R, 1, length, length]: causal, blind to padded condition tokens (`keep` [R, T]
+    False), every token sees itself.
+    """
     seen = torch.ones(length, length, dtype=torch.bool, device=keep.device).tril()
     real = torch.cat([keep, keep.new_ones(len(keep), length - keep.shape[1])], 1)
     allowed = (seen & real[:, None, :]) | torch.eye(length, dtype=torch.bool, device=keep.device)
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[
+        :, None
+    ]

@@ -1,4 +1,6 @@
-"""The one-dimensional rotary embedding of language models (Su et al. 2021), as Hugging Face applies it: half-split pairs."""
+"""The one-dimensional rotary embedding of language models (Su et al. 2021), as Hugging Face applies
+it: half-split pairs.
+"""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 class Rotary(nn.Module):
     """Turns pair i of a head by position · θ^(−2i/D).
 
-    Its frequencies stay float32 whatever type the network around it is converted to: in bfloat16 position 9,000 would be wrong by radians.
+    Its frequencies stay float32 whatever type the network around it is converted to: in bfloat16
+    position 9,000 would be wrong by radians.
 
     Args:
         head_dim: D.
@@ -28,7 +31,9 @@ class Rotary(nn.Module):
     @classmethod
     def of(cls, config: Any) -> Self:
         """The rotary embedding that a Hugging Face configuration describes."""
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         return cls(head_dim, config.rope_parameters["rope_theta"])
 
     def reset_tables(self, device: torch.device) -> None:

@@ -1,4 +1,5 @@
-"""Networks whose prompt is a row of tokens of the same vocabulary as the image (Chameleon, Emu3), as a `TransformerTarget` takes them.
+"""Networks whose prompt is a row of tokens of the same vocabulary as the image (Chameleon, Emu3),
+as a `TransformerTarget` takes them.
 
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
@@ -41,7 +42,9 @@ class SharedVocabularyLM(nn.Module):
         return out
 
     def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Condition int64 [R, 2, T] (the prompt, and what stands for none), rows that are null-conditioned bool [R] → [R, T, H]."""
+        """Condition int64 [R, 2, T] (the prompt, and what stands for none), rows that are
+        null-conditioned bool [R] → [R, T, H].
+        """
         return self.embed_tokens(_chosen(condition, drop).clamp(min=0))
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
@@ -67,13 +70,17 @@ class PromptEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → condition int64 [B, 2, T], padded on the left with −1, and which tokens of the prompts are there, bool [B, T].
+        """Prompts → condition int64 [B, 2, T], padded on the left with −1, and which tokens of the
+        prompts are there, bool [B, T].
 
         Raises:
             TemperaError: a prompt is empty or longer than the context has room for.
         """
         null = self._ids(self.spec.null, "")
-        rows = [self._row(prompt, f"prompt {number} of {len(prompts)}") for number, prompt in enumerate(prompts, start=1)]
+        rows = [
+            self._row(prompt, f"prompt {number} of {len(prompts)}")
+            for number, prompt in enumerate(prompts, start=1)
+        ]
         width = max(map(len, [null, *rows]))
         padded = [[[PADDING] * (width - len(ids)) + ids for ids in (row, null)] for row in rows]
         condition = torch.tensor(padded)
@@ -87,7 +94,8 @@ class PromptEncoder(nn.Module):
             return ids
         if not self.truncate:
             raise TemperaError(
-                f"{where} has {len(ids)} tokens, the model has room for {self.spec.room}: shorten it, or cut it with "
+                f"{where} has {len(ids)} tokens, the model has room for {self.spec.room}: "
+                "shorten it, or cut it with "
                 "model.text_encoder.truncate=true."
             )
         words = prompt.split()
@@ -99,14 +107,22 @@ class PromptEncoder(nn.Module):
     def _ids(self, pieces: Sequence[int | str], text: str) -> list[int]:
         ids: list[int] = []
         for piece in pieces:
-            ids += [piece] if isinstance(piece, int) else self.tokenize(piece.replace("{text}", text))
+            ids += (
+                [piece] if isinstance(piece, int) else self.tokenize(piece.replace("{text}", text))
+            )
         return ids
 
 
-def load_prompts(spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False) -> PromptEncoder:
-    """The prompt encoder with the model's own text tokenizer, a `tokenizer.json`; with `random`, a token for every byte."""
+def load_prompts(
+    spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False
+) -> PromptEncoder:
+    """The prompt encoder with the model's own text tokenizer, a `tokenizer.json`; with `random`, a
+    token for every byte.
+    """
     release = PretrainedFiles(weights, files, hub, "model.prompt_weights")
-    return PromptEncoder(spec, _by_bytes if release.random else load_tokenize(release.find()[0]), truncate)
+    return PromptEncoder(
+        spec, _by_bytes if release.random else load_tokenize(release.find()[0]), truncate
+    )
 
 
 def _by_bytes(text: str) -> list[int]:
@@ -118,7 +134,9 @@ def load_tokenize(file: Path) -> Tokenize:
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as problem:  # the tokenizers library raises nothing more special
-        raise TemperaError(f"{file} is no tokenizer ({str(problem).splitlines()[0]}): download it again.") from None
+        raise TemperaError(
+            f"{file} is no tokenizer ({str(problem).splitlines()[0]}): download it again."
+        ) from None
 
     def tokenize(text: str) -> list[int]:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
@@ -126,8 +144,12 @@ def load_tokenize(file: Path) -> Tokenize:
     return tokenize
 
 
-def prompted_target(network: Any, conditioner: Conditioner, sampling: Sampling, identity: str | None = None) -> TransformerTarget:
-    """A target that emits the codes of the image tokenizer and the ends of lines that the network's format has."""
+def prompted_target(
+    network: Any, conditioner: Conditioner, sampling: Sampling, identity: str | None = None
+) -> TransformerTarget:
+    """A target that emits the codes of the image tokenizer and the ends of lines that the network's
+    format has.
+    """
     spec: ModelSpec = network.spec
     return TransformerTarget(
         network,

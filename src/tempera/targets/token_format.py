@@ -1,6 +1,8 @@
-"""What is peculiar to a model whose image tokens share a vocabulary with text: its prompt, its image tokens, and what is forced.
+"""What is peculiar to a model whose image tokens share a vocabulary with text: its prompt, its
+image tokens, and what is forced.
 
-A target emits our own tokens: 0 … codes − 1 are the codes of the image tokenizer, and `codes` is the end of a line, where there is one.
+A target emits our own tokens: 0 … codes − 1 are the codes of the image tokenizer, and `codes` is
+the end of a line, where there is one.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 FORBIDDEN = -1e4
-"""Added to a logit: no probability is left, and yet no infinity that a loss could multiply by zero."""
+"""Added to a logit: no probability is left, and yet no infinity that a loss could multiply by zero.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,12 @@ class ModelSpec:
         codes: size of the image codebook.
         first_code: the network's id of code 0; the others follow in order.
         prompt: what stands before an image: ids, and texts in which `{text}` is the user's prompt.
-        null: what stands there for the unconditional row of guidance (a negative prompt, or no prompt).
+        null: what stands there for the unconditional row of guidance (a negative prompt, or no
+            prompt).
         context: positions that the network was made for.
         line_end: id that ends every line of codes; none where lines have no end.
-        end: ids after the image. Forced, so that they are never run: the image is complete before them.
+        end: ids after the image. Forced, so that they are never run: the image is complete before
+            them.
     """
 
     lines: int
@@ -41,8 +46,15 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if not any(isinstance(piece, str) and "{text}" in piece for piece in self.prompt):
-            raise TemperaError(f"the prompt format {self.prompt} has no place for the prompt: write {{text}} into one of its texts.")
-        for name, value in (("lines", self.lines), ("columns", self.columns), ("codes", self.codes)):
+            raise TemperaError(
+                f"the prompt format {self.prompt} has no place for the prompt: write {{text}} "
+                "into one of its texts."
+            )
+        for name, value in (
+            ("lines", self.lines),
+            ("columns", self.columns),
+            ("codes", self.codes),
+        ):
             if value < 1:
                 raise TemperaError(f"{name}={value} makes no image: give at least 1.")
 
@@ -93,5 +105,8 @@ def patches(pixels: int, patch: int, what: str) -> int:
         TemperaError: it does not divide.
     """
     if pixels < patch or pixels % patch:
-        raise TemperaError(f"{what}={pixels} does not divide into {patch}-pixel patches: give a multiple of {patch}.")
+        raise TemperaError(
+            f"{what}={pixels} does not divide into {patch}-pixel patches: give a multiple of "
+            f"{patch}."
+        )
     return pixels // patch

@@ -1,4 +1,6 @@
-"""The training state as one safetensors file, written atomically: weights, optimiser moments, moving average; counters in the metadata."""
+"""The training state as one safetensors file, written atomically: weights, optimiser moments,
+moving average; counters in the metadata.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -46,8 +48,8 @@ class State:
 
 
 def save_state(directory: Path, state: State, write: bool = True) -> None:
-    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather them together, one by one, and one
-    writes.
+    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather
+    them together, one by one, and one writes.
     """
     tensors = {f"draft/{name}": value for name, value in state.draft.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
@@ -78,9 +80,15 @@ def load_state(directory: Path, state: State) -> bool:
             progress = json.loads((file.metadata() or {})["progress"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         now = state.draft.state_dict()
-        state.draft.load_state_dict({name: as_split(value, now[name]) for name, value in _under("draft/", tensors).items()})
-        parameters = [parameter for group in state.optimiser.param_groups for parameter in group["params"]]
-        state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": _moments(tensors, parameters)})
+        state.draft.load_state_dict(
+            {name: as_split(value, now[name]) for name, value in _under("draft/", tensors).items()}
+        )
+        parameters = [
+            parameter for group in state.optimiser.param_groups for parameter in group["params"]
+        ]
+        state.optimiser.load_state_dict(
+            {**state.optimiser.state_dict(), "state": _moments(tensors, parameters)}
+        )
         if set(average := _under("average/", tensors)) != set(state.average):
             raise KeyError("moving average")
         for name, value in average.items():
@@ -88,7 +96,9 @@ def load_state(directory: Path, state: State) -> bool:
         state.progress = TrainingProgress(**progress)
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as problem:
         reason = str(problem).splitlines()[0]
-        raise TemperaError(f"{path} cannot be resumed from ({reason}): delete {directory} to train from the start.") from problem
+        raise TemperaError(
+            f"{path} cannot be resumed from ({reason}): delete {directory} to train from the start."
+        ) from problem
     return True
 
 
@@ -108,13 +118,18 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             raise TemperaError(
-                f"{directory} was begun with {name}={before.get(name)}, now it is {after.get(name)}: "
+                f"{directory} was begun with {name}={before.get(name)}, now it is "
+                f"{after.get(name)}: "
                 "give another run directory, delete this one, or use the options it was begun with."
             )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -122,7 +137,9 @@ def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, 
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in _under("optimiser/", tensors).items():
         index, _, moment = name.partition("/")
-        moments.setdefault(int(index), {})[moment] = as_split(value, parameters[int(index)]) if value.dim() else value
+        moments.setdefault(int(index), {})[moment] = (
+            as_split(value, parameters[int(index)]) if value.dim() else value
+        )
     return moments
 
 

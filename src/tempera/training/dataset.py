@@ -1,4 +1,6 @@
-"""What a draft learns from: captioned image codes, addressed by a counter so that order, sharding and resumption cannot change them."""
+"""What a draft learns from: captioned image codes, addressed by a counter so that order, sharding
+and resumption cannot change them.
+"""
 
 import hashlib
 import os
@@ -36,7 +38,9 @@ class Codes(Protocol):
     """An indexed stream of training images and a disjoint hold-out."""
 
     def train(self, positions: list[int]) -> Captioned:
-        """Training images number `positions` of the (endless) stream, always the same for the same numbers."""
+        """Training images number `positions` of the (endless) stream, always the same for the same
+        numbers.
+        """
 
     def holdout(self, positions: list[int]) -> Captioned:
         """Held-out images number `positions` mod the size of the hold-out."""
@@ -45,7 +49,8 @@ class Codes(Protocol):
 class ShardCodes:
     """Shards made by `tempera.data.prepare`, in memory; every epoch is a permutation of its own.
 
-    The hold-out is the 5% of images whose key hashes to it: it does not depend on order or seed, and captions of one image stay together.
+    The hold-out is the 5% of images whose key hashes to it: it does not depend on order or seed,
+    and captions of one image stay together.
     """
 
     def __init__(self, images: Images, seed: int = 0) -> None:
@@ -54,13 +59,16 @@ class ShardCodes:
         self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
         if not len(self.kept) or not len(self.held):
             raise TemperaError(
-                f"{len(images)} images are too few: {len(self.held)} of them fall into the 5% hold-out and {len(self.kept)} are left "
+                f"{len(images)} images are too few: {len(self.held)} of them fall into the 5% "
+                f"hold-out and {len(self.kept)} are left "
                 "to train on; prepare a few hundred."
             )
         self._epoch, self._order = -1, self.kept
 
     @classmethod
-    def read(cls, path: str, tokenizer: str, vocab_size: int, grid: tuple[int, int], seed: int = 0) -> "ShardCodes":
+    def read(
+        cls, path: str, tokenizer: str, vocab_size: int, grid: tuple[int, int], seed: int = 0
+    ) -> "ShardCodes":
         """Read and check a shards directory; see `tempera.data.shards.read_shards`."""
         return cls(read_shards(Path(path), tokenizer, vocab_size, grid), seed)
 
@@ -75,11 +83,17 @@ class ShardCodes:
     def _at(self, position: int) -> int:
         epoch, place = divmod(position, len(self.kept))
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(self.kept)
+            self._epoch, self._order = (
+                epoch,
+                np.random.default_rng([self.seed, epoch]).permutation(self.kept),
+            )
         return int(self._order[place])
 
     def _images(self, rows: list[int]) -> Captioned:
-        return Captioned([self.images.captions[row] for row in rows], torch.from_numpy(self.images.codes[rows]).long())
+        return Captioned(
+            [self.images.captions[row] for row in rows],
+            torch.from_numpy(self.images.codes[rows]).long(),
+        )
 
 
 def _hash(key: str) -> int:
@@ -96,7 +110,9 @@ def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0)
     return TargetEncoder(target, identity_of(tokenizer), seed)
 
 
-def shard_codes(target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0) -> ShardCodes:
+def shard_codes(
+    target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0
+) -> ShardCodes:
     """`train_data=shards`: shards in `path`, made for this tokenizer."""
     return ShardCodes.read(path, identity_of(tokenizer), target.vocab_size, target.grid, seed)
 
@@ -110,7 +126,8 @@ def generated_codes(
     batch_size: int = 64,
     seed: int = 0,
 ) -> ShardCodes:
-    """`train_data=generated`: images that the target draws for the captions of `source`, kept as shards in `directory/codes`.
+    """`train_data=generated`: images that the target draws for the captions of `source`, kept as
+    shards in `directory/codes`.
 
     Raises:
         TemperaError: several processes, and the images are not drawn yet.
@@ -119,13 +136,25 @@ def generated_codes(
     drawn = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
     if not drawn and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TemperaError(
-            "several processes cannot draw one set of training images: draw them first with train_draft/prepare.py encoder=target, "
+            "several processes cannot draw one set of training images: draw them first with "
+            "train_draft/prepare.py encoder=target, "
             "then train with train_data=shards train_data.path=DIR."
         )
     with tqdm(desc="draw training images", unit="image", disable=drawn) as bar:
         encoder = target_encoder(target, tokenizer, seed)
-        prepare(origin, encoder, shards, shard_size=4 * batch_size, batch_size=batch_size, limit=limit, report=bar.write, bar=bar)
-    return ShardCodes.read(str(shards), identity_of(tokenizer), target.vocab_size, target.grid, seed)
+        prepare(
+            origin,
+            encoder,
+            shards,
+            shard_size=4 * batch_size,
+            batch_size=batch_size,
+            limit=limit,
+            report=bar.write,
+            bar=bar,
+        )
+    return ShardCodes.read(
+        str(shards), identity_of(tokenizer), target.vocab_size, target.grid, seed
+    )
 
 
 def _source(source: Any) -> Source:

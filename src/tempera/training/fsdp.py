@@ -1,8 +1,9 @@
-"""Splitting a frozen target and the draft that learns from it among processes, where they do not fit on one device: fully sharded data
-parallelism (Zhao et al. 2023, arXiv 2304.11277) by PyTorch's `fully_shard`.
+"""Splitting a frozen target and the draft that learns from it among processes, where they do not
+fit on one device: fully sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) by PyTorch's
+`fully_shard`.
 
-Every process keeps a part of each tensor. A layer's are gathered while it computes; its gradients are summed where their part is. The loop
-is that of the unsplit draft. What is saved is whole.
+Every process keeps a part of each tensor. A layer's are gathered while it computes; its gradients
+are summed where their part is. The loop is that of the unsplit draft. What is saved is whole.
 """
 
 import os
@@ -20,14 +21,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tempera.errors import TemperaError
 
 _UNABLE = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is: configure accelerate with use_fsdp instead",
-    "FSDP_OFFLOAD_PARAMS": "FSDP keeps the draft on its device here: set fsdp_offload_params to false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "a draft is one layer, with nothing to compute again: set fsdp_activation_checkpointing to false",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is: configure accelerate with "
+    "use_fsdp instead",
+    "FSDP_OFFLOAD_PARAMS": "FSDP keeps the draft on its device here: set fsdp_offload_params to "
+    "false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "a draft is one layer, with nothing to compute again: set "
+    "fsdp_activation_checkpointing to false",
 }
 
 
 def launched() -> bool:
-    """Whether accelerate was told to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp` in its configuration).
+    """Whether accelerate was told to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp` in its
+    configuration).
 
     Raises:
         TemperaError: it was told to do what cannot be done; or FSDP is for a single process.
@@ -38,16 +43,19 @@ def launched() -> bool:
     if not parse_flag_from_env("ACCELERATE_USE_FSDP"):
         return False
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise TemperaError("FSDP splits a draft among several processes, and there is one: give --num_processes, or leave FSDP out.")
+        raise TemperaError(
+            "FSDP splits a draft among several processes, and there is one: give "
+            "--num_processes, or leave FSDP out."
+        )
     return True
 
 
 def split_target(network: Any, device: torch.device) -> None:
-    """Split the layers of a frozen network, one after the other, and move the rest of it: no device holds more than two whole layers, the
-    one that computes and the next.
+    """Split the layers of a frozen network, one after the other, and move the rest of it: no device
+    holds more than two whole layers, the one that computes and the next.
 
-    Embeddings and head stay whole, in every process; decoding uses them directly. All processes must pass through the layers equally often
-    from now on, or `in_step`.
+    Embeddings and head stay whole, in every process; decoding uses them directly. All processes
+    must pass through the layers equally often from now on, or `in_step`.
 
     Args:
         network: see `TransformerTarget`; anywhere, best on the CPU.
@@ -58,15 +66,20 @@ def split_target(network: Any, device: torch.device) -> None:
         _lay_out(layer)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     own = {parameter for parameter in decoder.parameters() if not isinstance(parameter, DTensor)}
-    fully_shard(decoder, mesh=mesh, ignored_params=own)  # layers of one root share streams, and the memory that is kept for each
+    fully_shard(
+        decoder, mesh=mesh, ignored_params=own
+    )  # layers of one root share streams, and the memory that is kept for each
     _move_rest(network, device)
-    _pass(network)  # the first pass makes its module the root, and decoding calls the layers themselves
+    _pass(
+        network
+    )  # the first pass makes its module the root, and decoding calls the layers themselves
 
 
 @contextmanager
 def in_step(network: Any) -> Iterator[None]:
-    """Passes through a network that the processes need unequally many of: held-out images that do not divide, a decode that takes another
-    round where another device rounds otherwise. If it is split, a process that has finished goes on passing until all have.
+    """Passes through a network that the processes need unequally many of: held-out images that do
+    not divide, a decode that takes another round where another device rounds otherwise. If it is
+    split, a process that has finished goes on passing until all have.
 
     Nothing else inside may wait for other processes.
     """
@@ -78,7 +91,9 @@ def in_step(network: Any) -> Iterator[None]:
     def announce(*_: Any) -> None:
         _passing(network, True)
 
-    announced = network.model.layers[0].register_forward_pre_hook(announce, prepend=True)  # before the layer is gathered
+    announced = network.model.layers[0].register_forward_pre_hook(
+        announce, prepend=True
+    )  # before the layer is gathered
     try:
         yield
     finally:
@@ -99,7 +114,12 @@ def _pass(network: Any) -> None:
     """One token through the layers."""
     token = network.lm_head.weight.new_zeros(1, 1, network.lm_head.in_features)
     position = torch.zeros(1, 1, dtype=torch.int64, device=token.device)
-    network.model(inputs_embeds=token, attention_mask=token[None, ..., :1], position_ids=position, use_cache=False)
+    network.model(
+        inputs_embeds=token,
+        attention_mask=token[None, ..., :1],
+        position_ids=position,
+        use_cache=False,
+    )
 
 
 def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
@@ -111,7 +131,9 @@ def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
 
 @contextmanager
 def gradients_stay(model: FSDPModule) -> Iterator[None]:
-    """A split draft's gradients are not summed over the processes yet: those of one part of a batch, with others to come."""
+    """A split draft's gradients are not summed over the processes yet: those of one part of a
+    batch, with others to come.
+    """
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -120,7 +142,9 @@ def gradients_stay(model: FSDPModule) -> Iterator[None]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor with nothing left out; of a split one every process gathers its own copy, so that all processes must ask together."""
+    """A tensor with nothing left out; of a split one every process gathers its own copy, so that
+    all processes must ask together.
+    """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -128,7 +152,9 @@ def as_split(value: Tensor, like: Tensor) -> Tensor:
     """This process's part of a whole tensor that all processes have, split as `like` is."""
     if not isinstance(like, DTensor):
         return value
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(
+        value.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    )
 
 
 def _mesh(device: torch.device) -> DeviceMesh:
@@ -142,7 +168,9 @@ def _lay_out(module: nn.Module) -> None:
 
 
 def _move_rest(network: nn.Module, device: torch.device) -> None:
-    """Move what is not split: `nn.Module.to` would take the split layers along, which are where they belong."""
+    """Move what is not split: `nn.Module.to` would take the split layers along, which are where
+    they belong.
+    """
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
             if not isinstance(parameter, DTensor):

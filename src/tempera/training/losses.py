@@ -1,4 +1,6 @@
-"""The EAGLE-1 loss (Li et al. 2024): regression of the target's hidden states and soft-label classification through its frozen head."""
+"""The EAGLE-1 loss (Li et al. 2024): regression of the target's hidden states and soft-label
+classification through its frozen head.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +21,22 @@ class DraftLoss:
 
 
 def draft_loss(
-    predicted: Tensor, hidden: Tensor, head: Callable[[Tensor], Tensor], cross_entropy_weight: float = 0.1, chunk: int = 4096
+    predicted: Tensor,
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    cross_entropy_weight: float = 0.1,
+    chunk: int = 4096,
 ) -> DraftLoss:
-    """Smooth-L1(predicted, hidden) + weight × cross-entropy from the target's distribution to the draft's, both means over positions.
+    """Smooth-L1(predicted, hidden) + weight × cross-entropy from the target's distribution to the
+    draft's, both means over positions.
 
     Args:
         predicted: the draft's hidden states, [..., H].
         hidden: the target's hidden states at the same positions, [..., H], without gradient.
         head: hidden states → logits [..., V]; its parameters receive no gradient.
         cross_entropy_weight: of the second term.
-        chunk: positions whose logits are in memory at a time. Beyond one chunk, logits are computed again in the backward pass.
+        chunk: positions whose logits are in memory at a time. Beyond one chunk, logits are computed
+            again in the backward pass.
     """
     predicted, hidden = predicted.flatten(0, -2), hidden.flatten(0, -2)
     regression = F.smooth_l1_loss(predicted.float(), hidden.float())
@@ -36,7 +44,12 @@ def draft_loss(
     if len(pieces) == 1:
         summed = _cross_entropy(predicted, hidden, head)
     else:
-        summed = torch.stack([checkpoint(_cross_entropy, mine, true, head, use_reentrant=False) for mine, true in pieces]).sum()
+        summed = torch.stack(
+            [
+                checkpoint(_cross_entropy, mine, true, head, use_reentrant=False)
+                for mine, true in pieces
+            ]
+        ).sum()
     cross_entropy = summed / len(predicted)
     return DraftLoss(regression + cross_entropy_weight * cross_entropy, regression, cross_entropy)
 

@@ -17,7 +17,9 @@ def warmup_cosine(warmup: int, steps: int, floor: float = 0.02) -> Callable[[int
 
 
 def trapezoid(warmup: int, steps: int, decay: float = 0.35) -> Callable[[int], float]:
-    """Linear warm-up, a plateau, then a linear descent to zero over the last `decay` share of `steps`."""
+    """Linear warm-up, a plateau, then a linear descent to zero over the last `decay` share of
+    `steps`.
+    """
 
     def multiplier(step: int) -> float:
         return max(min((step + 1) / warmup, 1.0, (steps - step) / max(decay * steps, 1)), 0.0)

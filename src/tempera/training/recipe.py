@@ -14,19 +14,24 @@ class Recipe:
     Attributes:
         steps: optimiser steps.
         batch_size: images per optimiser step, over all processes and accumulated parts.
-        gradient_accumulation: parts that a process takes a batch in, one after the other, to save memory; it does not change the gradients.
-        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed to 0 as `decay` says: linear, cosine or constant.
+        gradient_accumulation: parts that a process takes a batch in, one after the other, to save
+            memory; it does not change the gradients.
+        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed to 0 as
+            `decay` says: linear, cosine or constant.
         grad_clip: largest norm of the gradient; 0 does not clip.
         hidden_noise: the input hidden states are moved by uniform noise in ± this.
-        ttt_steps: drafted steps that are learned besides the first, each from the draft's own predictions of the step before (HASS; 0 is
-            EAGLE-1). With k of them the draft's pass that is learned from is over 1 + k copies of
-            the images, after k passes without gradient over 1 … k copies.
+        ttt_steps: drafted steps that are learned besides the first, each from the draft's own
+            predictions of the step before (HASS; 0 is EAGLE-1). With k of them the draft's pass
+            that is learned from is over 1 + k copies of the images, after k passes without gradient
+            over 1 … k copies.
         cfg_dropout: probability that an image becomes null-conditioned, for target and draft alike.
         cross_entropy: weight of the cross-entropy beside the regression of hidden states.
-        ema: decay of the moving average of the weights, which is then what is validated and saved; 0 keeps none.
+        ema: decay of the moving average of the weights, which is then what is validated and saved;
+            0 keeps none.
         mixed_precision: "no" or "bf16".
         validate_every, checkpoint_every: in steps.
-        holdout: held-out images per validation; `decodes`: how many of their captions are drawn with the draft at `depth`.
+        holdout: held-out images per validation; `decodes`: how many of their captions are drawn
+            with the draft at `depth`.
         logit_chunk: positions whose logits are held in memory at a time.
     """
 
@@ -69,24 +74,43 @@ class Recipe:
         ):
             if getattr(self, name) < 1:
                 raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
-        for name in ("warmup_steps", "weight_decay", "grad_clip", "hidden_noise", "ttt_steps", "cross_entropy", "decodes"):
+        for name in (
+            "warmup_steps",
+            "weight_decay",
+            "grad_clip",
+            "hidden_noise",
+            "ttt_steps",
+            "cross_entropy",
+            "decodes",
+        ):
             if not getattr(self, name) >= 0:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
         for name in ("cfg_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise TemperaError(f"{name}={getattr(self, name)} is not possible: give a number in [0, 1).")
+                raise TemperaError(
+                    f"{name}={getattr(self, name)} is not possible: give a number in [0, 1)."
+                )
         if not self.lr > 0:
             raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
-        for name, choices in (("decay", ("linear", "cosine", "constant")), ("mixed_precision", ("no", "bf16"))):
+        for name, choices in (
+            ("decay", ("linear", "cosine", "constant")),
+            ("mixed_precision", ("no", "bf16")),
+        ):
             if getattr(self, name) not in choices:
-                raise TemperaError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}.")
+                raise TemperaError(
+                    f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}."
+                )
 
     def rate(self, step: int) -> float:
         """Learning rate of step number `step` (from 0)."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
-        factors = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}
+        factors = {
+            "linear": 1 - done,
+            "cosine": (1 + math.cos(math.pi * done)) / 2,
+            "constant": 1.0,
+        }
         return self.lr * factors[self.decay]
 
     def part(self, processes: int) -> int:
@@ -98,15 +122,18 @@ class Recipe:
         parts = self.gradient_accumulation * processes
         if self.batch_size % parts:
             raise TemperaError(
-                f"batch_size={self.batch_size} does not divide into gradient_accumulation={self.gradient_accumulation} × {processes} processes: "
+                f"batch_size={self.batch_size} does not divide into "
+                f"gradient_accumulation={self.gradient_accumulation} × {processes} processes: "
                 f"give a multiple of {parts}."
             )
         return self.batch_size // parts
 
     def positions(self, step: int, part: int, process: int, processes: int) -> list[int]:
-        """Numbers, in the endless stream of training images, of those in part `part` of a step on one process.
+        """Numbers, in the endless stream of training images, of those in part `part` of a step on
+        one process.
 
-        Whatever the accumulation and the number of processes, step s covers images s·batch_size … (s + 1)·batch_size − 1.
+        Whatever the accumulation and the number of processes, step s covers images s·batch_size …
+        (s + 1)·batch_size − 1.
         """
         size = self.part(processes)
         first = step * self.batch_size + (part * processes + process) * size

@@ -1,4 +1,6 @@
-"""Teacher forcing: what the frozen target thinks at every token of an image, and what a draft is given to imitate it."""
+"""Teacher forcing: what the frozen target thinks at every token of an image, and what a draft is
+given to imitate it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ class Lesson:
 
     Attributes:
         embeds: embeddings of the condition tokens and of all image tokens but the last, [R, S, H].
-        hidden: the target's hidden states there, [R, S, H]. The one at T − 1 + i predicts image token i.
-        previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H]: what the draft reads beside `embeds`.
+        hidden: the target's hidden states there, [R, S, H]. The one at T − 1 + i predicts image
+            token i.
+        previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H]:
+            what the draft reads beside `embeds`.
         mask: additive attention mask, [R, 1, S, S].
         keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
@@ -39,31 +43,46 @@ class Lesson:
         return torch.arange(length, device=self.embeds.device).expand(rows, length)
 
     def before(self, hidden: Tensor) -> Tensor:
-        """Hidden states at every position -> those one position earlier, as in `previous`: [R, S, H] -> [R, S, H]."""
+        """Hidden states at every position -> those one position earlier, as in `previous`: [R, S,
+        H] -> [R, S, H].
+        """
         return shifted(hidden[:, :-1], self.keep)
 
     def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The sequence as a draft meets it 0, 1, … K − 1 steps after its root, one copy behind the other: the context alignment of HASS
-        (Zhang et al. 2024, arXiv 2408.15766; EAGLE-3's training-time test), without HASS's loss on the most probable tokens.
+        """The sequence as a draft meets it 0, 1, … K − 1 steps after its root, one copy behind the
+        other: the context alignment of HASS (Zhang et al. 2024, arXiv 2408.15766; EAGLE-3's
+        training-time test), without HASS's loss on the most probable tokens.
 
-        In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1 tokens before it in the copies 1 … k − 1,
-        whose hidden states were drafted as well, and to all earlier ones in copy 0.
+        In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1
+        tokens before it in the copies 1 … k − 1, whose hidden states were drafted as well, and to
+        all earlier ones in copy 0.
 
         Args:
-            states: hidden states one position earlier, K of [R, S, H]: the true ones, the draft's predictions from these, and so on.
+            states: hidden states one position earlier, K of [R, S, H]: the true ones, the draft's
+                predictions from these, and so on.
 
         Returns:
-            embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S, K·S] and positions int64 [R, K·S] of the K copies.
+            embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S, K·S] and positions
+            int64 [R, K·S] of the K copies.
         """
         copies, length = len(states), self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
-        seen = torch.zeros(copies, length, copies, length, dtype=torch.bool, device=self.mask.device)
+        seen = torch.zeros(
+            copies, length, copies, length, dtype=torch.bool, device=self.mask.device
+        )
         for copy in range(copies):
             seen[copy, :, 0] = whole.tril(-copy)
             for drafted in range(1, copy + 1):
                 seen[copy, :, drafted] = whole.tril(drafted - copy).triu(drafted - copy)
-        mask = self.mask.repeat(1, 1, copies, copies).masked_fill(~seen.flatten(2).flatten(0, 1), torch.finfo(self.mask.dtype).min)
-        return self.embeds.repeat(1, copies, 1), torch.cat(list(states), 1), mask, self.positions.repeat(1, copies)
+        mask = self.mask.repeat(1, 1, copies, copies).masked_fill(
+            ~seen.flatten(2).flatten(0, 1), torch.finfo(self.mask.dtype).min
+        )
+        return (
+            self.embeds.repeat(1, copies, 1),
+            torch.cat(list(states), 1),
+            mask,
+            self.positions.repeat(1, copies),
+        )
 
 
 @torch.no_grad()
@@ -82,18 +101,24 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     embeds = torch.cat([prefix, target.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
-    hidden = target.network.model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+    hidden = target.network.model(
+        inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+    ).last_hidden_state
     return Lesson(embeds, hidden, shifted(hidden[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
 
 
 def nudge(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:
-    """Add uniform noise in ± amplitude to each image's states [R, S, H]; the noise of an image depends on (seed, its number) alone."""
+    """Add uniform noise in ± amplitude to each image's states [R, S, H]; the noise of an image
+    depends on (seed, its number) alone.
+    """
     if not amplitude:
         return hidden
     generator = torch.Generator(hidden.device)
     noise = torch.empty_like(hidden, dtype=torch.float32)
     for row, position in zip(noise, positions, strict=True):
-        row.uniform_(-amplitude, amplitude, generator=generator.manual_seed(key(seed, f"noise/{position}")))
+        row.uniform_(
+            -amplitude, amplitude, generator=generator.manual_seed(key(seed, f"noise/{position}"))
+        )
     return hidden + noise.to(hidden.dtype)
 
 

@@ -1,5 +1,5 @@
-"""The training loop of a draft. A step is a function of (weights, optimiser state, seed, step) alone, so that a run killed anywhere and
-started again ends as if it had not been.
+"""The training loop of a draft. A step is a function of (weights, optimiser state, seed, step)
+alone, so that a run killed anywhere and started again ends as if it had not been.
 """
 
 import time
@@ -45,13 +45,16 @@ def train(
     """Train a draft for a frozen target, from where `directory` left off.
 
     Args:
-        target: the frozen target; under FSDP already split (`fsdp.split_target`), or whole in every process.
+        target: the frozen target; under FSDP already split (`fsdp.split_target`), or whole in every
+            process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
         recipe: how to train.
-        directory: the run directory; it holds `draft/` (the best draft so far, as `EagleModel.from_pretrained` reads it, with its
-            metrics.json and README.md), `last.safetensors` (to resume from) and `training.json` (what the run is).
-        start_tracker: called once there is something to track; the tracker receives losses and validation metrics.
+        directory: the run directory; it holds `draft/` (the best draft so far, as
+            `EagleModel.from_pretrained` reads it, with its metrics.json and README.md),
+            `last.safetensors` (to resume from) and `training.json` (what the run is).
+        start_tracker: called once there is something to track; the tracker receives losses and
+            validation metrics.
         record: what else must not change between two starts of the run (the configuration).
         quiet: no progress bar and no messages.
 
@@ -59,27 +62,42 @@ def train(
         the contents of `draft/metrics.json`.
 
     Raises:
-        TemperaError: the directory was begun otherwise, cannot be written or is damaged; the batch does not divide; a loss is not finite.
+        TemperaError: the directory was begun otherwise, cannot be written or is damaged; the batch
+            does not divide; a loss is not finite.
     """
     draft.check(target)
     directory = writable_directory(directory)
     sharded = fsdp.launched()
-    accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu")
+    accelerator = Accelerator(
+        mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu"
+    )
     recipe.part(accelerator.num_processes)
-    keep_record(directory, {**(record or {}), "recipe": asdict(recipe), "target": target.identity}, write=accelerator.is_main_process)
-    run = Run(target, draft.to(target.device), codes, recipe, directory, accelerator, quiet, sharded)
+    keep_record(
+        directory,
+        {**(record or {}), "recipe": asdict(recipe), "target": target.identity},
+        write=accelerator.is_main_process,
+    )
+    run = Run(
+        target, draft.to(target.device), codes, recipe, directory, accelerator, quiet, sharded
+    )
     resumed = load_state(directory, run.state)
     accelerator.wait_for_everyone()
     done = run.state.progress.step
     if resumed and not run.quiet:
-        print(f"{directory}: already trained, {done} steps." if done >= recipe.steps else f"{directory}: goes on after step {done}.")
+        print(
+            f"{directory}: already trained, {done} steps."
+            if done >= recipe.steps
+            else f"{directory}: goes on after step {done}."
+        )
     run.finish(start_tracker if accelerator.is_main_process and done < recipe.steps else NoTracker)
     return dict(read_json(directory / DRAFT / METRICS))
 
 
 @dataclass
 class TrainingStep:
-    """Losses of one step, averaged over its images: [3] total, regression, cross-entropy; and the gradient's norm before clipping."""
+    """Losses of one step, averaged over its images: [3] total, regression, cross-entropy; and the
+    gradient's norm before clipping.
+    """
 
     losses: Tensor
     norm: float
@@ -103,15 +121,31 @@ class Run:
         self.directory, self.accelerator = directory, accelerator
         self.tracker: Tracker = NoTracker()
         self.quiet = quiet or not accelerator.is_main_process
-        self.model = fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
-        optimiser = torch.optim.AdamW(
-            draft.parameters(), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, foreach=True
+        self.model = (
+            fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         )
-        average = {name: value.detach().clone() for name, value in draft.state_dict().items()} if recipe.ema else {}
+        optimiser = torch.optim.AdamW(
+            draft.parameters(),
+            lr=recipe.lr,
+            betas=(recipe.beta1, recipe.beta2),
+            weight_decay=recipe.weight_decay,
+            foreach=True,
+        )
+        average = (
+            {name: value.detach().clone() for name, value in draft.state_dict().items()}
+            if recipe.ema
+            else {}
+        )
         self.state = State(draft, optimiser, average, TrainingProgress())
-        mine = range(accelerator.process_index, max(recipe.holdout, accelerator.num_processes), accelerator.num_processes)
+        mine = range(
+            accelerator.process_index,
+            max(recipe.holdout, accelerator.num_processes),
+            accelerator.num_processes,
+        )
         self.held = codes.holdout(list(mine))
-        self.captions = codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
+        self.captions = (
+            codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
+        )
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
         """Take the steps that remain, and describe the result."""
@@ -120,8 +154,12 @@ class Run:
             self._walk()
             if self.accelerator.is_main_process:
                 self.describe(finished=True)
-                self.tracker.summary({f"best/{name}": value for name, value in self.state.progress.best.items()})
-                self.tracker.artifact(f"draft-{self.draft.config.model}", "draft", [self.directory / DRAFT])
+                self.tracker.summary(
+                    {f"best/{name}": value for name, value in self.state.progress.best.items()}
+                )
+                self.tracker.artifact(
+                    f"draft-{self.draft.config.model}", "draft", [self.directory / DRAFT]
+                )
         finally:
             self.tracker.finish()
         self.accelerator.wait_for_everyone()
@@ -129,7 +167,14 @@ class Run:
     def _walk(self) -> None:
         progress, recipe = self.state.progress, self.recipe
         self.began = time.monotonic() - progress.seconds
-        with tqdm(total=recipe.steps, initial=progress.step, desc="train draft", unit="step", disable=self.quiet, mininterval=1) as bar:
+        with tqdm(
+            total=recipe.steps,
+            initial=progress.step,
+            desc="train draft",
+            unit="step",
+            disable=self.quiet,
+            mininterval=1,
+        ) as bar:
             while progress.step < recipe.steps:
                 taken = self.step(progress.step)
                 progress.step += 1
@@ -152,11 +197,15 @@ class Run:
                 self.accelerator.backward(loss[0] / recipe.gradient_accumulation)
             losses.append(loss.detach())
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
-        norm = fsdp.whole(torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.grad_clip or torch.inf))
+        norm = fsdp.whole(
+            torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.grad_clip or torch.inf)
+        )
         if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
             raise TemperaError(
-                f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient {norm.item()}), so training stopped: the last "
-                f"good checkpoint is kept in {self.directory}; begin another run directory with a lower lr or a longer warmup."
+                f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient "
+                f"{norm.item()}), so training stopped: the last "
+                f"good checkpoint is kept in {self.directory}; begin another run directory with "
+                "a lower lr or a longer warmup."
             )
         self.state.optimiser.step()
         self._average(number)
@@ -170,23 +219,38 @@ class Run:
         return waiting
 
     def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
-        """This process's parts of a step, as numbers of training images, and whether a part is the last."""
+        """This process's parts of a step, as numbers of training images, and whether a part is the
+        last.
+        """
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
         for part in range(self.recipe.gradient_accumulation):
-            yield self.recipe.positions(number, part, process, processes), part == self.recipe.gradient_accumulation - 1
+            yield (
+                self.recipe.positions(number, part, process, processes),
+                part == self.recipe.gradient_accumulation - 1,
+            )
 
     def losses(self, positions: list[int]) -> Tensor:
         """Losses of these training images, [3]: total, regression, cross-entropy."""
         recipe, images = self.recipe, self.codes.train(positions)
         with self.accelerator.autocast():
-            lesson = teach(self.target, images.captions, images.codes, dropped(recipe.seed, positions, recipe.cfg_dropout))
+            lesson = teach(
+                self.target,
+                images.captions,
+                images.codes,
+                dropped(recipe.seed, positions, recipe.cfg_dropout),
+            )
             states = [nudge(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
             for _ in range(recipe.ttt_steps):
                 with torch.no_grad():
                     ahead = self.draft(*_floats(lesson.unrolled(states)))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
-            predicted = self.model(*_floats(lesson.unrolled(states))).unflatten(1, (len(states), -1))
-            mine, true = predicted[:, :, lesson.start :], lesson.hidden[:, None, lesson.start :].expand(-1, len(states), -1, -1)
+            predicted = self.model(*_floats(lesson.unrolled(states))).unflatten(
+                1, (len(states), -1)
+            )
+            mine, true = (
+                predicted[:, :, lesson.start :],
+                lesson.hidden[:, None, lesson.start :].expand(-1, len(states), -1, -1),
+            )
             loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.logit_chunk)
         return torch.stack([loss.total, loss.regression, loss.cross_entropy])
 
@@ -204,13 +268,23 @@ class Run:
     def report(self, step: TrainingStep, bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
         progress = self.state.progress
-        if not self.accelerator.is_main_process or (progress.step % self.recipe.log_every and progress.step != self.recipe.steps):
+        if not self.accelerator.is_main_process or (
+            progress.step % self.recipe.log_every and progress.step != self.recipe.steps
+        ):
             return
         total, regression, cross_entropy = step.losses.tolist()
         rate = self.recipe.rate(progress.step - 1)
-        values = {"loss": total, "regression": regression, "cross_entropy": cross_entropy, "gradient_norm": step.norm, "lr": rate}
+        values = {
+            "loss": total,
+            "regression": regression,
+            "cross_entropy": cross_entropy,
+            "gradient_norm": step.norm,
+            "lr": rate,
+        }
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, progress.step)
-        shown = {"loss": f"{total:.4f}"} | {name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest}
+        shown = {"loss": f"{total:.4f}"} | {
+            name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest
+        }
         bar.n = progress.step
         bar.set_postfix(shown)
 
@@ -220,7 +294,11 @@ class Run:
         kept = self.kept()
         with fsdp.in_step(self.target.network):
             sums = imitation(kept, self.target, self.held)
-            length = accepted_length(kept, self.target, self.captions, recipe.depth) if self.captions else None
+            length = (
+                accepted_length(kept, self.target, self.captions, recipe.depth)
+                if self.captions
+                else None
+            )
         metrics = metrics_of(accelerator.reduce(sums, "sum"))
         if length is not None:
             metrics["accepted_length"] = length
@@ -230,15 +308,22 @@ class Run:
             progress.best = progress.latest
         if not accelerator.is_main_process:
             return
-        self.tracker.log({f"validation/{name}": value for name, value in metrics.items()}, progress.step)
+        self.tracker.log(
+            {f"validation/{name}": value for name, value in metrics.items()}, progress.step
+        )
         if not self.quiet:
-            bar.write(f"step {progress.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+            bar.write(
+                f"step {progress.step}: "
+                + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+            )
         if better:
             kept.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
 
     def kept(self) -> EagleModel:
-        """The draft as it is saved: whole, on this process's device, of the averaged weights where there is an average."""
+        """The draft as it is saved: whole, on this process's device, of the averaged weights where
+        there is an average.
+        """
         kept = EagleModel(self.draft.config).to(self.target.device)
         weights = self.state.average or self.draft.state_dict()
         kept.load_state_dict({name: fsdp.whole(value) for name, value in weights.items()})

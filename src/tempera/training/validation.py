@@ -18,28 +18,53 @@ from tempera.training.teacher_forcing import teach
 
 
 @torch.no_grad()
-def imitation(draft: EagleModel, target: TransformerTarget, images: Captioned, batch_size: int = 4) -> Tensor:
+def imitation(
+    draft: EagleModel, target: TransformerTarget, images: Captioned, batch_size: int = 4
+) -> Tensor:
     """Sums over held-out images of what a draft of one token is worth.
 
-    p and q are the distributions that decoding samples, after guidance and temperature; the accuracies ask after guidance only, so that
-    greedy and truncated sampling have them too.
+    p and q are the distributions that decoding samples, after guidance and temperature; the
+    accuracies ask after guidance only, so that greedy and truncated sampling have them too.
 
     Returns:
-        float64 [4]: image tokens, those whose most probable token under the target is the draft's most probable, or among its
+        float64 [4]: image tokens, those whose most probable token under the target is the draft's
+            most probable, or among its
         three most probable; total variation between p and q.
     """
     ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
     for start in range(0, len(images.captions), batch_size):
-        captions, codes = images.captions[start : start + batch_size], images.codes[start : start + batch_size]
+        captions, codes = (
+            images.captions[start : start + batch_size],
+            images.codes[start : start + batch_size],
+        )
         rows = target.sampling.rows
-        lesson = teach(target, captions * rows, codes.repeat(rows, 1), torch.arange(rows * len(codes)) >= len(codes))
-        predicted = draft(lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions)
-        mine, true = (target.lm_logits(states[:, lesson.start :].to(target.dtype)) for states in (predicted, lesson.hidden))
+        lesson = teach(
+            target,
+            captions * rows,
+            codes.repeat(rows, 1),
+            torch.arange(rows * len(codes)) >= len(codes),
+        )
+        predicted = draft(
+            lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions
+        )
+        mine, true = (
+            target.lm_logits(states[:, lesson.start :].to(target.dtype))
+            for states in (predicted, lesson.hidden)
+        )
         best = ranking.distribution(true).argmax(-1, keepdim=True)
         found = ranking.distribution(mine).topk(3, -1).indices == best
-        distance = (target.sampling.distribution(true) - target.sampling.distribution(mine)).abs().sum(-1) / 2
-        sums += torch.stack([torch.tensor(best.numel(), device=sums.device), found[..., 0].sum(), found.sum(), distance.sum()]).double()
+        distance = (
+            target.sampling.distribution(true) - target.sampling.distribution(mine)
+        ).abs().sum(-1) / 2
+        sums += torch.stack(
+            [
+                torch.tensor(best.numel(), device=sums.device),
+                found[..., 0].sum(),
+                found.sum(),
+                distance.sum(),
+            ]
+        ).double()
     return sums
 
 
@@ -49,9 +74,15 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
     return {"top1": top1 / count, "top3": top3 / count, "tv": distance / count}
 
 
-def accepted_length(draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0) -> float:
-    """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted tokens."""
+def accepted_length(
+    draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
+) -> float:
+    """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted
+    tokens.
+    """
     drafter = StaticTreeDrafter(EagleDraft(draft, target), Tree.chain(depth))
-    streams = RandomStreams(seed, [f"validation-{index}" for index in range(len(captions))], target.device)
+    streams = RandomStreams(
+        seed, [f"validation-{index}" for index in range(len(captions))], target.device
+    )
     output = decode(target, drafter, Exact(), streams, captions)
     return output.tokens.numel() / float(output.trace.rounds.sum())

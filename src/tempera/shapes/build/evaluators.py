@@ -23,7 +23,9 @@ LogMetrics = Callable[[dict[str, float], int], None]
 
 @dataclass(frozen=True)
 class EvaluatorTraining:
-    """How an evaluation network is trained. A `blurred` share of the images passes through the tokenizer first, as generated images do."""
+    """How an evaluation network is trained. A `blurred` share of the images passes through the
+    tokenizer first, as generated images do.
+    """
 
     steps: int = 3000
     batch_size: int = 64
@@ -34,7 +36,9 @@ class EvaluatorTraining:
 
 
 class Stream:
-    """Batches of world samples and their images [B, 3, 64, 64] in [−1, 1], some of them as the tokenizer renders them."""
+    """Batches of world samples and their images [B, 3, 64, 64] in [−1, 1], some of them as the
+    tokenizer renders them.
+    """
 
     def __init__(self, settings: EvaluatorTraining, tokenizer: VQModel) -> None:
         self.world, self.size, self.tokenizer = World(settings.seed), settings.batch_size, tokenizer
@@ -55,7 +59,8 @@ def _optimiser(model: nn.Module, settings: EvaluatorTraining) -> tuple[torch.opt
 
 
 def train_classifier(settings: EvaluatorTraining, tokenizer: VQModel, report: LogMetrics | None = None) -> tuple[Classifier, dict[str, float]]:
-    """Train the classifier; returns it with the accuracy of every attribute on unseen real images."""
+    """Train the classifier; returns it with the accuracy of every attribute on unseen real images.
+    """
     torch.manual_seed(settings.seed)
     model, stream = Classifier(), Stream(settings, tokenizer)
     optimiser, schedule = _optimiser(model, settings)
@@ -96,7 +101,9 @@ def new_clip() -> tuple[nn.Module, Callable[[list[str]], Tensor]]:
 
 
 def train_clip(settings: EvaluatorTraining, tokenizer: VQModel, report: LogMetrics | None = None) -> tuple[nn.Module, dict[str, float]]:
-    """Train the CLIP with the symmetric contrastive loss; returns it with its text→image retrieval accuracy among 64 unseen images."""
+    """Train the CLIP with the symmetric contrastive loss; returns it with its text→image retrieval
+    accuracy among 64 unseen images.
+    """
     torch.manual_seed(settings.seed)
     (model, words), stream = new_clip(), Stream(settings, tokenizer)
     optimiser, schedule = _optimiser(model, settings)
@@ -114,7 +121,8 @@ def train_clip(settings: EvaluatorTraining, tokenizer: VQModel, report: LogMetri
 
 
 def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
-    """CLIP's loss: cross-entropy of matching each image with its text and each text with its image."""
+    """CLIP's loss: cross-entropy of matching each image with its text and each text with its image.
+    """
     seen, read, scale = model(images, texts)
     logits, target = scale * seen @ read.T, torch.arange(len(images))
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
@@ -122,7 +130,9 @@ def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_clip(model: nn.Module, words: Callable[[list[str]], Tensor], world: World, batches: int = 8) -> dict[str, float]:
-    """Share of captions whose own image scores highest among 64 real images, and the mean cosine of matching pairs."""
+    """Share of captions whose own image scores highest among 64 real images, and the mean cosine of
+    matching pairs.
+    """
     hits, cosines = [], []
     for i in range(batches):
         samples = world.batch(64 * i, 64)

@@ -1,4 +1,6 @@
-"""Training of the shipped MAR: a KL tokenizer, then a small network and a smaller one that drafts for it, on scenes of one shape."""
+"""Training of the shipped MAR: a KL tokenizer, then a small network and a smaller one that drafts
+for it, on scenes of one shape.
+"""
 
 import copy
 import math
@@ -42,29 +44,37 @@ TINY_DRAFT = replace(TINY_MAR, width=64, depth=2, head_width=128, head_depth=2)
 class MARTraining:
     """How the three networks are trained.
 
-    Scenes are rendered and encoded once: what the network and its draft are trained on are draws of the latents of `scenes` of them.
+    Scenes are rendered and encoded once: what the network and its draft are trained on are draws of
+    the latents of `scenes` of them.
 
     Attributes:
         tokenizer_steps, tokenizer_batch_size, tokenizer_lr: of the KL tokenizer.
-        tokenizer_start: start from the encoder and decoder of the shipped VQ tokenizer; random weights take several times as many steps.
+        tokenizer_start: start from the encoder and decoder of the shipped VQ tokenizer; random
+            weights take several times as many steps.
         kl: weight of its latents' KL divergence from N(0, 1).
         scenes: how many are encoded.
         steps, draft_steps: of the network and of its draft.
         lr: AdamW's, for embeddings, norms, biases and what is not in a block.
         matrix_lr: Muon's, for the matrices of all blocks.
         repeats: noise levels a token is trained at, for one pass of the transformer.
-        shown: spread of the share of tokens that the network is shown: |N(0, shown²)|, less than 1. MAR's own training has 0.25, cut off
-            at 0.3, which leaves one-token-a-step decoding to generalise from the first third of an image.
-        emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative to its mean; 1 is MAR's own training. The
-            noisy levels decide what a token shows, and have next to no share in the plain error.
-        object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees in few tokens, and there but little.
+        shown: spread of the share of tokens that the network is shown: |N(0, shown²)|, less than 1.
+            MAR's own training has 0.25, cut off at 0.3, which leaves one-token-a-step decoding to
+            generalise from the first third of an image.
+        emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative
+            to its mean; 1 is MAR's own training. The noisy levels decide what a token shows, and
+            have next to no share in the plain error.
+        object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees
+            in few tokens, and there but little.
         calm: last share of steps, without this weight.
-        variance: weight of the variational bound that teaches the variances, beside the squared error of the noise.
-        denoising_steps, denoising_start: of the sampling that the variances are learned for, as in `Sampling`. In a step from one of 1,000
-            levels to the next their bounds are next to each other, and nothing is learned of what a step over forty needs.
+        variance: weight of the variational bound that teaches the variances, beside the squared
+            error of the noise.
+        denoising_steps, denoising_start: of the sampling that the variances are learned for, as in
+            `Sampling`. In a step from one of 1,000 levels to the next their bounds are next to each
+            other, and nothing is learned of what a step over forty needs.
         cfg_dropout: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
-        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
+        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16
+            units only.
     """
 
     tokenizer_steps: int = 400
@@ -119,7 +129,9 @@ def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
 
 
 def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None = None) -> tuple[KLModel, dict[str, float]]:
-    """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR in dB on unseen scenes."""
+    """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR
+    in dB on unseen scenes.
+    """
     torch.manual_seed(settings.seed)
     model, world, batch = KLModel(config), World(settings.seed), settings.tokenizer_batch_size
     if settings.tokenizer_start:
@@ -151,7 +163,9 @@ def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None 
 
 
 def _take_over(model: KLModel, trained: VQModel) -> None:
-    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers next to the latents."""
+    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers
+    next to the latents.
+    """
     for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
         own = mine.state_dict()
         mine.load_state_dict(own | {name: value for name, value in theirs.state_dict().items() if value.shape == own[name].shape})
@@ -162,8 +176,8 @@ def _psnr(error: Tensor) -> float:
 
 
 class Latents(NamedTuple):
-    """Encoded scenes: moments of the latents as `KLModel.moments` gives them, float16 [N, 2, C, h, w], classes int64 [N], and which tokens
-    touch the shape, bool [N, T].
+    """Encoded scenes: moments of the latents as `KLModel.moments` gives them, float16 [N, 2, C, h,
+    w], classes int64 [N], and which tokens touch the shape, bool [N, T].
     """
 
     moments: Tensor
@@ -191,7 +205,9 @@ def encode_scenes(world: World, count: int, tokenizer: KLModel) -> Latents:
 
 
 def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Latents:
-    """The latents in `path` if they are those of this tokenizer and these scenes; else encode them and keep them there."""
+    """The latents in `path` if they are those of this tokenizer and these scenes; else encode them
+    and keep them there.
+    """
     made = {"tokenizer": identity_of(tokenizer), "scenes": str(settings.scenes), "seed": str(settings.seed), "holds": str(Latents._fields)}
     if path.is_file():
         with safe_open(path, "pt") as file:
@@ -229,7 +245,8 @@ def token_losses(
     weights: Tensor | None = None,
     taken: NoiseSchedule | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and Dhariwal 2021, Eq. 16).
+    """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and
+    Dhariwal 2021, Eq. 16).
 
     Args:
         network: the network.
@@ -240,10 +257,12 @@ def token_losses(
         repeats: noise levels a token.
         emphasis: see `MARTraining`.
         weights: of the tokens by place in the image, [B, T]; equal unless given.
-        taken: the steps that the variances are learned for, on half of the tokens; all of the process's unless given.
+        taken: the steps that the variances are learned for, on half of the tokens; all of the
+            process's unless given.
 
     Returns:
-        The squared error of the noise, weighted, and, not weighted, the divergence of the predicted kernel from the true posterior in
+        The squared error of the noise, weighted, and, not weighted, the divergence of the predicted
+        kernel from the true posterior in
         nats: means over the numbers of all tokens.
     """
     schedule, channels = NoiseSchedule(TRAINING_STEPS), tokens.shape[-1]
@@ -281,8 +300,8 @@ def train_mar(
     config: MARConfig,
     report: LogMetrics | None = None,
 ) -> tuple[MAR, dict[str, float]]:
-    """Train for `steps`, saving to `directory`/checkpoint.pt and continuing from there; returns the averaged network and its losses on
-    unseen scenes.
+    """Train for `steps`, saving to `directory`/checkpoint.pt and continuing from there; returns the
+    averaged network and its losses on unseen scenes.
     """
     torch.manual_seed(settings.seed)
     network = MAR(config)
@@ -293,7 +312,8 @@ def train_mar(
     optimisers = _optimisers(network, settings)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup_steps, steps)) for optimiser in optimisers]
     for step in range(_resume(directory, model, optimisers, schedules), steps):
-        torch.manual_seed(settings.seed * 1_000_003 + step)  # so that an interrupted training ends the same
+        # so that an interrupted training ends the same
+        torch.manual_seed(settings.seed * 1_000_003 + step)
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
         calm = step >= (1 - settings.calm) * steps
         weights = None if calm else 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
@@ -314,7 +334,9 @@ def train_mar(
 
 @torch.no_grad()
 def _lay_out(network: MAR) -> None:
-    """Start the position embeddings as sines of row and column: a small network with few images does not find the grid by itself."""
+    """Start the position embeddings as sines of row and column: a small network with few images
+    does not find the grid by itself.
+    """
     config = network.config
     rows, columns = (part.flatten().float() for part in torch.meshgrid(*map(torch.arange, config.grid), indexing="ij"))
     rates = torch.logspace(math.log10(2), -1, config.width // 4)
@@ -324,8 +346,9 @@ def _lay_out(network: MAR) -> None:
 
 
 def _taught_together(gradient: Tensor) -> Tensor:
-    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape and its colour as well, as if it were
-    a sum of three: one of 48 classes is seldom seen, and a network that has no use for the shape yet would hardly find it.
+    """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape
+    and its colour as well, as if it were a sum of three: one of 48 classes is seldom seen, and a
+    network that has no use for the shape yet would hardly find it.
     """
     own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
     shared: Tensor = own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)
@@ -333,7 +356,8 @@ def _taught_together(gradient: Tensor) -> Tensor:
 
 
 def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the transformer's and the head's blocks, AdamW for everything else."""
+    """Muon for the matrices of the transformer's and the head's blocks, AdamW for everything else.
+    """
     matrices = {name: weight for name, weight in network.named_parameters() if "blocks." in name and weight.ndim == 2}
     rest = [weight for name, weight in network.named_parameters() if name not in matrices]
     return [

@@ -1,4 +1,6 @@
-"""Building the shipped model, stage by stage, into one directory; each stage leaves a record of how it was trained."""
+"""Building the shipped model, stage by stage, into one directory; each stage leaves a record of how
+it was trained.
+"""
 
 import json
 import logging
@@ -36,14 +38,18 @@ def build_tokenizer(output: Path, settings: TokenizerTraining, report: LogMetric
 
 
 def build_target(output: Path, settings: TargetTraining, report: LogMetrics) -> None:
-    """Train the target and its text encoder into `output`/target and `output`/text_encoder; continues where it was stopped."""
+    """Train the target and its text encoder into `output`/target and `output`/text_encoder;
+    continues where it was stopped.
+    """
     with _recorded(output / "target", settings) as record:
         model, record.metrics = train_target(settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report)
         _save_target(model, output / "target", output / "text_encoder")
 
 
 def build_independent(output: Path, settings: TargetTraining, report: LogMetrics) -> None:
-    """Train a half-size target with a text encoder of its own, the draft of `drafter=independent`, into `output`/independent."""
+    """Train a half-size target with a text encoder of its own, the draft of `drafter=independent`,
+    into `output`/independent.
+    """
     directory = output / "independent"
     with _recorded(directory, settings) as record:
         tokenizer, run = load_tokenizer(output / "tokenizer"), output / "independent_run"
@@ -72,7 +78,9 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: LogMetrics) ->
 
 
 def build_mar(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
-    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and /mar_draft; continues where it was stopped."""
+    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and
+    /mar_draft; continues where it was stopped.
+    """
     if not _is_built(output / "kl", settings, mar.OF_TOKENIZER):
         with _recorded(output / "kl", replace(settings, steps=settings.tokenizer_steps)) as record:
             trained, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
@@ -95,7 +103,9 @@ def _is_built(directory: Path, settings: Any, names: Sequence[str]) -> bool:
 
 
 def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:
-    """Write <prefix>config.json and <prefix>model.safetensors, floats as float16, each file atomically."""
+    """Write <prefix>config.json and <prefix>model.safetensors, floats as float16, each file
+    atomically.
+    """
     half = {key: (value.half() if value.is_floating_point() else value).contiguous().clone() for key, value in state.items()}
     name = "open_clip_config.json" if prefix else "config.json"
     write_json(directory / name, config)
@@ -124,12 +134,16 @@ class _recorded:
 
 
 def write_readme(output: Path) -> None:
-    """Write README.md beside the weights: what each network is, the commands, seeds, times and final metrics, from the stages' records."""
+    """Write README.md beside the weights: what each network is, the commands, seeds, times and
+    final metrics, from the stages' records.
+    """
     lines = [
         "# The shipped model",
         "",
-        "Trained by this repository's own scripts on the procedural world of `tempera.shapes.world`; nothing else went in. Weights are",
-        "float16 safetensors, computed with in float32. To rebuild everything (about six hours on two CPU cores):",
+        "Trained by this repository's own scripts on the procedural world of "
+        "`tempera.shapes.world`; nothing else went in. Weights are",
+        "float16 safetensors, computed with in float32. To rebuild everything (about six hours "
+        "on two CPU cores):",
         "",
         "    python train_draft/build_shapes.py output=src/tempera/shapes/weights",
         "    python train_draft/main.py model=shapes",

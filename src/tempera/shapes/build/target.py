@@ -1,4 +1,6 @@
-"""Training of the shipped target: a tiny LlamaGen and its text encoder, jointly, on world images encoded by the shapes tokenizer."""
+"""Training of the shipped target: a tiny LlamaGen and its text encoder, jointly, on world images
+encoded by the shapes tokenizer.
+"""
 
 import logging
 import os
@@ -43,18 +45,24 @@ READOUT_LAYER = 3
 class TargetTraining:
     """How the target is trained.
 
-    A caption decides a few nats of an image's several hundred, most of them in the rows where a shape begins: plain cross-entropy learns
-    textures first and captions very late. Three remedies act until the last `calm` share of steps, which is plain cross-entropy, so that
-    the final model is calibrated.
+    A caption decides a few nats of an image's several hundred, most of them in the rows where a
+    shape begins: plain cross-entropy learns textures first and captions very late. Three remedies
+    act until the last `calm` share of steps, which is plain cross-entropy, so that the final model
+    is calibrated.
 
     Attributes:
         object_weight: loss weight of tokens that touch a shape.
-        onset_weight: loss weight of tokens in the first two rows of a shape, where its colour and kind are chosen.
-        readout: weight of an auxiliary loss: what the caption tells must be readable at every image token after `READOUT_LAYER` layers.
+        onset_weight: loss weight of tokens in the first two rows of a shape, where its colour and
+            kind are chosen.
+        readout: weight of an auxiliary loss: what the caption tells must be readable at every image
+            token after `READOUT_LAYER` layers.
         caption_dropout: share of captions replaced by the null caption, for guidance.
-        matrix_lr: Muon's learning rate for the decoder's matrices; `lr` is AdamW's for everything else.
-        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16 units only.
-        start: a built bundle whose target and text encoder training starts from; `None` starts from random weights.
+        matrix_lr: Muon's learning rate for the decoder's matrices; `lr` is AdamW's for everything
+            else.
+        bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16
+            units only.
+        start: a built bundle whose target and text encoder training starts from; `None` starts from
+            random weights.
     """
 
     steps: int = 2800
@@ -87,7 +95,9 @@ class TargetModel(nn.Module):
         _initialise(self.network, codebook)
 
     def forward(self, words: Tensor, drop: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """words [B, T], drop [B], codes [B, length] → loss of every token [B, length] in nats, and read-out logits [B, length, classes]."""
+        """words [B, T], drop [B], codes [B, length] → loss of every token [B, length] in nats, and
+        read-out logits [B, length, classes].
+        """
         features, keep = self.text(words)
         network, first = self.network, self.network.config.prefix_length - 1
         inputs = network.inputs(features, drop, codes)
@@ -105,7 +115,9 @@ class TargetModel(nn.Module):
 
 
 def readout_loss(logits: Tensor, told: Tensor) -> Tensor:
-    """Cross-entropy of reading the caption's attributes: logits [B, length, classes], told int64 [B, attributes] with UNTOLD → scalar."""
+    """Cross-entropy of reading the caption's attributes: logits [B, length, classes], told int64
+    [B, attributes] with UNTOLD → scalar.
+    """
     parts = logits.split([len(classes) for classes in ATTRIBUTES.values()], -1)
     wanted = [truth[:, None].expand(logits.shape[:2]).flatten() for truth in told.T]
     pairs = zip(parts, wanted, strict=True)
@@ -114,7 +126,9 @@ def readout_loss(logits: Tensor, told: Tensor) -> Tensor:
 
 
 def _initialise(network: LlamaGen, codebook: Tensor) -> None:
-    """Start token embedding and head as random projections of the codebook, so that similar codes start out similar."""
+    """Start token embedding and head as random projections of the codebook, so that similar codes
+    start out similar.
+    """
     width = network.config.hidden_size
     for weight, scale in ((network.model.embed_tokens.weight, 0.3), (network.lm_head.weight, width**-0.5)):
         projected = codebook @ torch.randn(codebook.shape[1], width)
@@ -137,7 +151,9 @@ def _optimisers(model: TargetModel, settings: TargetTraining) -> list[torch.opti
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Word ids [B, T], codes [B, h·w], tokens that touch a shape and where one begins, bool [B, h·w], what captions tell [B, A]."""
+    """Word ids [B, T], codes [B, h·w], tokens that touch a shape and where one begins, bool [B,
+    h·w], what captions tell [B, A].
+    """
 
     words: Tensor
     codes: Tensor
@@ -172,13 +188,16 @@ def train_target(
     config: LlamaGenConfig = TINY_TARGET,
     report: Callable[[dict[str, float], int], None] | None = None,
 ) -> tuple[TargetModel, dict[str, float]]:
-    """Train, saving to `directory`/checkpoint.pt and continuing from there; returns the model and its metrics on unseen scenes."""
+    """Train, saving to `directory`/checkpoint.pt and continuing from there; returns the model and
+    its metrics on unseen scenes.
+    """
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
     if settings.start:
         model.text.load_state_dict(load_text_encoder(Path(settings.start) / "text_encoder").state_dict())
         model.network.load_state_dict(load_target_network(Path(settings.start) / "target").state_dict())
-    model.network.model.set_attn_implementation("eager")  # on a CPU, fused attention's backward pass takes twice as long
+    # on a CPU, fused attention's backward pass takes twice as long
+    model.network.model.set_attn_implementation("eager")
     optimisers = _optimisers(model, settings)
     shape = trapezoid(settings.warmup_steps, settings.steps)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, shape) for optimiser in optimisers]
@@ -212,7 +231,9 @@ def train_target(
 
 @torch.no_grad()
 def measure_target(model: TargetModel, tokenizer: VQModel, world: World, count: int = 128) -> dict[str, float]:
-    """Loss in nats per token on unseen scenes, over all tokens and where shapes begin, and what captions are worth."""
+    """Loss in nats per token on unseen scenes, over all tokens and where shapes begin, and what
+    captions are worth.
+    """
     batch = encode_batch(world.batch(0, count), tokenizer, model.network.config.prefix_length)
     chunks = list(zip(batch.words.split(16), batch.codes.split(16), strict=True))
     told, untold = (torch.cat([model(w, torch.full((len(w),), drop), c)[0] for w, c in chunks]) for drop in (False, True))

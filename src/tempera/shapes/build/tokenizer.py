@@ -1,4 +1,6 @@
-"""Training of the shapes VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA quantisation, straight-through."""
+"""Training of the shapes VQ tokenizer: an autoencoder first, then a k-means codebook, then EMA
+quantisation, straight-through.
+"""
 
 import logging
 from collections.abc import Callable
@@ -23,13 +25,17 @@ TINY_VQ = VQConfig(
     decoder_multipliers=(1, 2, 4),
     res_blocks=1,
     z_channels=64,
-    norm_groups=4,  # official sizes have 4 and more channels a group; with fewer, normalisation wipes out the picture's colours
+    # official sizes have 4 and more channels a group; with fewer, normalisation wipes out the
+    # picture's colours
+    norm_groups=4,
 )
 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """How the tokenizer is trained. `warmup_steps` run without quantisation; then the codebook is fitted to the encodings."""
+    """How the tokenizer is trained. `warmup_steps` run without quantisation; then the codebook is
+    fitted to the encodings.
+    """
 
     steps: int = 1100
     warmup_steps: int = 120
@@ -48,7 +54,9 @@ def images_of(world: World, first: int, count: int) -> Tensor:
 
 
 class EmaCodebook:
-    """Exponential moving averages of the codebook (van den Oord et al. 2017, appendix A.1) with restart of dead codes."""
+    """Exponential moving averages of the codebook (van den Oord et al. 2017, appendix A.1) with
+    restart of dead codes.
+    """
 
     def __init__(self, model: VQModel, decay: float, dead_below: float, generator: torch.Generator) -> None:
         self.table = model.quantize.embedding.weight.data
@@ -81,7 +89,9 @@ class EmaCodebook:
 def train_tokenizer(
     settings: TokenizerTraining, config: VQConfig = TINY_VQ, report: Callable[[dict[str, float], int], None] | None = None
 ) -> tuple[VQModel, dict[str, float]]:
-    """Train a tokenizer on the world; returns it with its metrics on unseen images (PSNR in dB, codes in use)."""
+    """Train a tokenizer on the world; returns it with its metrics on unseen images (PSNR in dB,
+    codes in use).
+    """
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
     world, model = World(settings.seed), VQModel(config)
