@@ -436,10 +436,10 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     def told(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
         return name, *map(of, columns)
 
-    lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]  # type: ignore[misc]
+    lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]
     lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
     lines += [
-        timed(f"round: {part}", lambda column, part=part: column.parts[part])
+        timed(f"round: {part}", lambda column, part=part: column.parts[part])  # type: ignore[misc]
         for part in columns[0].parts
     ]  # type: ignore[misc]
     lines.append(
