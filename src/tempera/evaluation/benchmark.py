@@ -436,12 +436,15 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     def told(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
         return name, *map(of, columns)
 
-    lines = [timed(_pass_name(n), lambda column, n=n: column.target[n]) for n in columns[0].target]
+    lines = [
+        timed(_pass_name(n), lambda column, n=n: column.target[n])  # type: ignore[misc]
+        for n in columns[0].target
+    ]
     lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
     lines += [
         timed(f"round: {part}", lambda column, part=part: column.parts[part])  # type: ignore[misc]
         for part in columns[0].parts
-    ]  # type: ignore[misc]
+    ]
     lines.append(
         told(
             f"round: one of {report.depth} draft steps",
