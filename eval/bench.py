@@ -36,7 +36,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         )
     made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
     random = [what for what, path in made_of.items() if path == "random"]
-    title = f"{cfg.model.name}{' (random ' + ' and '.join(random) + ')' if random else ''} · {report.device} · {report.dtype} · "
+    weights = f" (random {' and '.join(random)})" if random else ""
+    title = f"{cfg.model.name}{weights} · {report.device} · {report.dtype} · "
     shown = Table(
         "ms: median (quartiles)",
         *(column.title for column in report.columns),

@@ -1,4 +1,4 @@
-"""Generate pictures, and measure acceptance, speed and quality; the options are in conf/eval.yaml."""
+"""Generate images and measure acceptance, speed and quality; conf/eval.yaml holds the options."""
 
 from pathlib import Path
 from typing import Any

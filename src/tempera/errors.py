@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class TemperaError(ValueError):
-    """A mistake the user can mend. Its message is one sentence naming what, where and what to do."""
+    """A mistake the user can mend. Its message is one sentence: what, where and what to do."""
 
 
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:

@@ -331,7 +331,8 @@ def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> N
             continue
         with pytest.raises(TemperaError) as problem:
             build_target(cfg)
-        told = f"model={model} has {cfg.model.get('tokens', 'discrete')} tokens and the method is for {cfg.tokens} ones; choose another"
+        tokens = cfg.model.get("tokens", "discrete")
+        told = f"model={model} has {tokens} tokens and the method is for {cfg.tokens} ones; choose"
         assert str(problem.value).startswith(told)
         assert "\n" not in str(problem.value)
 

@@ -345,12 +345,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "5"}, "is no class: give a number from 0 to 4"),
     ({"prompt": "a dog"}, "is no class: give a number from 0 to 4"),
     ({"rule": object()}, "object is no rule for continuous tokens; choose method=cspd"),
-    ({"draft": target(config=SQUARE)},
-     "the draft generates 4×4 tokens and the target 3×4; take a draft of the target's family"),
-    ({"draft": target(config=WIDE)},
-     "the draft's tokens have 8 channels and the target's 4"),
-    ({"draft": target(sampling=DiffusionSampling(denoising_steps=5, last_noise=True))}, "draft and target must denoise alike"),
-]  # fmt: skip
+    (
+        {"draft": target(config=SQUARE)},
+        "the draft generates 4×4 tokens and the target 3×4; take a draft of the target's family",
+    ),
+    ({"draft": target(config=WIDE)}, "the draft's tokens have 8 channels and the target's 4"),
+    (
+        {"draft": target(sampling=DiffusionSampling(denoising_steps=5, last_noise=True))},
+        "draft and target must denoise alike",
+    ),
+]
 
 
 @pytest.mark.parametrize(("changes", "told"), REFUSED)

@@ -146,9 +146,15 @@ def test_the_configuration_records_the_target(tmp_path):
     target = tiny_target()
     tiny_eagle(target).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert {name: config[name] for name in ("hidden_size", "vocab_size", "target", "model", "family")} == {
-        "hidden_size": 16, "vocab_size": VOCAB, "target": target.identity, "model": "tiny", "family": "llamagen",
-    }  # fmt: skip
+    assert {
+        name: config[name] for name in ("hidden_size", "vocab_size", "target", "model", "family")
+    } == {
+        "hidden_size": 16,
+        "vocab_size": VOCAB,
+        "target": target.identity,
+        "model": "tiny",
+        "family": "llamagen",
+    }
     assert config["network"]["grid"] == list(GRID)
 
 

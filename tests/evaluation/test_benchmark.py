@@ -75,11 +75,23 @@ def test_the_table_has_a_row_for_all_that_a_round_consists_of():
     assert report.bandwidth == 5e8
     rows = dict(benchmark.table(report))
     assert set(rows) >= {
-        "target, 1 token a row", "target, 4 tokens a row", "target, 26 tokens a row", "sampling, inside the target's", "round: draft",
-        "round: one of 3 draft steps", "round: verify", "round: commit", "verify + commit, of it", "round of the method", "round of AR",
-        "bandwidth limit of AR", "memory at the peak, GiB", "images/s of AR", "and over the "
-                                                                              "first column", "at accepted length 3",
-    }  # fmt: skip
+        "target, 1 token a row",
+        "target, 4 tokens a row",
+        "target, 26 tokens a row",
+        "sampling, inside the target's",
+        "round: draft",
+        "round: one of 3 draft steps",
+        "round: verify",
+        "round: commit",
+        "verify + commit, of it",
+        "round of the method",
+        "round of AR",
+        "bandwidth limit of AR",
+        "memory at the peak, GiB",
+        "images/s of AR",
+        "and over the first column",
+        "at accepted length 3",
+    }
     column = report.columns[0]
     assert f"AR takes {column.ar.median / column.limit:.2f}×" in rows["bandwidth limit of AR"]
     assert rows["at accepted length 3"].startswith(f"{column.speedups[3.0]:.2f}×")

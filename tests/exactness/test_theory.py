@@ -317,9 +317,13 @@ def test_on_a_tree_the_measured_bounds_bound(rule):
     law = _sibling_law(p[0][0], q[0][0], rule)
     assert total_variation(law, p[0][0]) <= _upper(trace.bound.sum(-1))
     assert kl_divergence(law, p[0][0]) <= _upper(trace.kl.sum(-1))
-    frequencies = torch.bincount(
-        emit(target, StaticTreeDrafter(draft, siblings), rule, rows=20_000).tokens[:, 0], minlength=3
-    ).double() / 20_000  # fmt: skip
+    frequencies = (
+        torch.bincount(
+            emit(target, StaticTreeDrafter(draft, siblings), rule, rows=20_000).tokens[:, 0],
+            minlength=3,
+        ).double()
+        / 20_000
+    )
     assert total_variation(frequencies, law) < 0.02
 
 

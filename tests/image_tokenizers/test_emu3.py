@@ -48,9 +48,16 @@ def test_official_names_become_hugging_faces() -> None:
     torch.manual_seed(0)
     state = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).vq.state_dict()
     official = official_names(state)
-    for name in ("encoder.down.1.attn.0.norm.weight", "encoder.mid.attn_1.q.weight", "decoder.mid.attn_1.norm.conv_y.weight",
-                 "decoder.up.1.attn.1.norm.norm_layer.bias", "decoder.up.1.attn.1.proj_out.weight", "decoder.up.1.upsample.conv.weight",
-                 "decoder.time_conv.0.conv.conv.weight", "encoder.time_res_stack.0.norm1.running_mean"):  # fmt: skip
+    for name in (
+        "encoder.down.1.attn.0.norm.weight",
+        "encoder.mid.attn_1.q.weight",
+        "decoder.mid.attn_1.norm.conv_y.weight",
+        "decoder.up.1.attn.1.norm.norm_layer.bias",
+        "decoder.up.1.attn.1.proj_out.weight",
+        "decoder.up.1.upsample.conv.weight",
+        "decoder.time_conv.0.conv.conv.weight",
+        "encoder.time_res_stack.0.norm1.running_mean",
+    ):
         assert name in official, name
     back = vq_from_official(official)
     assert back.keys() == state.keys()

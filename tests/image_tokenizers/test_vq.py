@@ -127,7 +127,7 @@ def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
 
 
 def vqgan_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names as taming-transformers': written out for three levels, independently of the loader."""
+    """Our names as taming-transformers', written out for three levels without the loader."""
     table = {"mid.0.": "mid.block_1.", "mid.1.": "mid.attn_1.", "mid.2.": "mid.block_2."}
     for ours, theirs in ((0, 2), (1, 1), (2, 0)):
         table |= {f"decoder.conv_blocks.{ours}.res.": f"decoder.up.{theirs}.block."}

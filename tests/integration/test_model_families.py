@@ -94,15 +94,35 @@ def bytes_of(text: str) -> list[int]:
     return [10 + byte for byte in text.encode()]
 
 
-HF_ROLES = {"q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight", "o": "self_attn.o_proj.weight",
-            "gate": "mlp.gate_proj.weight", "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
-            "attention_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight"}  # fmt: skip
-HF_NORMS = {"q_norm": "self_attn.q_norm.weight", "q_bias": "self_attn.q_norm.bias", "k_norm": "self_attn.k_norm.weight",
-            "k_bias": "self_attn.k_norm.bias"}  # fmt: skip
-META_ROLES = {**{part: f"attention.w{part}.weight" for part in "qkvo"}, "gate": "feed_forward.w1.weight", "up": "feed_forward.w3.weight",
-              "down": "feed_forward.w2.weight", "attention_norm": "attention_norm.weight", "mlp_norm": "ffn_norm.weight",
-              "q_norm": "attention.q_normalization.weight", "q_bias": "attention.q_normalization.bias",
-              "k_norm": "attention.k_normalization.weight", "k_bias": "attention.k_normalization.bias"}  # fmt: skip
+HF_ROLES = {
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "attention_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+}
+HF_NORMS = {
+    "q_norm": "self_attn.q_norm.weight",
+    "q_bias": "self_attn.q_norm.bias",
+    "k_norm": "self_attn.k_norm.weight",
+    "k_bias": "self_attn.k_norm.bias",
+}
+META_ROLES = {
+    **{part: f"attention.w{part}.weight" for part in "qkvo"},
+    "gate": "feed_forward.w1.weight",
+    "up": "feed_forward.w3.weight",
+    "down": "feed_forward.w2.weight",
+    "attention_norm": "attention_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "q_norm": "attention.q_normalization.weight",
+    "q_bias": "attention.q_normalization.bias",
+    "k_norm": "attention.k_normalization.weight",
+    "k_bias": "attention.k_normalization.bias",
+}
 
 
 def lumina_logits(ids: list[int]) -> torch.Tensor:
@@ -563,7 +583,10 @@ def test_two_processes_split_a_target_and_train_the_draft_that_one_trains(
         assert best == pytest.approx(alone["best"], abs=1e-3), name
 
 
-REFUSAL = "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3)[ ,].*(give|train) a draft for this target"
+REFUSAL = (
+    "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3)[ ,]"
+    ".*(give|train) a draft for this target"
+)
 
 
 def test_a_saved_draft_is_read_again(targets: dict[str, Any], tmp_path: Path) -> None:

@@ -278,10 +278,18 @@ def test_a_preset_prints_the_papers_figures(
 
 def test_a_table_without_numbers_lists_the_runs() -> None:
     run = {
-        "settings": {"method": "coolsd"}, "family": "coolsd linear", "delta": 2.0, "model": "large", "images": 4, "machine": "cpu",
-        "metrics": {"accepted_length": {"value": 2.5}}, "acceptance_by_depth": [0.5], "tv_by_depth": [], "time": {},
+        "settings": {"method": "coolsd"},
+        "family": "coolsd linear",
+        "delta": 2.0,
+        "model": "large",
+        "images": 4,
+        "machine": "cpu",
+        "metrics": {"accepted_length": {"value": 2.5}},
+        "acceptance_by_depth": [0.5],
+        "tv_by_depth": [],
+        "time": {},
         "paper": {"table": "coolsd_figure5"},
-    }  # fmt: skip
+    }
     (table,) = paper_tables.beside([run, {**run, "paper": None}])
     assert table.lines == [("coolsd linear delta=2", [("–", "2.50"), ("–", "–")])]
     assert any("exponential is better than linear" in note for note in table.notes)

@@ -31,10 +31,16 @@ def make_run(
     """A finished run directory as eval/run.py leaves it."""
     gain = 1.0 if method == "ar" else 1.5 + (delta or 0) / 2
     metrics = {
-        "accepted_length": interval(gain), "speedup": interval(0.8 * gain), "efficiency": interval(0.8), "fid": interval(20 + quality, 3),
-        "kid": interval(0.05 + quality / 100, 0.01), "clip_score": interval(0.6 - quality / 50, 0.02), "recall": interval(0.5),
-        "attribute_accuracy": interval(0.9 - quality / 40, 0.03), "kl_per_token": interval(quality / 100, 0.01),
-    }  # fmt: skip
+        "accepted_length": interval(gain),
+        "speedup": interval(0.8 * gain),
+        "efficiency": interval(0.8),
+        "fid": interval(20 + quality, 3),
+        "kid": interval(0.05 + quality / 100, 0.01),
+        "clip_score": interval(0.6 - quality / 50, 0.02),
+        "recall": interval(0.5),
+        "attribute_accuracy": interval(0.9 - quality / 40, 0.03),
+        "kl_per_token": interval(quality / 100, 0.01),
+    }
     known = {
         "method": method,
         "model": "shapes",
@@ -63,10 +69,20 @@ def make_run(
         "about": {"machine": "cpu"},
     }
     rows = [
-        {"id": prompt.id, "text": prompt.text, "tokens": [0, 1], "logprob": -4.0 - quality, "clip_score": 0.6 - quality / 50 + 0.01 * place,
-         "shape1": float(place % 2), "shape2": None, "colour1": 1.0, "colour2": None, "background": 1.0}
+        {
+            "id": prompt.id,
+            "text": prompt.text,
+            "tokens": [0, 1],
+            "logprob": -4.0 - quality,
+            "clip_score": 0.6 - quality / 50 + 0.01 * place,
+            "shape1": float(place % 2),
+            "shape2": None,
+            "colour1": 1.0,
+            "colour2": None,
+            "background": 1.0,
+        }
         for place, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
     directory.mkdir(parents=True)
     write_table(directory / "results.parquet", rows)
     for prompt in prompts:

@@ -260,9 +260,13 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda target: jacobi(target, 3), lambda target: scd(target, 3), lambda target: scd(target, 3, coupling="maximal"),
-     lambda target: sjd_pac(target, 3, proactive=False)],
-)  # fmt: skip
+    [
+        lambda target: jacobi(target, 3),
+        lambda target: scd(target, 3),
+        lambda target: scd(target, 3, coupling="maximal"),
+        lambda target: sjd_pac(target, 3, proactive=False),
+    ],
+)
 def test_guesses_that_live_on_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(

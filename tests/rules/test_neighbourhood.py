@@ -82,8 +82,16 @@ def by_hand(rule, p, x):
 
 
 TABLE = near(12, 5)
-AGGREGATED = [Lantern(TABLE, 0.05), Lantern(TABLE, 0.4), Lantern(TABLE, 0.1, "jsd"), Lantern(TABLE, 0.3, "jsd"), LanternPP(TABLE, 0.5),
-              LanternPP(TABLE, 2), Lantern(near(12, 12), 0.99), LanternPP(near(12, 1), 2)]  # fmt: skip
+AGGREGATED = [
+    Lantern(TABLE, 0.05),
+    Lantern(TABLE, 0.4),
+    Lantern(TABLE, 0.1, "jsd"),
+    Lantern(TABLE, 0.3, "jsd"),
+    LanternPP(TABLE, 0.5),
+    LanternPP(TABLE, 2),
+    Lantern(near(12, 12), 0.99),
+    LanternPP(near(12, 1), 2),
+]
 
 
 @pytest.mark.parametrize("rule", AGGREGATED, ids=str)
@@ -170,9 +178,11 @@ def test_alone_a_code_is_tested_exactly(rule):
 def test_laxer_parameters_keep_more():
     p, q = laws(200)
     for looser, tighter in [
-        (Lantern(TABLE, 0.4), Lantern(TABLE, 0.1)), (Lantern(TABLE, 0.3, "jsd"), Lantern(TABLE, 0.1, "jsd")),
-        (LanternPP(TABLE, 2), LanternPP(TABLE, 1)), (Lantern(TABLE, 0.4), Lantern(near(12, 3), 0.4)),
-    ]:  # fmt: skip
+        (Lantern(TABLE, 0.4), Lantern(TABLE, 0.1)),
+        (Lantern(TABLE, 0.3, "jsd"), Lantern(TABLE, 0.1, "jsd")),
+        (LanternPP(TABLE, 2), LanternPP(TABLE, 1)),
+        (Lantern(TABLE, 0.4), Lantern(near(12, 3), 0.4)),
+    ]:
         more = looser.accept_probs(p, q, DEPTH) - tighter.accept_probs(p, q, DEPTH)
         assert more.min() >= 0
         assert more.max() > 0.1
@@ -317,10 +327,14 @@ class TooLax(GSD):
 @pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize(
     ("faulty", "rule"),
-    [(WholeNeighbourhood(NARROW, 0.1), Lantern(NARROW, 0.1)), (OneLate(NARROW, 0.1), Lantern(NARROW, 0.1)),
-     (LanternPP(NARROW, 1.0), LanternPP(NARROW, 2.0)), (TooLax(NARROW, 1), GSD(NARROW, 1))],
+    [
+        (WholeNeighbourhood(NARROW, 0.1), Lantern(NARROW, 0.1)),
+        (OneLate(NARROW, 0.1), Lantern(NARROW, 0.1)),
+        (LanternPP(NARROW, 1.0), LanternPP(NARROW, 2.0)),
+        (TooLax(NARROW, 1), GSD(NARROW, 1)),
+    ],
     ids=["whole neighbourhood", "one code late", "λ - 1 for λ", "keeps 3% too often"],
-)  # fmt: skip
+)
 def test_a_planted_fault_is_caught(faulty, rule, tree):
     claimed = tree_law(rule, tree)
     assert check(rule, tree, vocab_size=4, length=3, law=claimed, rows=200_000).agrees

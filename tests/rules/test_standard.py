@@ -164,9 +164,14 @@ def test_rules_are_values():
 
 @pytest.mark.parametrize(
     ("schedule", "residual", "words"),
-    [((), "optimal", "schedule"), ((1.0, -1.0), "optimal", "schedule"), ((1.0, 0.0), "optimal", "schedule"),
-     ((float("nan"),), "optimal", "schedule"), ((1.0,), "best", "optimal or vanilla")],
-)  # fmt: skip
+    [
+        ((), "optimal", "schedule"),
+        ((1.0, -1.0), "optimal", "schedule"),
+        ((1.0, 0.0), "optimal", "schedule"),
+        ((float("nan"),), "optimal", "schedule"),
+        ((1.0,), "best", "optimal or vanilla"),
+    ],
+)
 def test_impossible_rules_are_refused(schedule, residual, words):
     with pytest.raises(TemperaError, match=words):
         Relaxed(schedule, residual)

@@ -37,7 +37,10 @@ def broken(tmp_path: Path) -> Path:
 def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
     plain = python("import torchvision", broken)
     assert "operator torchvision::nms does not exist" in plain.stderr
-    mend = "from tempera.runtime.torchvision import import_torchvision\nprint(import_torchvision().__file__)\nimport torchvision"
+    mend = (
+        "from tempera.runtime.torchvision import import_torchvision\n"
+        "print(import_torchvision().__file__)\nimport torchvision"
+    )
     mended = python(mend, broken)
     assert mended.returncode == 0, mended.stderr
     assert str(broken) in mended.stdout

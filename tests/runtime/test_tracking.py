@@ -16,7 +16,8 @@ from PIL import Image
 from tempera.runtime.tracking import wandb_tracker
 directory = Path(sys.argv[1])
 Image.new("RGB", (4, 4)).save(directory / "a.png")
-tracker = wandb_tracker(directory=directory, job_type="eval", group="g", tags=["method=coolsd", "x" * 80], config={"delta": 2})
+tags, config = ["method=coolsd", "x" * 80], {"delta": 2}
+tracker = wandb_tracker(directory=directory, job_type="eval", group="g", tags=tags, config=config)
 tracker.log({"accepted_length": 2.5}, step=1)
 tracker.summary({"fid": 1.0})
 tracker.image("grid", directory / "a.png", "a caption")

@@ -1,4 +1,4 @@
-"""The shapes world: determinism, captions that can be read back, pictures that show what they say."""
+"""The shapes world: determinism, captions that read back, images that show what they say."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ READS = {
 
 
 class HostReads(TorchDispatchMode):
-    """Counts every operation whose result has to be known on the host before the program can go on."""
+    """Counts every operation whose result the host must know before the program can go on."""
 
     def __init__(self):
         super().__init__()

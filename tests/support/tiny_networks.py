@@ -87,10 +87,19 @@ class TextLlama(LlamaForCausalLM):
     def __init__(self) -> None:
         super().__init__(
             LlamaConfig(
-                vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                max_position_embeddings=64, pad_token_id=None, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
+                vocab_size=30,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                pad_token_id=None,
+                bos_token_id=None,
+                eos_token_id=None,
+                attn_implementation="sdpa",
             )
-        )  # fmt: skip
+        )
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         return self.model.embed_tokens(tokens)

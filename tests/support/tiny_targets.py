@@ -17,8 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
-VQ = {"codebook_dim": 4, "channels": 8, "encoder_multipliers": [1, 1, 1, 1, 2], "decoder_multipliers": [1, 1, 1, 1, 2], "res_blocks": 1,
-      "z_channels": 4, "norm_groups": 4}  # fmt: skip
+VQ = {
+    "codebook_dim": 4,
+    "channels": 8,
+    "encoder_multipliers": [1, 1, 1, 1, 2],
+    "decoder_multipliers": [1, 1, 1, 1, 2],
+    "res_blocks": 1,
+    "z_channels": 4,
+    "norm_groups": 4,
+}
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
@@ -183,8 +190,17 @@ def write_llamagen_text(directory: Path) -> list[str]:
     torch.save(
         {"model": llamagen_state(24, caption=8), "steps": 3}, directory / "t2i_XL_stage1_256.pt"
     )
-    config = {"_target_": "tempera.targets.llamagen.LlamaGenConfig", "vocab_size": 24, "hidden_size": DIM, "intermediate_size": INNER,
-              "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "grid": [4, 4], "prefix_length": 6, "caption_dim": 8}  # fmt: skip
+    config = {
+        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
+        "vocab_size": 24,
+        "hidden_size": DIM,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "grid": [4, 4],
+        "prefix_length": 6,
+        "caption_dim": 8,
+    }
     sizes = [
         "~model.network.config",
         f"+model.network.config={flow(config)}",
@@ -200,10 +216,19 @@ def write_llamagen_text(directory: Path) -> list[str]:
 
 
 def write_llamagen_classes(directory: Path) -> list[str]:
-    """Class-conditional LlamaGen of 24 codes on 4×4, its file as FSDP leaves it: names at the top."""
+    """Class-conditional LlamaGen of 24 codes on 4×4; its file has FSDP's names at the top level."""
     torch.save(llamagen_state(24) | {"freqs_cis": torch.zeros(3)}, directory / "c2i_B_384.pt")
-    config = {"_target_": "tempera.targets.llamagen.LlamaGenConfig", "vocab_size": 24, "hidden_size": DIM, "intermediate_size": INNER,
-              "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "grid": [4, 4], "prefix_length": 1, "num_classes": 10}  # fmt: skip
+    config = {
+        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
+        "vocab_size": 24,
+        "hidden_size": DIM,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "grid": [4, 4],
+        "prefix_length": 1,
+        "num_classes": 10,
+    }
     sizes = [
         "~model.network.config",
         f"+model.network.config={flow(config)}",
@@ -218,8 +243,12 @@ def write_llamagen_classes(directory: Path) -> list[str]:
     ]
 
 
-SIZES = [f"+model.network.hidden_size={DIM}", f"+model.network.intermediate_size={INNER}", f"+model.network.num_hidden_layers={LAYERS}",
-         f"+model.network.num_attention_heads={HEADS}"]  # fmt: skip
+SIZES = [
+    f"+model.network.hidden_size={DIM}",
+    f"+model.network.intermediate_size={INNER}",
+    f"+model.network.num_hidden_layers={LAYERS}",
+    f"+model.network.num_attention_heads={HEADS}",
+]
 CHAMELEON_VQ = {"normalised": False, "level_attention": False}
 
 
@@ -251,9 +280,16 @@ def write_anole(directory: Path) -> list[str]:
     """Anole in Meta's layout, on 4×4 codes."""
     (directory / "models/7b").mkdir(parents=True)
     torch.save(meta_state(8832), directory / "models/7b/consolidated.pth")
-    spec = ["model.spec._target_=tempera.targets.token_format.ModelSpec", "+model.spec.lines=4", "+model.spec.columns=4", "+model.spec.codes=8192",
-            "+model.spec.first_code=4", "+model.spec.prompt=[0,'{text}',8710,8197]", "+model.spec.null=[0,8197]",
-            "+model.spec.context=4096"]  # fmt: skip
+    spec = [
+        "model.spec._target_=tempera.targets.token_format.ModelSpec",
+        "+model.spec.lines=4",
+        "+model.spec.columns=4",
+        "+model.spec.codes=8192",
+        "+model.spec.first_code=4",
+        "+model.spec.prompt=[0,'{text}',8710,8197]",
+        "+model.spec.null=[0,8197]",
+        "+model.spec.context=4096",
+    ]
     options = [
         f"model.weights={directory}",
         "model.prompt_weights=random",

@@ -27,9 +27,19 @@ from tempera.training.trainer import train
 
 GRID = (3, 4)
 RECIPE: dict[str, Any] = {
-    "steps": 12, "batch_size": 4, "lr": 3e-3, "warmup_steps": 2, "validate_every": 4, "checkpoint_every": 3, "log_every": 1,
-    "holdout": 4, "decodes": 2, "depth": 2, "ema": 0.9, "seed": 1,
-}  # fmt: skip
+    "steps": 12,
+    "batch_size": 4,
+    "lr": 3e-3,
+    "warmup_steps": 2,
+    "validate_every": 4,
+    "checkpoint_every": 3,
+    "log_every": 1,
+    "holdout": 4,
+    "decodes": 2,
+    "depth": 2,
+    "ema": 0.9,
+    "seed": 1,
+}
 
 
 def tiny_target(

@@ -35,9 +35,21 @@ def write_t5(directory: Path) -> Any:
         directory / "model.safetensors",
     )
     words = ["<unk>", "</s>", "a", "red", "ring", "and"]
-    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-                 "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
-                 "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>"}}  # fmt: skip
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": "<unk>",
+        },
+    }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     return model
 

@@ -87,8 +87,18 @@ def test_a_format_without_a_place_for_the_prompt_is_refused() -> None:
 
 
 def test_ends_of_lines_mean_no_pixels() -> None:
-    config = VQConfig(codebook_size=5, codebook_dim=4, channels=4, encoder_multipliers=(1, 1), decoder_multipliers=(1, 1), res_blocks=1,
-                      z_channels=4, norm_groups=2, normalised=False, level_attention=False)  # fmt: skip
+    config = VQConfig(
+        codebook_size=5,
+        codebook_dim=4,
+        channels=4,
+        encoder_multipliers=(1, 1),
+        decoder_multipliers=(1, 1),
+        res_blocks=1,
+        z_channels=4,
+        norm_groups=2,
+        normalised=False,
+        level_attention=False,
+    )
     vq = VQModel(config).eval()
     lined = LinedTokenizer(vq)
     images = torch.rand(2, 3, 4, 6) * 2 - 1

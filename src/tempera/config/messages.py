@@ -70,21 +70,25 @@ def sentence(
         case RuntimeError() if "can't allocate memory" in str(problem):
             return OUT_OF_MEMORY
         case InterpolationResolutionError():
-            return f"{_first_line(str(problem))} (needed by {problem.full_key}); give it as name=value on the command line"
+            missing = f"{_first_line(str(problem))} (needed by {problem.full_key})"
+            return f"{missing}; give it as name=value on the command line"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
-            return f"cannot write '{name}': {problem.strerror}; choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
+            advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
+            return f"cannot write '{name}': {problem.strerror}; {advice}"
     return None
 
 
 def _unreadable(argument: str) -> str:
     if "=" not in argument:
         return f"cannot read '{argument}': options are written name=value, as in method=ar"
-    return f"cannot read '{argument}': quote a value that has commas, brackets or quotes of its own, as in 'name=\"value\"'"
+    advice = "quote a value that has commas, brackets or quotes of its own, as in 'name=\"value\"'"
+    return f"cannot read '{argument}': {advice}"
 
 
 def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
     if ambiguous := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
-        return f"'{ambiguous[1]}' gives several values: add -m to run them all, or quote the value if it is one"
+        advice = "add -m to run them all, or quote the value if it is one"
+        return f"'{ambiguous[1]}' gives several values: {advice}"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return _unknown(unknown[1], conf, config_name, arguments)
     return _first_line(text)
@@ -109,7 +113,8 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
         where = f" with {' '.join(chosen)}" if chosen else ""
         methods = f"method={', '.join(owners.pop('method'))}" if "method" in owners else ""
         others = " and ".join(f"{group}={', '.join(choices)}" for group, choices in owners.items())
-        return f"there is no option `{option}`{where}: it belongs to {f'{others} ({methods})' if others and methods else others or methods}"
+        home = f"{others} ({methods})" if others and methods else others or methods
+        return f"there is no option `{option}`{where}: it belongs to {home}"
     names = sorted({*_names(default), *groups})
     near = difflib.get_close_matches(option, names, n=1)
     hint = (
@@ -123,7 +128,7 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
 def _owners(
     option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """By group, the choices that bring an option which other choices of the same group do not have."""
+    """By group, the choices that bring an option which other choices of the group do not have."""
     bases = [[], *([f"method={method}"] for method in groups.get("method", ()))]
     found = {}
     for group, choices in groups.items():
@@ -155,7 +160,7 @@ def _mentions(option: str, conf: Path, choice: str) -> bool:
 def _having(
     option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]
 ) -> list[str] | None:
-    """The choices with which the option exists; None unless every choice composes on top of `base`."""
+    """The choices that have the option; None unless every choice composes on top of `base`."""
     having = []
     for choice in choices:
         cfg = _composed(conf, config_name, [*base, f"{group}={choice}"])

@@ -1,1 +1,1 @@
-"""Continuous tokens: vectors drawn by a diffusion head (MAR), and speculative decoding over them."""
+"""Continuous tokens (MAR): vectors that a diffusion head draws, and their speculative decoding."""

@@ -381,7 +381,7 @@ class Speculative(Decoding):
         return conditions.view(len(contexts), len(drafted), -1).transpose(0, 1)
 
     def _check(self, target: Model) -> None:
-        """Raise TemperaError unless draft and target make the same kind of tokens in the same way."""
+        """Raise TemperaError unless draft and target make the same tokens in the same way."""
         draft = self.drafter
         if draft.grid != target.grid:
             raise TemperaError(

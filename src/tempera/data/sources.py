@@ -459,8 +459,15 @@ class Dataset:
     directory, or a hub name.
     """
 
-    def __init__(self, path: str, name: str | None = None, split: str = "train", image: str | None = "image", caption: str | None = None,
-                 data_files: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        split: str = "train",
+        image: str | None = "image",
+        caption: str | None = None,
+        data_files: str | None = None,
+    ) -> None:
         self.options = {"path": path, "name": name, "split": split, "data_files": data_files}
         self.image, self.caption = image, caption
 

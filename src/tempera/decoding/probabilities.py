@@ -59,7 +59,7 @@ class Sampling:
 
     @property
     def untempered(self) -> "Sampling":
-        """The same at temperature 1: in greedy decoding, what the most probable token is taken of."""
+        """The same at temperature 1: greedy decoding takes its most probable token."""
         return replace(self, temperature=1.0)
 
     def distribution(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:

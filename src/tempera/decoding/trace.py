@@ -130,7 +130,7 @@ class Trace:
 
     @property
     def tested(self) -> Tensor:
-        """How often a drafted token was tested at each depth (siblings count once), int64 [B, L]."""
+        """How often a drafted token was tested at each depth, siblings once, int64 [B, L]."""
         return self._by_depth(self.origin != BONUS)
 
     @property
@@ -172,7 +172,7 @@ class Trace:
 
     @property
     def running_bound(self) -> Tensor | None:
-        """The TV bound up to and including each position, float32 [B, T]; None without diagnostics."""
+        """The TV bound up to and with each position, float32 [B, T]; None without diagnostics."""
         return None if self.bound is None else self.bound.cumsum(-1)
 
     def summary(self) -> dict[str, Tensor]:

@@ -409,10 +409,21 @@ def _levels(parents: list[int], children: list[list[int]], device: torch.device)
             lineage[node] = lineage[parents[node]] | {node}
         inner = [node for node in nodes if children[1 + node] and children[1 + node][0] >= 0]
         seen = seen + inner
-        levels.append(TreeLevel(
-            depth=depth, nodes=tensor(nodes), slots=tensor(slots), picks=tensor(picks), run=slice(nodes[0], nodes[-1] + 1),
-            full=picks == list(range(len(above) * width)),
-            inner=tensor([nodes.index(node) for node in inner]), inner_parents=tensor([above.index(parents[node]) for node in inner]),
-            ancestors=tensor([[int(other in lineage[node]) for other in seen] for node in inner]).bool().view(len(inner), len(seen)),
-        ))  # fmt: skip
+        levels.append(
+            TreeLevel(
+                depth=depth,
+                nodes=tensor(nodes),
+                slots=tensor(slots),
+                picks=tensor(picks),
+                run=slice(nodes[0], nodes[-1] + 1),
+                full=picks == list(range(len(above) * width)),
+                inner=tensor([nodes.index(node) for node in inner]),
+                inner_parents=tensor([above.index(parents[node]) for node in inner]),
+                ancestors=tensor(
+                    [[int(other in lineage[node]) for other in seen] for node in inner]
+                )
+                .bool()
+                .view(len(inner), len(seen)),
+            )
+        )
         above, depth = inner, depth + 1

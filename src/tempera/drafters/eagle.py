@@ -94,7 +94,7 @@ class EagleDraft:
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Keep the emitted tokens and the target's hidden states before them, for the next round."""
+        """Keep the emitted tokens and the hidden states before them for the next round."""
         hidden = scores.hidden
         if not draft.tree.is_chain:
             path = (1 + verdict.path).repeat(self.target.sampling.rows, 1)

@@ -7,10 +7,13 @@ the next window's guesses are drawn from. The methods differ in how they are dra
 and in the rule that keeps guesses:
 
     method   refresh                                                       rule
-    jacobi   `FixedDraw`: each position's one random draw, kept for good   `rules.standard.Match`: the target draws the same token with it
+    jacobi   `FixedDraw`: each position's one random draw, kept for good   `rules.standard.Match`
     sjd      `Redraw`: afresh                                              exact
     scd      `SharedNoise`: argmax(log p + g), each position's Gumbel g    exact
-    sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on the tree of `jacobi_window.Shape.proactive`
+    sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on a tree
+
+`Match` accepts a token if the target draws the same one with the same random draw. The tree of
+sjd_pac is `jacobi_window.Shape.proactive`.
 
 Any rule that tests token by token goes with any of them: SJD with `Match` is what SJD's public code
 calls Jacobi decoding, and `FixedDraw` with the exact rule is speculative coupled decoding with
@@ -152,7 +155,7 @@ class Continue:
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
-        """Keep x with probability min(1, q/q'), else draw from Norm[q - q']+. See `Refresh.tokens`."""
+        """Keep x with probability min(1, q/q'), else draw from Norm[q - q']+."""
         keep, draw = uniforms.chunk(2, 1)
         held = places < q.shape[1]
         source = places.clamp(max=q.shape[1] - 1)

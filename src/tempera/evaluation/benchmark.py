@@ -292,7 +292,7 @@ def bandwidth(device: torch.device, repeats: int = 5) -> float:
 
 
 def _trees(method: Method, plan: BenchmarkPlan) -> list[Tree]:
-    """The empty tree, the method's own number of tokens as a chain, and the plan's trees; by size."""
+    """The empty tree, a chain as long as the method's own tree, and the plan's trees; by size."""
     trees = [
         Tree.empty(),
         Tree.chain(method.drafter.nodes),
@@ -496,4 +496,5 @@ def _cell(spread: Spread) -> str:
 
 
 def _number(milliseconds: float) -> str:
-    return f"{milliseconds:.{3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
+    digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0
+    return f"{milliseconds:.{digits}f}"

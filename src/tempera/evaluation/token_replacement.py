@@ -43,8 +43,13 @@ class Replacing:
 
 
 def replacing_pipeline(
-    target: Target, method: Method, image_decoder: VQModel, device: torch.device, seed: int, replace: int = 1
-) -> Pipeline:  # fmt: skip
+    target: Target,
+    method: Method,
+    image_decoder: VQModel,
+    device: torch.device,
+    seed: int,
+    replace: int = 1,
+) -> Pipeline:
     """A pipeline that replaces each token by one of the `replace` codes nearest to it; 1 replaces
     none.
 

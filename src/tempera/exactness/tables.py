@@ -51,9 +51,15 @@ class TableTarget:
     """
 
     def __init__(
-        self, vocab_size: int = 3, length: int = 4, sampling: Sampling = UNGUIDED, seed: int = 0, spread: float = 1.5,
-        forced: dict[int, int] | None = None, grid: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        vocab_size: int = 3,
+        length: int = 4,
+        sampling: Sampling = UNGUIDED,
+        seed: int = 0,
+        spread: float = 1.5,
+        forced: dict[int, int] | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> None:
         self.vocab_size, self.length, self.grid = vocab_size, length, grid or (1, length)
         self.sampling = sampling
         prefixes = sum(vocab_size**t for t in range(length))
@@ -214,7 +220,8 @@ class LawComparison:
 
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DIFFERS"
-        return f"{verdict}: TV {self.tv:.4f} where chance alone gives {self.noise:.4f}, p = {self.p_value:.2g}, {self.rows} rows"
+        found = f"TV {self.tv:.4f} where chance alone gives {self.noise:.4f}"
+        return f"{verdict}: {found}, p = {self.p_value:.2g}, {self.rows} rows"
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = 
 
 
 def read_kl(directory: str | Path) -> KLModel:
-    """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
     directory = Path(directory)
     values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     networks: dict[str, Any] = {

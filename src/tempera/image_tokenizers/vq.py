@@ -303,7 +303,7 @@ class VQModel(nn.Module):
 
 
 def load_vq(directory: Path) -> VQModel:
-    """The tokenizer saved in `directory` as config.json and model.safetensors, in evaluation mode."""
+    """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
     config = json.loads((directory / "config.json").read_text())
     model = VQModel(_config(config))
     model.load_state_dict(

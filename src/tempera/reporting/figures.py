@@ -62,7 +62,7 @@ def comparison(
     pictures: Sequence[Sequence[NDArray[np.uint8]]],
     captions: Sequence[str],
 ) -> None:
-    """Write a row of pictures for each label, with a note under it, the captions over the columns."""
+    """Write a row of images for each label, with a note under it and captions over the columns."""
     edge, margin = 128, 190
     body, head = font(12), font(14)
     texts = [wrap(caption, body, edge, most=5) for caption in captions]

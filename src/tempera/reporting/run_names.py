@@ -31,7 +31,7 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
 
 
 def family_label(settings: Mapping[str, Any]) -> str:
-    """The method with its unusual settings but δ, such as `coolsd floor=1`: the runs on one curve."""
+    """The method with its unusual settings but δ, such as `coolsd floor=1`: names one curve."""
     method = str(settings.get("method", "run"))
     usual = USUAL | IMPLIED.get(method, {})
     unusual = {

@@ -1,4 +1,4 @@
-"""A W&B report from the rows of `tempera.reporting.report`. The only part that needs the network."""
+"""A W&B report from the rows of `tempera.reporting.report`; only this needs the network."""
 
 import importlib
 from collections.abc import Mapping, Sequence

@@ -33,7 +33,8 @@ class Chains:
     max(q, p) - p where q > p only; for ω ≤ 1 it is 0. So both sides of Theorem 2 are means over
     chains of products of f_i = min(1, ω_i·ratio_i):
 
-        E[τ + 1] = 1 + E_Q Σ_i Π_{j≤i} f_j          bound = E_Q Σ_i (Π_{j<i} f_j)·[f_i - min(1, ratio_i)]+
+        E[τ + 1] = 1 + E_Q Σ_i Π_{j≤i} f_j
+        bound    = E_Q Σ_i (Π_{j<i} f_j)·[f_i - min(1, ratio_i)]+
 
     with no assumption about how acceptance at one depth hangs together with the next. Enumerated
     chains make them exact; drafted ones make them unbiased Monte Carlo estimates, as long as whole
@@ -98,8 +99,12 @@ class Chains:
 
 
 def optimal_schedule(
-    p: Tables, q: Tables, expected_length: float, tokens: Tensor | None = None, ceiling: float = CEILING
-) -> Schedule:  # fmt: skip
+    p: Tables,
+    q: Tables,
+    expected_length: float,
+    tokens: Tensor | None = None,
+    ceiling: float = CEILING,
+) -> Schedule:
     """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] =
     `expected_length` (Eq. 7).
 
@@ -235,8 +240,13 @@ def _exchanged(
 
 
 def _traded(
-    chains: Chains, schedule: Schedule, pair: tuple[int, int], expected_length: float, ceiling: float, span: float
-) -> Schedule:  # fmt: skip
+    chains: Chains,
+    schedule: Schedule,
+    pair: tuple[int, int],
+    expected_length: float,
+    ceiling: float,
+    span: float,
+) -> Schedule:
     """The best schedule that differs at two depths only: the first's ω from a grid within `span` of
     its logarithm, the second's to match.
 

@@ -72,7 +72,8 @@ class PretrainedFiles:
 
     @property
     def _advice(self) -> str:
-        return f"get it with `hf download {self.hub} {self.files[0]} --local-dir DIR` and give {self.option}=DIR"
+        command = f"hf download {self.hub} {self.files[0]} --local-dir DIR"
+        return f"get it with `{command}` and give {self.option}=DIR"
 
     def _download(self) -> Path:
         """A snapshot of the hub repository, of the wanted files alone."""

@@ -119,7 +119,10 @@ class Sample:
     image: Image
 
 
-_THING = rf"an? (?:(?P<size{{i}}>{'|'.join(SIZES)}) )?(?P<colour{{i}}>{'|'.join(COLOURS)}) (?P<shape{{i}}>{'|'.join(SHAPES)})"
+_THING = (
+    rf"an? (?:(?P<size{{i}}>{'|'.join(SIZES)}) )?"
+    rf"(?P<colour{{i}}>{'|'.join(COLOURS)}) (?P<shape{{i}}>{'|'.join(SHAPES)})"
+)
 _CAPTION = re.compile(
     rf"^{_THING.format(i=1)}(?: (?P<relation>{'|'.join(RELATIONS)}) {_THING.format(i=2)})?"
     rf"(?: on an? (?:(?P<pattern>{'|'.join(PATTERNS)}) )?(?P<background>{'|'.join(BACKGROUNDS)}) "
@@ -128,7 +131,7 @@ _CAPTION = re.compile(
 
 
 def parse_caption(text: str) -> Scene | None:
-    """Read a caption back into the scene it describes; `None` for text outside the world's grammar."""
+    """Read a caption back into the scene it describes; `None` for text outside the grammar."""
     match = _CAPTION.match(" ".join(text.lower().strip(" .").split()))
     if match is None:
         return None
@@ -222,7 +225,7 @@ def _place(kind: Thing, x: int, y: int) -> Thing:
 
 
 def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> tuple[Thing, ...]:
-    """Two shapes in order along the relation's axis without overlap, and near the middle across it."""
+    """Two shapes in order along the relation's axis, without overlap, near the middle across it."""
     a, b = (_reach(kind) for kind in kinds)
     lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
     follow = _between(lead + a + b, IMAGE_SIZE - b, rng)

@@ -112,7 +112,7 @@ class GridRotary(nn.Module):
         self.cos, self.sin = torch.cat([blank, angles.cos()]), torch.cat([blank, angles.sin()])
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids [R, S], counting from the first condition token → cos, sin [R, S, head_dim]."""
+        """position_ids [R, S], 0 the first condition token → cos, sin [R, S, head_dim]."""
         return self.cos[position_ids].to(x.dtype), self.sin[position_ids].to(x.dtype)
 
 

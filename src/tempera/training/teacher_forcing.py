@@ -123,6 +123,6 @@ def nudge(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> 
 
 
 def dropped(seed: int, positions: list[int], probability: float) -> Tensor:
-    """Which images become null-conditioned, bool [R]; depends on (seed, an image's number) alone."""
+    """Which images become null-conditioned, bool [R]; depends on seed and image number alone."""
     chances = [(key(seed, f"drop/{position}") % 2**32) / 2**32 for position in positions]
     return torch.tensor([chance < probability for chance in chances])

@@ -367,12 +367,15 @@ def _readme(values: dict[str, Any]) -> str:
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
     recipe = "\n".join(f"| {name} | {value} |" for name, value in values["recipe"].items())
     state = "finished" if values["finished"] else "not finished"
+    processes = values["processes"]
     return f"""# EAGLE-1 draft for {values["model"]}
 
-Trained by tempera for the target whose weights are `{values["target"]}` ({state}; steps: {values["steps"]},
-seconds: {values["seconds"]:.0f}, processes: {values["processes"]}). Use it with `python eval/run.py drafter.path=<this directory>`.
+Trained by tempera for the target whose weights are `{values["target"]}`
+({state}; steps: {values["steps"]}, seconds: {values["seconds"]:.0f}, processes: {processes}).
+Use it with `python eval/run.py drafter.path=<this directory>`.
 
-Held-out metrics of this checkpoint, the best by top-3 accuracy (accuracies after guidance; TV as decoded; accepted length of exact chains):
+Held-out metrics of this checkpoint, the best by top-3 accuracy
+(accuracies after guidance; TV as decoded; accepted length of exact chains):
 
 | metric | value |
 |---|---|
