@@ -8,13 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tempera.config import build
+from tempera.config.cli import script
+from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.evaluation import benchmark
 from tempera.evaluation.pipeline import Method
 from tempera.runtime.files import write_json
 
 
-@build.script("bench")
+@script("bench")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, and write bench.json."""
     if cfg.get("tokens", "discrete") != "discrete":
@@ -22,7 +24,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "eval/bench.py times rounds of discrete tokens; eval/run.py times a method of "
             "continuous ones."
         )
-    plan = build.instantiate(cfg.plan)
+    plan = instantiate(cfg.plan)
     target = build.build_target(cfg)
 
     def make_method() -> Method:

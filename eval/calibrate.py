@@ -7,12 +7,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from tempera.config import build
+from tempera.config.cli import script
+from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.evaluation.calibration import load_statistics, record, save_statistics
 from tempera.rules.optimal_schedule import reachable
 
 
-@build.script("calibrate")
+@script("calibrate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Write the statistics; return the expected lengths of exact decoding and of the most relaxed
     schedule.
@@ -23,8 +25,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
             "eval/calibrate.py measures drafts of discrete tokens, for schedule=calibrated; "
             "methods of continuous ones have no schedule."
         )
-    measured_with = build.instantiate(cfg.measured_with)
-    prompts, path = build.instantiate(cfg.data), Path(cfg.statistics)
+    measured_with = instantiate(cfg.measured_with)
+    prompts, path = instantiate(cfg.data), Path(cfg.statistics)
     target = build.build_target(cfg)
     ratios = record(
         target,

@@ -6,6 +6,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
+from tempera.config.cli import script
+from tempera.config.instantiate import instantiate
 from tempera.data.prompts import one_prompt
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_identity import about, run_identity
@@ -13,17 +15,17 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
 
 
-@build.script("eval")
+@script("eval")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
-    prompts = build.instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
-    evaluator, protocol = build.instantiate(cfg.metrics), build.instantiate(cfg.speed)
+    prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
     target = build.build_target(cfg)
     build.compile_steps(cfg, target)
     method = build.build_method(cfg, target)
-    pipeline = build.instantiate(
+    pipeline = instantiate(
         cfg.pipeline,
         target=target,
         method=method,
@@ -36,7 +38,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     )
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
     notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
-    plan = build.instantiate(
+    plan = instantiate(
         cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes
     )
 
@@ -45,7 +47,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
             f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice
         ]
         group = choices.get("experiment") or cfg.model.name
-        tracker: Tracker = build.instantiate(
+        tracker: Tracker = instantiate(
             cfg.tracking,
             directory=plan.directory,
             job_type="eval",

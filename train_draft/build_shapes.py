@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from tempera.config.build import instantiate, script
+from tempera.config.cli import script
+from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.shapes.build import stages
 

@@ -8,6 +8,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
+from tempera.config.cli import script
+from tempera.config.instantiate import from_options, instantiate
 from tempera.drafters.eagle_network import EagleConfig, EagleModel
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
@@ -16,14 +18,14 @@ from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, train
 
 
-@build.script("train_draft")
+@script("train_draft")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train, or go on training, in the run directory; returns the metrics of the best draft."""
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    recipe: Recipe = build.from_options(cfg, "tempera.training.recipe.Recipe")
+    recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe")
     target: Any = build.build_target(cfg, split_target if launched() else None)
     directory = Path(cfg.directory)
-    codes = build.instantiate(
+    codes = instantiate(
         cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
     )
     torch.manual_seed(recipe.seed)
@@ -41,7 +43,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "group": cfg.model.name,
             "config": {**choices, **asdict(recipe)},
         }
-        tracker: Tracker = build.instantiate(cfg.tracking, **settings)
+        tracker: Tracker = instantiate(cfg.tracking, **settings)
         return tracker
 
     metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)

@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from tempera.config import build
+from tempera.config.cli import script
+from tempera.config.instantiate import from_options, instantiate
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
 from tempera.errors import TemperaError
@@ -17,7 +19,7 @@ PATIENCE = timedelta(days=1)
 """A shard that a process is behind with, of images that a large target draws, may take hours."""
 
 
-@build.script("prepare")
+@script("prepare")
 def main(cfg: DictConfig) -> dict[str, int]:
     """Encode the source, or the rest of it, and count what there is; with dry_run tell what that
     would take.
@@ -25,7 +27,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
-    source = build.instantiate(cfg.source)
+    source = instantiate(cfg.source)
     encoder = build.build_encoder(cfg)
     directory = Path(cfg.directory)
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
@@ -37,7 +39,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
             "bar": bar,
             "processes": processes,
         }
-        manifest: Manifest = build.from_options(cfg, "tempera.data.prepare.prepare", **parts)
+        manifest: Manifest = from_options(cfg, "tempera.data.prepare.prepare", **parts)
     if processes.is_main:
         print(
             f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
@@ -52,7 +54,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
 
 def _told(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
     """Print an estimate."""
-    found: Estimate = build.from_options(cfg, "tempera.data.estimate.estimate", **parts)
+    found: Estimate = from_options(cfg, "tempera.data.estimate.estimate", **parts)
     print(f"dry run, nothing is written in {parts['directory']}\n{found}")
     return {"done": found.done, "sampled": found.sampled}
 

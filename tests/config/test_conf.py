@@ -23,14 +23,12 @@ from tempera.config.build import (
     build_target,
     build_tokenizer,
     build_tree,
-    check,
     check_tokens,
     compile_steps,
-    instantiate,
-    literal_prompt,
     parse_device,
-    script,
 )
+from tempera.config.cli import literal_prompt, script
+from tempera.config.instantiate import check, instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError

@@ -13,7 +13,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from paths import ROOT
 
-from tempera.config.build import build_rule, instantiate
+from tempera.config.build import build_rule
+from tempera.config.instantiate import instantiate
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ from paths import CONF
 from tiny_networks import LENGTH, tiny_eagle, tiny_target
 from tiny_targets import write_llamagen_classes
 
-from tempera.config.build import instantiate
+from tempera.config.instantiate import instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree

@@ -41,8 +41,8 @@ from tempera.config.build import (
     build_rule,
     build_target,
     build_tokenizer,
-    instantiate,
 )
+from tempera.config.instantiate import instantiate
 from tempera.data.sources import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams

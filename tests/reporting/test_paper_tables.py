@@ -18,14 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from paths import CONF, ROOT
 from tiny_evaluation import tiny_options
 
-from tempera.config.build import (
-    build_drafter,
-    build_method,
-    build_rule,
-    build_target,
-    check,
-    instantiate,
-)
+from tempera.config.build import build_drafter, build_method, build_rule, build_target
+from tempera.config.instantiate import check, instantiate
 from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams

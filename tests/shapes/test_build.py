@@ -18,7 +18,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from paths import ROOT
 
-from tempera.config.build import build_drafter, build_target, instantiate
+from tempera.config.build import build_drafter, build_target
+from tempera.config.instantiate import instantiate
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.shapes.build import stages
 from tempera.shapes.build.evaluators import contrastive_loss, new_clip

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from paths import CONF
 
 from tempera.config import build
+from tempera.config.instantiate import instantiate
 from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
 from tempera.continuous.mar import MAR, initialise, read_mar
 from tempera.errors import TemperaError
@@ -76,7 +77,7 @@ def pipeline_of(cfg: DictConfig) -> Pipeline:
         "method": build.build_method(cfg, target),
         "image_decoder": build.build_tokenizer(cfg),
     }
-    pipeline: Pipeline = build.instantiate(cfg.pipeline, **parts, device=torch.device("cpu"))
+    pipeline: Pipeline = instantiate(cfg.pipeline, **parts, device=torch.device("cpu"))
     return pipeline
 
 
@@ -327,7 +328,7 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
 def test_every_method_generates_through_the_configuration(method: str, bundle: Path) -> None:
     cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
     pipeline = pipeline_of(cfg)
-    prompts = build.instantiate(cfg.data)
+    prompts = instantiate(cfg.data)
     output = pipeline.tokens(prompts)
     rows = records(prompts, output, 1.0)
     assert pipeline.pictures(output.tokens).shape == (3, 3, 64, 64)
@@ -358,7 +359,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
             ],
         )
     pipeline = pipeline_of(cfg)
-    prompts = build.instantiate(cfg.data)[::5]
+    prompts = instantiate(cfg.data)[::5]
     pictures = (
         torch.from_numpy(pipeline.pictures(pipeline.tokens(prompts).tokens)).float() / 127.5 - 1
     )

@@ -1,0 +1,207 @@
+"""Checked instantiation: the values of a `_target_` node against the signature that they fill.
+
+Also registers the resolvers that conf/ uses: `package`, `beside` and `unless_random`.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, make_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import hydra
+from hydra.errors import InstantiationException
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigValueError, ValidationError
+
+from tempera.errors import TemperaError
+
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
+
+OmegaConf.register_new_resolver(
+    "package", lambda path: str(Path(__file__).resolve().parent.parent / path), replace=True
+)
+"""`${package:PATH}` in conf/: a file or directory that ships inside the package."""
+
+OmegaConf.register_new_resolver(
+    "beside",
+    lambda weights: str(Path(weights).parent) if Path(str(weights)).is_file() else weights,
+    replace=True,
+)
+"""`${beside:WEIGHTS}` in conf/: the directory of a file; a directory, a hub id or `random` as it
+is.
+"""
+
+OmegaConf.register_new_resolver(
+    "unless_random", lambda weights, other: "random" if weights == "random" else other, replace=True
+)
+"""`${unless_random:WEIGHTS,OTHER}` in conf/: OTHER, or `random` where WEIGHTS is: what serves an
+untrained network needs no weights.
+"""
+
+
+def instantiate(node: Any, /, **extra: Any) -> Any:
+    """Call the `_target_` of a node with the node's values and the objects in `extra`, which never
+    enter the configuration.
+
+    Nested `_target_` nodes are built first; lists and mappings arrive as plain Python. Raises
+    TemperaError in one sentence that names the option when a value does not fit the target's
+    annotation, when an argument is unknown or missing, and whenever the target itself does.
+    """
+    check(node, extra)
+    try:
+        make = hydra.utils.instantiate(node, _partial_=True, _convert_="all")
+    except InstantiationException as problem:
+        raise (
+            problem.__cause__ if isinstance(problem.__cause__, TemperaError) else problem
+        ) from None
+    return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
+
+
+def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
+    """Raise TemperaError unless the node's values and `extra` fit the signature of its `_target_`;
+    the same for nested nodes.
+    """
+    given = {str(key): node[key] for key in node if not str(key).startswith("_")}
+    call = _locate(node)
+    parameters = inspect.signature(call).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for key in [*given, *(extra or {})]:
+        if key not in parameters and not open_ended:
+            raise TemperaError(
+                f"{node['_target_']} has no argument `{key}`; it takes "
+                f"{', '.join(parameters) or 'none'}"
+            )
+    for name, parameter in parameters.items():
+        optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if (
+            not optional
+            and name not in given
+            and name not in (extra or {})
+            and not node.get("_partial_")
+        ):
+            raise TemperaError(
+                f"{node['_target_']} needs `{name}`; set {_option(node, name)} in conf/ or on "
+                "the command line"
+            )
+    hints = _hints(call)
+    for key, value in given.items():
+        nested = list(_nested(value))
+        for inner in nested:
+            check(inner)
+        if not nested and key in hints:
+            check_value(node, key, value, hints[key])
+
+
+def from_options(cfg: DictConfig, target: str, **extra: Any) -> Any:
+    """Call `target` with `extra` and the top-level options that bear its arguments' names, checked
+    as `instantiate` does.
+    """
+    names = [
+        name
+        for name in inspect.signature(_locate({"_target_": target})).parameters
+        if name in cfg and name not in extra
+    ]
+    node = OmegaConf.create({"_target_": target, **{name: f"${{{name}}}" for name in names}})
+    node._set_parent(cfg)
+    return instantiate(node, **extra)
+
+
+def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the offered objects that the node's target has an argument for and the node does not
+    set itself.
+    """
+    parameters = inspect.signature(_locate(node)).parameters
+    return {
+        name: thing for name, thing in offered.items() if name in parameters and name not in node
+    }
+
+
+def check_value(node: Any, key: str, value: Any, hint: Any) -> None:
+    """Raise TemperaError unless OmegaConf can convert `value` to the annotation; annotations that
+    it does not know pass.
+    """
+    option = _option(node, key)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise TemperaError(f"`{option}={value}` is not possible; it must be {_in_words(hint)}")
+        return
+    try:
+        schema = OmegaConf.structured(
+            make_dataclass("Argument", [(key, hint, field(default=MISSING))])
+        )
+    except (ConfigValueError, ValidationError):
+        return
+    try:
+        OmegaConf.merge(schema, {key: value})
+    except ValidationError:
+        shown = "null" if value is None else value
+        raise TemperaError(
+            f"`{option}={shown}` is not possible; it must be {_in_words(hint)}"
+        ) from None
+
+
+def _nested(value: Any) -> Iterator[Any]:
+    """All outermost `_target_` nodes inside a value."""
+    if isinstance(value, DictConfig) and "_target_" in value:
+        yield value
+    elif isinstance(value, DictConfig):
+        for key in value:
+            yield from _nested(value[key])
+    elif isinstance(value, ListConfig):
+        for item in value:
+            yield from _nested(item)
+
+
+def _option(node: Any, key: str) -> str:
+    """What the user calls this value: the option that it interpolates, or its own place in the
+    configuration.
+    """
+    raw = node._get_node(key) if isinstance(node, DictConfig) else None
+    written = raw._value() if raw is not None else None
+    match = re.fullmatch(r"\$\{([\w.]+)\}", written) if isinstance(written, str) else None
+    return match[1] if match else str(node._get_full_key(key))
+
+
+def _locate(node: Any) -> Callable[..., Any]:
+    try:
+        call = hydra.utils.get_object(node["_target_"])
+    except Exception as problem:
+        raise TemperaError(
+            f"cannot import {node['_target_']} ({problem.__cause__ or problem})"
+        ) from problem
+    if not callable(call):
+        raise TemperaError(f"{node['_target_']} is not a class or a function")
+    located: Callable[..., Any] = call
+    return located
+
+
+def _hints(call: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(call.__init__ if inspect.isclass(call) else call)
+    except NameError:
+        return {}
+
+
+def _in_words(hint: Any) -> str:
+    """An annotation as a person would say it."""
+    origin, inner = get_origin(hint), [part for part in get_args(hint) if part is not Ellipsis]
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if origin in (Union, type(int | str)):
+        return " or ".join(map(_in_words, inner))
+    if origin in (list, tuple, set) or hint in (list, tuple):
+        return "a list"
+    return WORDS.get(hint) or str(getattr(origin or hint, "__name__", hint))
