@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from tempera.config import build
 from tempera.config.cli import script
 from tempera.config.instantiate import from_options, instantiate
-from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
 from tempera.training.fsdp import launched, split_target
@@ -29,8 +29,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
     )
     torch.manual_seed(recipe.seed)
-    fresh = EagleConfig.of(target.network, cfg.model.name, target.vocab_size, target.identity)
-    draft = EagleModel(fresh) if cfg.start is None else EagleModel.from_pretrained(cfg.start)
+    draft = (
+        EagleModel.of(target.network, cfg.model.name, target.vocab_size, target.identity)
+        if cfg.start is None
+        else EagleModel.from_pretrained(cfg.start)
+    )
     apart = {*asdict(recipe), "device", "directory", "tracking"}
     choices: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [key for key in cfg if key not in apart])

@@ -26,7 +26,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft, build_eagle
-from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -88,7 +88,7 @@ def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
         forced=forced,
         granularity=4,
     )
-    eagle = lively(EagleModel(EagleConfig.of(network, "text", vocab_size=5)), 1)
+    eagle = lively(EagleModel.of(network, "text", vocab_size=5), 1)
     check_bookkeeping(
         target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced
     )

@@ -23,7 +23,7 @@ from tempera.config.instantiate import check, instantiate
 from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams
-from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.report import collect, find_runs, write_report
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
@@ -108,7 +108,7 @@ def network() -> LlamaGen:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the presets find a draft and keep the tables of neighbours that they share."""
     directory = tmp_path_factory.mktemp("presets")
-    EagleModel(EagleConfig.of(network(), "shapes")).save_pretrained(directory / "draft")
+    EagleModel.of(network(), "shapes").save_pretrained(directory / "draft")
     return directory
 
 

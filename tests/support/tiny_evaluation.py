@@ -14,7 +14,7 @@ import torch
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.trees import Tree
-from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.latency import SpeedProtocol
@@ -145,7 +145,7 @@ def tiny_options(directory: Path) -> list[str]:
     """Command-line options that put the tiny model in place of the shapes one, with a draft in
     `directory`.
     """
-    EagleModel(EagleConfig.of(network(), "tiny")).save_pretrained(directory / "draft")
+    EagleModel.of(network(), "tiny").save_pretrained(directory / "draft")
     parts = [
         f"model.{part}._target_=tiny_evaluation.{part}"
         for part in ("network", "text_encoder", "tokenizer")

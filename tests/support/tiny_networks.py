@@ -2,19 +2,21 @@
 any cache.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
-from tempera.drafters.eagle_network import EagleConfig, EagleModel, shifted
+from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
+from tempera.targets.network import DecoderLayer
 from tempera.targets.transformer import TransformerTarget, conditioned
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
@@ -76,13 +78,15 @@ def tiny_target(
 
 
 def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
-    return lively(EagleModel(EagleConfig.of(target.network, "tiny", target.vocab_size)), seed)
+    return lively(EagleModel.of(target.network, "tiny", target.vocab_size), seed)
 
 
 class TextLlama(LlamaForCausalLM):
     """A plain Hugging Face language model whose vocabulary holds text and image tokens, grouped
     key/value heads.
     """
+
+    family = "text_llama"
 
     def __init__(self) -> None:
         super().__init__(
@@ -107,6 +111,12 @@ class TextLlama(LlamaForCausalLM):
     def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
         return self.model.embed_tokens(torch.where(drop[:, None], 0, condition))
 
+    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
+        return keep
+
+    def decoder_layer(self) -> DecoderLayer:
+        return decoder_layer(self.config.to_dict())
+
     @staticmethod
     def conditioner(prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Text ids, one per letter; as wide as the longest prompt."""
@@ -118,6 +128,12 @@ class TextLlama(LlamaForCausalLM):
             ]
         )
         return ids, ids > 0
+
+
+def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+    sizes = LlamaConfig(**{**config, "num_hidden_layers": 1})
+    sizes._attn_implementation = "sdpa"
+    return LlamaDecoderLayer(sizes, layer_idx=0), LlamaRotaryEmbedding(sizes)
 
 
 def random_draft(tree: Tree, batch: int, generator: torch.Generator, vocab: int = VOCAB) -> Draft:

@@ -13,7 +13,7 @@ import torch
 
 from tempera.data.shards import Images
 from tempera.decoding.probabilities import Sampling
-from tempera.drafters.eagle_network import EagleConfig, EagleModel
+from tempera.drafters.eagle_network import EagleModel
 from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import NoTracker
@@ -72,7 +72,7 @@ def tiny_target(
 def tiny_draft(target: TransformerTarget) -> EagleModel:
     """An untrained draft, always the same."""
     torch.manual_seed(0)
-    return EagleModel(EagleConfig.of(target.network, "tiny", identity=target.identity))
+    return EagleModel.of(target.network, "tiny", identity=target.identity)
 
 
 def tiny_codes(count: int = 60) -> ShardCodes:

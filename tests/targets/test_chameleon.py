@@ -3,7 +3,7 @@
 import torch
 from tiny_targets import meta_state
 
-from tempera.targets.chameleon import draft_parts, from_official
+from tempera.targets.chameleon import decoder_layer, from_official
 from tempera.targets.rotary import Rotary
 
 
@@ -58,7 +58,7 @@ def test_a_drafts_layer_returns_hidden_states() -> None:
         "num_key_value_heads": 2,
         "vocabulary_map": {},
     }
-    layer, rotary = draft_parts(network)
+    layer, rotary = decoder_layer(network)
     x = torch.randn(1, 3, 16)
     out = layer(
         x,

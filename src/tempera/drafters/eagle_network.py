@@ -8,6 +8,7 @@ token t + 1. Embedding and head are the target's and are not stored here.
 Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,8 +22,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, replacing, write_json
 from tempera.runtime.huggingface import Cache
 from tempera.runtime.network_identity import config_dict, identity_of
-from tempera.targets.decoder_layers import _family
-from tempera.targets.llamagen import LlamaGenConfig
+from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -38,7 +38,7 @@ class EagleConfig:
         vocab_size: V of the target.
         target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
         model: the target's name, for people.
-        family: how decoder layer and rotary embedding are built, a key of `FAMILIES`.
+        family: whose decoder layer and rotary embedding the draft has, see `TargetNetwork.family`.
         network: the target network's own configuration.
     """
 
@@ -51,7 +51,11 @@ class EagleConfig:
 
     @classmethod
     def of(
-        cls, network: Any, model: str, vocab_size: int | None = None, identity: str | None = None
+        cls,
+        network: TargetNetwork,
+        model: str,
+        vocab_size: int | None = None,
+        identity: str | None = None,
     ) -> Self:
         """Configuration of a draft for a target network.
 
@@ -61,19 +65,13 @@ class EagleConfig:
             vocab_size: image tokens, where the network's vocabulary holds more than those.
             identity: of the target, where it is known; else it is taken from the network's weights.
         """
-        family = (
-            "llamagen"
-            if isinstance(network.config, LlamaGenConfig)
-            else str(network.config.model_type)
-        )
-        _family(family)
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
         return cls(
             network.config.hidden_size,
             vocab,
             identity or identity_of(network),
             model,
-            family,
+            network.family,
             config_dict(network),
         )
 
@@ -81,13 +79,22 @@ class EagleConfig:
 class EagleModel(nn.Module):
     """fc: 2H → H on [embedding ; hidden state], then one decoder layer of the target's class, with
     the target's rotary embedding.
+
+    Args:
+        config: sizes, and the target that it belongs to.
+        make_layer: builds the decoder layer and its rotary embedding; by default the
+            configuration says how.
     """
 
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(
+        self, config: EagleConfig, make_layer: Callable[[], DecoderLayer] | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
-        self.layer, self.rotary = _family(config.family)(config.network)
+        self.layer, self.rotary = (
+            decoder_layer(config.family, config.network) if make_layer is None else make_layer()
+        )
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
@@ -130,15 +137,24 @@ class EagleModel(nn.Module):
         return out
 
     @classmethod
+    def of(
+        cls,
+        network: TargetNetwork,
+        model: str,
+        vocab_size: int | None = None,
+        identity: str | None = None,
+    ) -> Self:
+        """An untrained draft for a target network; see `EagleConfig.of`."""
+        config = EagleConfig.of(network, model, vocab_size, identity)
+        return cls(config, network.decoder_layer)
+
+    @classmethod
     def untrained(cls, target: Any) -> Self:
         """A draft of random weights for a `TransformerTarget`: it costs what a trained one does,
         and proposes hardly anything likely.
         """
-        return cls(
-            EagleConfig.of(
-                target.network, "any model: it is random", target.vocab_size, target.identity
-            )
-        )
+        name = "any model: it is random"
+        return cls.of(target.network, name, target.vocab_size, target.identity)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError

@@ -13,7 +13,7 @@ import_torchvision()
 
 from transformers import LlamaConfig, LlamaModel  # noqa: E402
 from transformers.cache_utils import Cache, CacheLayerMixin  # noqa: E402
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: E402
 
 __all__ = [
     "Cache",
@@ -21,7 +21,6 @@ __all__ = [
     "LlamaConfig",
     "LlamaDecoderLayer",
     "LlamaModel",
-    "LlamaRotaryEmbedding",
 ]
 
 _LATER = {

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
 
 
-def identity_of(network: nn.Module) -> str:
-    """16 hexadecimal digits that name a network: a hash of its configuration and of its weights.
+def identity_of(network: Any) -> str:
+    """16 hexadecimal digits that name a network, a module with a `config`: a hash of its
+    configuration and of its weights.
 
     Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in
     bfloat16 (float16 rounds otherwise: take the identity before converting to it), and of a large

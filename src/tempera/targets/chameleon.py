@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
 from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
 from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
+from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
@@ -122,7 +123,7 @@ def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
     model = ChameleonModel(config)
     del model.vqmodel  # the image tokenizer is ours, with a decoder
     model.rotary_emb = Rotary.of(config)
-    return SharedVocabularyLM(model, config, spec)
+    return SharedVocabularyLM(model, config, spec, family="chameleon")
 
 
 _LAYER_KEYS = {**LAYER_KEYS, "attention.wv.weight": "self_attn.v_proj.weight"}
@@ -191,8 +192,8 @@ class _Layer(nn.Module):
         return out
 
 
-def draft_parts(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """The decoder layer and rotary embedding of a draft for a network of this configuration."""
-    config = ChameleonConfig(**{**network, "num_hidden_layers": 1})
-    config._attn_implementation = "sdpa"
-    return _Layer(config), Rotary.of(config)
+def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+    """A decoder layer and rotary embedding for the fields of a `ChameleonConfig`."""
+    sizes = ChameleonConfig(**{**config, "num_hidden_layers": 1})
+    sizes._attn_implementation = "sdpa"
+    return _Layer(sizes), Rotary.of(sizes)

@@ -7,13 +7,14 @@ and end of a text 151849 and 151850; then come `<|image token|>` 151851, `<|imag
 `<|image end|>` 151853 and the codes, 151854 … 184621.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
 from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
@@ -91,11 +92,11 @@ def load_emu3(
 def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
     model = Emu3TextModel(config)
     model.rotary_emb = Rotary.of(config)
-    return SharedVocabularyLM(model, config, spec)
+    return SharedVocabularyLM(model, config, spec, family="emu3")
 
 
-def draft_parts(network: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """The decoder layer and rotary embedding of a draft for a network of this configuration."""
-    config = Emu3TextConfig(**{**network, "num_hidden_layers": 1})
-    config._attn_implementation = "sdpa"
-    return Emu3DecoderLayer(config, layer_idx=0), Rotary.of(config)
+def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+    """A decoder layer and rotary embedding for the fields of an `Emu3TextConfig`."""
+    sizes = Emu3TextConfig(**{**config, "num_hidden_layers": 1})
+    sizes._attn_implementation = "sdpa"
+    return Emu3DecoderLayer(sizes, layer_idx=0), Rotary.of(sizes)

@@ -7,16 +7,17 @@ feature width, H hidden size, V codebook size, S sequence length.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import LlamaConfig, LlamaModel
+from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
 from tempera.targets.masks import causal_mask
+from tempera.targets.network import DecoderLayer
 from tempera.targets.token_format import patches
 
 
@@ -137,6 +138,8 @@ class LlamaGen(nn.Module):
     and `lm_head` are separate matrices.
     """
 
+    family = "llamagen"
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.config = config
@@ -175,6 +178,14 @@ class LlamaGen(nn.Module):
         out: Tensor = self.caption_projection(features.to(self.lm_head.weight.dtype))
         return out
 
+    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
+        """The prompt's padding, bool [R, T], for null-conditioned rows too."""
+        return keep
+
+    def decoder_layer(self) -> DecoderLayer:
+        """A new Llama layer and the grid's rotary embedding."""
+        return decoder_layer(asdict(self.config))
+
     def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
         """What teacher forcing feeds: the condition tokens, then all image tokens but the last, [R,
         T + length − 1, H].
@@ -204,6 +215,12 @@ class LlamaGen(nn.Module):
             inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state
         return inputs, hidden, mask
+
+
+def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+    """A decoder layer and rotary embedding for the fields of a `LlamaGenConfig`."""
+    sizes = LlamaGenConfig(**{**config, "grid": tuple(config["grid"])})
+    return LlamaDecoderLayer(sizes.llama(layers=1), layer_idx=0), GridRotary(sizes)
 
 
 def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:

@@ -30,10 +30,8 @@ class Rotary(nn.Module):
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """The rotary embedding that a Hugging Face configuration describes."""
-        head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        """The rotary embedding of a Hugging Face configuration whose heads share its width."""
+        head_dim = config.hidden_size // config.num_attention_heads
         return cls(head_dim, config.rope_parameters["rope_theta"])
 
     def reset_tables(self, device: torch.device) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
+from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles
+from tempera.targets.network import DecoderLayer, decoder_layer
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import Conditioner, TransformerTarget
 
@@ -29,11 +31,13 @@ class SharedVocabularyLM(nn.Module):
     Args:
         model: a Hugging Face decoder with `embed_tokens` and `rotary_emb`.
         config: its configuration.
+        spec: prompt, image and end of a sequence.
+        family: see `network.TargetNetwork`.
     """
 
-    def __init__(self, model: Any, config: Any, spec: ModelSpec) -> None:
+    def __init__(self, model: Any, config: Any, spec: ModelSpec, family: str) -> None:
         super().__init__()
-        self.model, self.config, self.spec = model, config, spec
+        self.model, self.config, self.spec, self.family = model, config, spec, family
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
@@ -50,6 +54,10 @@ class SharedVocabularyLM(nn.Module):
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
         """Which condition tokens are there, bool [R, T]: a null-conditioned row has its own."""
         return _chosen(condition, drop) != PADDING
+
+    def decoder_layer(self) -> DecoderLayer:
+        """A new decoder layer of the family's and its rotary embedding."""
+        return decoder_layer(self.family, config_dict(self))
 
 
 def _chosen(condition: Tensor, drop: Tensor) -> Tensor:

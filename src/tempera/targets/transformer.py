@@ -21,6 +21,7 @@ from tempera.runtime.network_identity import identity_of
 from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
+from tempera.targets.network import TargetNetwork
 
 Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> condition (what the network's `embed_prefix` takes, rows first) and keep, bool [B, T]:
@@ -37,14 +38,8 @@ share the cache, and so what was recorded with it.
 class TransformerTarget:
     """A transformer being accelerated.
 
-    The network offers `model` (a Hugging Face decoder: its `rotary_emb`, `layers` and `norm` make
-    up a pass), `lm_head`, `embed_tokens(tokens)`, `embed_prefix(condition, drop)` and `config`;
-    and, where a null-conditioned row has other condition tokens than the prompt,
-    `keep_prefix(condition, keep, drop)`. All that is peculiar to a family of models stays inside
-    these.
-
     Args:
-        network: see above.
+        network: the transformer.
         conditioner: turns prompts into the network's condition.
         sampling: from logits to the distribution that is sampled.
         grid: rows and columns of the image-token grid; the network's own unless given.
@@ -71,7 +66,7 @@ class TransformerTarget:
 
     def __init__(
         self,
-        network: Any,
+        network: TargetNetwork,
         conditioner: Conditioner,
         sampling: Sampling,
         *,
@@ -379,7 +374,7 @@ def _block(
 
 
 def conditioned(
-    network: Any, condition: Tensor, keep: Tensor, drop: Tensor
+    network: TargetNetwork, condition: Tensor, keep: Tensor, drop: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What stands before the images.
 
@@ -393,8 +388,7 @@ def conditioned(
         rows their own.
     """
     embeds: Tensor = network.embed_prefix(condition, drop).to(network.lm_head.weight.dtype)
-    own = getattr(network, "keep_prefix", None)
-    return embeds, keep if own is None else own(condition, keep, drop)
+    return embeds, network.keep_prefix(condition, keep, drop)
 
 
 class _TreeLayout:
@@ -419,7 +413,7 @@ class _TreeLayout:
         )
 
 
-def _store_by_column(network: nn.Module) -> None:
+def _store_by_column(network: TargetNetwork) -> None:
     """On a CPU, store the linear layers' weights column by column: a product of a few rows is then
     up to twice as fast.
     """
