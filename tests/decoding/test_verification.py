@@ -40,6 +40,8 @@ def same_as_defined(draft, p, rule, uniforms):
         )
         assert verdict.accepted[row] == len(path)
         assert verdict.path[row].tolist() == path + [-1] * (depth - len(path))
+        before = [0, *(1 + node for node in path)]  # the root, then the path
+        assert verdict.visited[row].tolist() == before + [0] * (depth - len(path))
         assert verdict.tokens[row, : len(tokens)].tolist() == tokens
         assert verdict.next_token[row] == tokens[-1]
     return verdict
@@ -108,6 +110,7 @@ def test_the_empty_tree_draws_from_the_target():
     assert verdict.tokens.equal(verdict.next_token[:, None])
     assert verdict.accepted.eq(0).all()
     assert verdict.path.shape == (5, 0)
+    assert verdict.visited.tolist() == [[0]] * 5
 
 
 def test_scores_are_not_written_to():

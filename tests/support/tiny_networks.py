@@ -156,7 +156,8 @@ def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB)
         path[row, : len(line)] = torch.tensor(line, dtype=torch.int64)
         tokens[row, : len(line)] = draft.tokens[row, line]
         accepted[row] = len(line)
-    return Verdict(path, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
+    visited = torch.nn.functional.pad(1 + path, (1, 0))
+    return Verdict(path, visited, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
 
 
 def random_rounds(

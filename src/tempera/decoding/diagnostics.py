@@ -1,14 +1,23 @@
-"""How far the law of the emitted tokens may be from the target's: TV(p, q), the TV bound and KL,
+"""How far the law of the emitted tokens may be from the target's: TV(p, q) and bounds on TV and KL,
 from p and q at visited positions alone.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Rule, Verdict
+from tempera.decoding.interfaces import (
+    Draft,
+    GreedyRule,
+    JointRule,
+    Rule,
+    SharedResidual,
+    Verdict,
+)
 from tempera.decoding.probabilities import at, normalise
 from tempera.decoding.trees import take
-from tempera.decoding.verification import Greedily, GreedyRule, JointRule, keep_probs, mean_residual
+from tempera.decoding.verification import keep_probs
 from tempera.errors import TemperaError
 
 
@@ -58,7 +67,7 @@ def diagnose(
         KL divergence: float32 [B, L + 1] each, for the L + 1 places of the round; places past the
         verdict's last token are undefined.
     """
-    visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
+    visited = verdict.visited
     if isinstance(rule, JointRule):
         if not rule.lossless:
             raise TemperaError(
@@ -68,8 +77,33 @@ def diagnose(
         tv = _first_test(draft, visited, take(p, visited))
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
     if soft is not None and isinstance(rule, GreedyRule):
-        rule = Greedily(rule, take(soft, visited))
-    return _terms(draft, verdict, visited, take(p, visited), rule)
+        rule = _GreedyAsRule(rule, take(soft, visited))
+    return _terms(draft, verdict, take(p, visited), rule)
+
+
+@dataclass(frozen=True)
+class _GreedyAsRule(SharedResidual):
+    """A greedy rule at certain positions as a `Rule`; the target's choice replaces what it rejects.
+
+    Attributes:
+        rule: which decides.
+        soft: the untempered distributions at these positions, float32 [..., V].
+    """
+
+    rule: GreedyRule
+    soft: Tensor
+
+    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """1 or 0."""
+        return self.rule.keeps(self.soft, token).to(p.dtype)
+
+    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """1 or 0."""
+        return self.rule.keeps_each(self.soft).to(p.dtype)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """The one-hot p."""
+        return p
 
 
 def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
@@ -81,11 +115,12 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
 
 
 def _terms(
-    draft: Draft, verdict: Verdict, visited: Tensor, truth: Tensor, rule: Rule
+    draft: Draft, verdict: Verdict, truth: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `diagnose` returns, at the visited nodes [B, L + 1] with the target's laws there,
     `truth` [B, L + 1, V].
     """
+    visited = verdict.visited
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
@@ -110,7 +145,7 @@ def _terms(
         )  # not 1 - Σ q·f, which is not quite 0 where nothing is rejected
         there, drawn = (
             node >= 0,
-            rejected.sum(-1, keepdim=True) * mean_residual(rule, target, q, token, depth),
+            rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth),
         )
         ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
         bound += torch.where(

@@ -4,9 +4,11 @@ Shapes: B rows (prompts), N drafted nodes in a round, V vocabulary, H hidden siz
 draft tree. Every tensor leads with B.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from tempera.decoding.trees import Tree
@@ -63,6 +65,8 @@ class Verdict:
 
     Attributes:
         path: accepted nodes from the top, int64 [B, L], -1 past the end.
+        visited: the node before each emitted token, counted 0..N with the root first, int64
+            [B, 1 + L]: 0, then 1 + `path`; 0 past the end.
         accepted: number of accepted drafted tokens τ, int64 [B], 0..L.
         tokens: the emitted tokens, int64 [B, L + 1]: the accepted path, then the drawn token at
             index τ; what follows is undefined.
@@ -71,6 +75,7 @@ class Verdict:
     """
 
     path: Tensor
+    visited: Tensor
     accepted: Tensor
     tokens: Tensor
     next_token: Tensor
@@ -121,10 +126,11 @@ class Drafter(Protocol):
 
 
 class Rule(Protocol):
-    """An acceptance rule: the pair (f, residual). Arguments broadcast over leading dimensions
-    `...`; `depth` is 1-based.
+    """An acceptance rule: the acceptance probability f and the residual that belongs to it.
+    Arguments broadcast over leading dimensions `...`; `depth` is 1-based, int64 [...].
 
-    A rule is exact only as a pair; see `tempera.exactness.tables` for the proof obligation.
+    A rule is exact only as a pair; `tempera.exactness.check` compares what it emits with the
+    target's law.
     """
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -134,4 +140,62 @@ class Rule(Protocol):
         """f at every token of the vocabulary: [..., V] -> [..., V]."""
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The distribution that replaces a rejected token, [..., V], sums to 1."""
+        """The distribution that replaces a rejected `token`, [..., V], sums to 1."""
+
+    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """The law of what replaces a rejected draft x ~ q: Σ_x q(x)·(1 - f(x))·residual(x),
+        normalised; any law where nothing is ever rejected. [..., V] -> [..., V]. See
+        `SharedResidual`.
+        """
+
+
+class SharedResidual(ABC):
+    """Base of the rules whose residual is the same for every rejected token."""
+
+    @abstractmethod
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """See `Rule.residual`; `token` must not matter."""
+
+    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """The residual itself."""
+        return self.residual(p, q, torch.zeros_like(depth), depth)
+
+
+@runtime_checkable
+class JointRule(Protocol):
+    """A rule that decides on a draft as a whole, because its tests at different depths are coupled
+    (block verification).
+    """
+
+    lossless: bool
+    """Whether emitted tokens follow the target's law, so that no position adds to the bounds on
+    TV and KL.
+    """
+
+    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Decide on a whole draft, as `verification.verify` does test by test.
+
+        Args:
+            draft: the proposal; N nodes.
+            p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
+            uniforms: draws in [0, 1), [B, N + 1]; the last one is reserved for the drawn token.
+
+        Returns:
+            the accepted nodes, bool [B, N]: with each all its ancestors, at most one per depth; and
+            the distribution of the token after the deepest of them, [B, V].
+        """
+
+
+@runtime_checkable
+class GreedyRule(Protocol):
+    """A rule that in greedy decoding keeps more than the target's own choice, judging by the
+    distributions from which that choice was made.
+    """
+
+    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All
+        siblings are tested against the same p.
+        """
+
+    def keeps_each(self, p: Tensor) -> Tensor:
+        """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Target
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Parts, no_clock
 from tempera.decoding.trace import Trace
-from tempera.decoding.verification import JointRule, verify
+from tempera.decoding.verification import verify
 from tempera.errors import TemperaError
 
 

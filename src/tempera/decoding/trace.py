@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.diagnostics import diagnose, has_children
-from tempera.decoding.interfaces import Draft, Rule, Scores, Verdict
-from tempera.decoding.verification import JointRule
+from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a
@@ -70,16 +69,13 @@ class Trace:
         """
         places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
         self.place.scatter_(1, slots, places.expand_as(slots))
-        visited = torch.nn.functional.pad(
-            1 + verdict.path, (1, 0)
-        )  # the node before each token, root first
-        drawn = has_children(draft, visited).to(torch.int8)
+        drawn = has_children(draft, verdict.visited).to(torch.int8)
         self.origin.scatter_(
             1,
             slots,
             torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8),
         )
-        flat = visited * scores.p.shape[-1] + verdict.tokens
+        flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
         self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
         if self.tv is not None and self.bound is not None and self.kl is not None:
             for column, values in zip(

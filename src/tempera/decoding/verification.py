@@ -1,105 +1,26 @@
 """Verification: which drafted tokens are kept, and what is drawn where the walk stops. The only
 place that walks a tree.
 
-Siblings (METHODS, SJD-PAC Theorem 2): the children of a node are tested in order. After a rejection
-the residual of that test takes the place of p for the next sibling, which is tested against its own
+Siblings (docs/methods.md; SJD-PAC, Theorem 2): the children of a node are tested in order. After a
+rejection the residual of that test replaces p for the next sibling, which is tested against its own
 q. What happens at a node does not depend on how it was reached, so all nodes of the tree are tested
 at once, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Rule, Verdict
+from tempera.decoding.interfaces import Draft, GreedyRule, JointRule, Rule, Verdict
 from tempera.decoding.probabilities import at, sample
 from tempera.decoding.trees import Tree, put, take
-
-
-@runtime_checkable
-class JointRule(Protocol):
-    """A rule that decides on a draft as a whole, because its tests at different depths are coupled
-    (block verification).
-    """
-
-    lossless: bool
-    """Whether what is emitted has the target's law, so that no position adds to the TV bound or the
-    KL divergence.
-    """
-
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Decide on a whole draft, as `verify` does test by test.
-
-        Args:
-            draft: the proposal; N nodes.
-            p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
-            uniforms: draws in [0, 1), [B, N + 1]; the last one is taken.
-
-        Returns:
-            the nodes that are kept together with all their ancestors, at most one a depth, bool [B,
-            N]; and the distribution of the token after the deepest of them, [B, V].
-        """
-
-
-@runtime_checkable
-class PerTokenRule(Rule, Protocol):
-    """A rule whose residual depends on which token was rejected, as LANTERN's does. What is known
-    of it is known on average.
-    """
-
-    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """Law of the token that replaces a rejected draft x ~ q: Σ_x q(x)(1 - f(x))·residual(x),
-        normalised; any law where nothing is ever rejected. [..., V] -> [..., V].
-        """
-
-
-@runtime_checkable
-class GreedyRule(Protocol):
-    """A rule that keeps more than the target's own choice in greedy decoding, by the distributions
-    that the choice was made from.
-    """
-
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All
-        siblings are tested against the same p.
-        """
-
-    def keeps_each(self, p: Tensor) -> Tensor:
-        """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""
-
-
-@dataclass(frozen=True)
-class Greedily:
-    """A greedy rule at certain positions as a `Rule`: what is rejected is replaced by the target's
-    choice.
-
-    Attributes:
-        rule: which decides.
-        soft: the untempered distributions at these positions, float32 [..., V].
-    """
-
-    rule: GreedyRule
-    soft: Tensor
-
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """1 or 0."""
-        return self.rule.keeps(self.soft, token).to(p.dtype)
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """1 or 0."""
-        return self.rule.keeps_each(self.soft).to(p.dtype)
-
-    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The one-hot p."""
-        return p
 
 
 def verify(
     draft: Draft, p: Tensor, rule: Rule | JointRule, uniforms: Tensor, soft: Tensor | None = None
 ) -> Verdict:
-    """Walk down the tree, keep a path, and draw one token more (Cool-SD, Algorithm 1, lines 4-17).
+    """Walk down the tree, keep a path, and draw one more token (Cool-SD, Algorithm 1, lines 4-17).
 
     Args:
         draft: the proposal; N nodes.
@@ -133,7 +54,7 @@ def verify(
         1, path.slots, draft.tokens
     )
     tokens.scatter_(1, path.accepted.unsqueeze(1) + 1, next_token.unsqueeze(1))
-    return Verdict(path.nodes[:, 1:], path.accepted, tokens[:, 1:], next_token)
+    return Verdict(path.nodes[:, 1:], 1 + path.nodes, path.accepted, tokens[:, 1:], next_token)
 
 
 @dataclass(frozen=True)
@@ -161,17 +82,6 @@ def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
     p ≥ 1. [..., V] -> [..., V].
     """
     return torch.where(p >= 1, 1.0, rule.accept_probs(p, q, depth))
-
-
-def mean_residual(rule: Rule, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-    """The law of a replacement, given that some token was rejected: the rule's residual, or its
-    mean where that depends on the token.
-    """
-    return (
-        rule.mean_residual(p, q, depth)
-        if isinstance(rule, PerTokenRule)
-        else rule.residual(p, q, token, depth)
-    )
 
 
 def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:

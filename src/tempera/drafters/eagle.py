@@ -97,8 +97,7 @@ class EagleDraft:
         """Keep the emitted tokens and the hidden states before them for the next round."""
         hidden = scores.hidden
         if not draft.tree.is_chain:
-            path = (1 + verdict.path).repeat(self.target.sampling.rows, 1)
-            hidden = take(hidden, torch.cat([torch.zeros_like(path[:, :1]), path], 1))
+            hidden = take(hidden, verdict.visited.repeat(self.target.sampling.rows, 1))
         self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:

@@ -325,8 +325,7 @@ class Jacobi:
                 verdict.tokens,
             )
         self._p = scores.p
-        visited = torch.nn.functional.pad(1 + verdict.path, (1, 0))
-        stop = visited.gather(1, verdict.accepted.unsqueeze(1))
+        stop = verdict.visited.gather(1, verdict.accepted.unsqueeze(1))
         self._reading = self.shape.reading[stop.squeeze(1)]
 
     def _count(self, round: int) -> int:

@@ -174,7 +174,7 @@ class Excerpt:
             torch.zeros(len(prompts), 0, 0, device=self.target.device),
             Tree.empty(),
         )
-        verdict = Verdict(token[:, None][:, :0], token, token[:, None], token)
+        verdict = Verdict(token[:, None][:, :0], token[:, None], token, token[:, None], token)
         self.target.commit(empty, verdict, token + self.start)
         self.target.reach = self.start
 

@@ -18,12 +18,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Frontier, Tree, take
-from tempera.decoding.verification import JointRule
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.theory import sequence_law

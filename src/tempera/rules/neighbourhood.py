@@ -20,6 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from tempera.decoding.interfaces import SharedResidual
 from tempera.decoding.probabilities import at, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
@@ -67,10 +68,9 @@ class _Aggregated(ABC):
         return normalise(law.clamp(min=0), otherwise=p)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """What replaces a rejected token, whichever it was: see `PerTokenRule`.
+        """The mean of the residual over the rejected tokens: see `interfaces.Rule`.
 
-        For a rejected x the published residual is [p - q]+ without A(x), divided by what is left of
-        it.
+        For a rejected x the published residual is [p - q]+ without A(x), renormalised.
         """
         if self.residual_kind == "optimal":
             return self.residual(p, q, torch.zeros_like(depth), depth)
@@ -217,7 +217,7 @@ class LanternPP(_Aggregated):
 
 
 @dataclass(frozen=True, init=False)
-class GSD:
+class GSD(SharedResidual):
     """Grouped speculative decoding, GSD (So et al. 2025, arXiv 2508.07747): f = min(1, p(G) / q(G))
     for the group G of the drafted x.
 

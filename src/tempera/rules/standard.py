@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.interfaces import Draft, SharedResidual
 from tempera.decoding.probabilities import at, normalise, one_hot, ratio, sample
 from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(SharedResidual):
     """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f =
     min(1, p/q), Norm[p - q]+.
     """
@@ -38,7 +38,7 @@ class Exact:
 
 
 @dataclass(frozen=True, init=False)
-class Relaxed:
+class Relaxed(SharedResidual):
     """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD
     are this rule with their schedules.
 
