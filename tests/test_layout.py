@@ -27,6 +27,8 @@ FLOORS = (
     "reporting",
     "evaluation",
     "shapes",
+    "api",
+    "commands",
 )
 """From bottom to top."""
 

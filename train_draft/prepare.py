@@ -1,67 +1,6 @@
-"""Captions and images to shards of codes; the options are in conf/prepare.yaml."""
+"""Encode captions and images to shards of codes; the options are in conf/prepare.yaml."""
 
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig
-from tqdm import tqdm
-
-from tempera.config import build
-from tempera.config.cli import script
-from tempera.config.instantiate import from_options, instantiate
-from tempera.data.estimate import Estimate
-from tempera.data.shards import Manifest
-from tempera.errors import TemperaError
-from tempera.runtime.distributed import Processes
-
-PATIENCE = timedelta(days=1)
-"""A shard that a process is behind with, of images that a large target draws, may take hours."""
-
-
-@script("prepare")
-def main(cfg: DictConfig) -> dict[str, int]:
-    """Encode the source, or the rest of it, and count what there is; with dry_run tell what that
-    would take.
-    """
-    if not isinstance(cfg.dry_run, bool):
-        raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
-    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
-    source = instantiate(cfg.source)
-    encoder = build.build_encoder(cfg)
-    directory = Path(cfg.directory)
-    parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
-    if cfg.dry_run:
-        return _told(cfg, parts) if processes.is_main else {}
-    with tqdm(desc="encode", unit="image", mininterval=1, disable=not processes.is_main) as bar:
-        parts |= {
-            "report": bar.write if processes.is_main else _nothing,
-            "bar": bar,
-            "processes": processes,
-        }
-        manifest: Manifest = from_options(cfg, "tempera.data.prepare.prepare", **parts)
-    if processes.is_main:
-        print(
-            f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
-            f"broken entries: {directory}"
-        )
-        print(
-            f"train on them: python train_draft/main.py model={cfg.model.name} train_data=shards "
-            f"train_data.path={directory}"
-        )
-    return {"count": manifest.count, "broken": manifest.broken_count}
-
-
-def _told(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
-    """Print an estimate."""
-    found: Estimate = from_options(cfg, "tempera.data.estimate.estimate", **parts)
-    print(f"dry run, nothing is written in {parts['directory']}\n{found}")
-    return {"done": found.done, "sampled": found.sampled}
-
-
-def _nothing(line: str) -> None:
-    """The first process says it."""
-
+from tempera.commands.scripts import prepare as main
 
 if __name__ == "__main__":
     main()

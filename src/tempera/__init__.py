@@ -1,1 +1,87 @@
-"""tempera: fast autoregressive image generation by speculative decoding."""
+"""tempera: fast autoregressive image generation by speculative decoding.
+
+>>> import tempera
+>>> result = tempera.generate("a large green star", method="coolsd", delta=2, seed=0)
+>>> result.images[0].size
+(64, 64)
+
+`generate` and `load` take any model and method of `conf/`. A loop with parts of your own is built
+from `decode`, `Tree`, `RandomStreams`, the rules and the protocols `Target`, `Drafter` and `Rule`;
+`exactness.check` tests a rule against the target's law:
+
+>>> rule = tempera.Relaxed(tempera.schedules.uniform(2.0, 3))
+>>> print(tempera.exactness.check(rule, tempera.Tree.chain(3), rows=20_000))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tempera import exactness
+    from tempera.api import LoadedModel, Result, generate, load
+    from tempera.decoding.interfaces import Draft, Drafter, Rule, Target
+    from tempera.decoding.loop import decode
+    from tempera.decoding.probabilities import Sampling
+    from tempera.decoding.random_streams import RandomStreams
+    from tempera.decoding.trace import Trace
+    from tempera.decoding.trees import Tree
+    from tempera.drafters.none import NoDraft
+    from tempera.errors import TemperaError
+    from tempera.rules import schedules
+    from tempera.rules.standard import Exact, Relaxed
+
+_HOME = {
+    "Draft": "tempera.decoding.interfaces",
+    "Drafter": "tempera.decoding.interfaces",
+    "Exact": "tempera.rules.standard",
+    "LoadedModel": "tempera.api",
+    "NoDraft": "tempera.drafters.none",
+    "RandomStreams": "tempera.decoding.random_streams",
+    "Relaxed": "tempera.rules.standard",
+    "Result": "tempera.api",
+    "Rule": "tempera.decoding.interfaces",
+    "Sampling": "tempera.decoding.probabilities",
+    "Target": "tempera.decoding.interfaces",
+    "TemperaError": "tempera.errors",
+    "Trace": "tempera.decoding.trace",
+    "Tree": "tempera.decoding.trees",
+    "decode": "tempera.decoding.loop",
+    "exactness": "tempera.exactness",
+    "generate": "tempera.api",
+    "load": "tempera.api",
+    "schedules": "tempera.rules.schedules",
+}
+"""Where each name lives; imported when it is first used, so that `import tempera` is quick."""
+
+__all__ = [
+    "Draft",
+    "Drafter",
+    "Exact",
+    "LoadedModel",
+    "NoDraft",
+    "RandomStreams",
+    "Relaxed",
+    "Result",
+    "Rule",
+    "Sampling",
+    "Target",
+    "TemperaError",
+    "Trace",
+    "Tree",
+    "decode",
+    "exactness",
+    "generate",
+    "load",
+    "schedules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tempera' has no attribute {name!r}")
+    module = import_module(_HOME[name])
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -165,6 +165,21 @@ def build_method(cfg: DictConfig, target: Any) -> Any:
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 
 
+def build_pipeline(cfg: DictConfig) -> Any:
+    """`pipeline`: the target, compiled where `compile` says so, with the method, the image decoder
+    and the seed.
+    """
+    target = build_target(cfg)
+    compile_steps(cfg, target)
+    return instantiate(
+        cfg.pipeline,
+        target=target,
+        method=build_method(cfg, target),
+        image_decoder=build_tokenizer(cfg),
+        device=parse_device(cfg.device),
+    )
+
+
 def parse_device(name: str) -> torch.device:
     """`auto` (CUDA where there is one), or a device by PyTorch's name; raises TemperaError when
     this machine does not have it.

@@ -1,7 +1,6 @@
 """Scripts: a function of a configuration becomes a command whose mistakes read as one sentence."""
 
 import functools
-import inspect
 import os
 import re
 import sys
@@ -15,14 +14,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from tempera.config.compose import quoted
 from tempera.config.messages import sentence
+from tempera.runtime.installation import conf_directory
 
 T = TypeVar("T")
 
 
 def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[..., T | None]]:
-    """Make `main(cfg)` a Hydra script on `conf/<config_name>.yaml`, the `conf` beside the script's
-    own folder.
+    """Make `main(cfg)` a Hydra script on `conf/<config_name>.yaml`; see
+    `tempera.runtime.installation.conf_directory`.
 
     From the command line every mistake of the user becomes `error: <sentence>` on standard error
     and exit status 1; other exceptions keep their traceback, and HYDRA_FULL_ERROR=1 shows all of
@@ -32,7 +33,7 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
     """
 
     def decorate(main: Callable[[DictConfig], T]) -> Callable[..., T | None]:
-        conf = Path(inspect.getfile(main)).resolve().parent.parent / "conf"
+        conf = conf_directory()
 
         @functools.wraps(main)
         def job(cfg: DictConfig) -> T:
@@ -78,8 +79,7 @@ def literal_prompt(argument: str) -> str:
         or re.fullmatch(r"(['\"]).*\1", value, re.DOTALL)
     ):
         return argument
-    value = re.sub(r"(\\*)(\"|$)", lambda match: match[1] * 2 + match[2].replace('"', '\\"'), value)
-    return f'{key}="{value}"'.replace("${", "\\${")
+    return f"{key}={quoted(value)}"
 
 
 @contextmanager

@@ -5,8 +5,9 @@ Everything is kept per row and per position on the device until the run ends, so
 keyed by prompt.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,3 +204,13 @@ class Trace:
         return Trace(
             self.max_depth, change(self.place), change(self.origin), change(self.logprob), *extra
         )
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """One trace of all rows of several batches, in order; they must be of the same method."""
+    columns: dict[str, Any] = {
+        field.name: torch.cat([getattr(trace, field.name) for trace in traces])
+        for field in fields(traces[0])
+        if isinstance(getattr(traces[0], field.name), Tensor)
+    }
+    return replace(traces[0], **columns)

@@ -1,0 +1,55 @@
+"""`tempera-eval`: generate images, and measure acceptance, speed and quality."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tempera.config import build
+from tempera.config.instantiate import instantiate
+from tempera.data.prompts import one_prompt
+from tempera.evaluation.run import evaluate
+from tempera.evaluation.run_identity import about, run_identity
+from tempera.runtime.distributed import Processes
+from tempera.runtime.tracking import Tracker
+
+
+def main(cfg: DictConfig) -> dict[str, float]:
+    """Run one evaluation and return its metrics."""
+    device = build.parse_device(cfg.device)
+    processes = Processes(cpu=device.type == "cpu")
+    prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    pipeline = build.build_pipeline(cfg)
+    choices = _hydra(cfg, "choices") or {}
+    identity = run_identity(
+        {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
+    )
+    paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
+    notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
+    plan = instantiate(
+        cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes
+    )
+
+    def start_tracker() -> Tracker:
+        tags = [
+            f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice
+        ]
+        group = choices.get("experiment") or cfg.model.name
+        tracker: Tracker = instantiate(
+            cfg.tracking,
+            directory=plan.directory,
+            job_type="eval",
+            group=group,
+            tags=tags,
+            config={**identity, **notes},
+        )
+        return tracker
+
+    return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
+
+
+def _hydra(cfg: DictConfig, name: str) -> Any:
+    """What Hydra knows of the run; nothing where the script is called as a function."""
+    node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node

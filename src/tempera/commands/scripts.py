@@ -1,0 +1,59 @@
+"""Entry points of the commands `tempera-…` and of the scripts in `eval/` and `train_draft/`.
+
+Each imports its body when it runs, after its configuration has been composed: a wrong option is
+answered before torch is imported.
+"""
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+from tempera.config.cli import script
+
+
+@script("eval")
+def evaluate(cfg: DictConfig) -> dict[str, float]:
+    """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
+    from tempera.commands.evaluate import main
+
+    return main(cfg)
+
+
+@script("bench")
+def bench(cfg: DictConfig) -> dict[str, Any]:
+    """`tempera-bench`: time a round and its parts."""
+    from tempera.commands.bench import main
+
+    return main(cfg)
+
+
+@script("calibrate")
+def calibrate(cfg: DictConfig) -> dict[str, float]:
+    """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
+    from tempera.commands.calibrate import main
+
+    return main(cfg)
+
+
+@script("train_draft")
+def train(cfg: DictConfig) -> dict[str, Any]:
+    """`tempera-train`: train the EAGLE draft of a model."""
+    from tempera.commands.train import main
+
+    return main(cfg)
+
+
+@script("prepare")
+def prepare(cfg: DictConfig) -> dict[str, int]:
+    """`tempera-prepare`: encode captions and images to shards of codes."""
+    from tempera.commands.prepare import main
+
+    return main(cfg)
+
+
+@script("build_shapes")
+def build(cfg: DictConfig) -> None:
+    """`tempera-build`: train the networks of the shipped model."""
+    from tempera.commands.build_shapes import main
+
+    main(cfg)

@@ -1,0 +1,57 @@
+"""`tempera-train`: train the EAGLE draft of a model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tempera.config import build
+from tempera.config.instantiate import from_options, instantiate
+from tempera.drafters.eagle_network import EagleModel
+from tempera.runtime.distributed import Processes
+from tempera.runtime.installation import command
+from tempera.runtime.tracking import Tracker
+from tempera.training.fsdp import launched, split_target
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import DRAFT, train
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Train in the run directory, or resume there; return the metrics of the best draft."""
+    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe")
+    target: Any = build.build_target(cfg, split_target if launched() else None)
+    directory = Path(cfg.directory)
+    codes = instantiate(
+        cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
+    )
+    torch.manual_seed(recipe.seed)
+    draft = (
+        EagleModel.of(target.network, cfg.model.name, target.vocab_size, target.identity)
+        if cfg.start is None
+        else EagleModel.from_pretrained(cfg.start)
+    )
+    apart = {*asdict(recipe), "device", "directory", "tracking"}
+    choices: Any = OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
+    )
+
+    def start_tracker() -> Tracker:
+        settings = {
+            "directory": directory,
+            "job_type": "train_draft",
+            "group": cfg.model.name,
+            "config": {**choices, **asdict(recipe)},
+        }
+        tracker: Tracker = instantiate(cfg.tracking, **settings)
+        return tracker
+
+    metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)
+    if processes.is_main:
+        print(
+            f"the draft is in {directory / DRAFT}: {command('eval')} "
+            f"drafter.path={directory / DRAFT}"
+        )
+    return metrics

@@ -1,0 +1,81 @@
+"""Configurations composed in Python, from options as the command line takes them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from tempera.config.messages import sentence
+from tempera.errors import TemperaError
+from tempera.runtime.installation import conf_directory
+
+WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
+"""Texts that Hydra reads as values unless they are quoted."""
+
+
+def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
+    """`conf/<config_name>.yaml` with options `name=value`.
+
+    Raises:
+        TemperaError: in the command line's sentence, where an option is wrong.
+    """
+    conf = conf_directory()
+    with other_hydra():
+        try:
+            with initialize_config_dir(str(conf), version_base="1.3"):
+                return compose(config_name, list(arguments))
+        except Exception as problem:
+            if said := sentence(problem, conf, config_name, arguments):
+                raise TemperaError(said) from None
+            raise
+
+
+@contextmanager
+def other_hydra() -> Iterator[None]:
+    """Compose inside without disturbing a Hydra application that may be running outside."""
+    application = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = application
+
+
+def written(name: str, value: Any) -> str:
+    """An option `name=value` in Hydra's grammar; strings are taken literally."""
+    return f"{name}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            return str(value) if _is_plain(str(value)) else quoted(str(value))
+        case dict():
+            return "{" + ",".join(f"{key}:{_written(inner)}" for key, inner in value.items()) + "}"
+        case list() | tuple() | range():
+            return "[" + ",".join(map(_written, value)) + "]"
+    raise TemperaError(
+        f"{value!r} cannot be an option: give a number, a text, true or false, None, or a list"
+    )
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Hydra reads the text as itself without quotes."""
+    return bool(re.fullmatch(r"[A-Za-z_][\w./-]*", text)) and text.lower() not in WORDS
+
+
+def quoted(text: str) -> str:
+    """A text that Hydra's grammar reads literally: commas, quotes and interpolations included."""
+    text = re.sub(r"(\\*)(\"|$)", lambda match: match[1] * 2 + match[2].replace('"', '\\"'), text)
+    return f'"{text}"'.replace("${", "\\${")
