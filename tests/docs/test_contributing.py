@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's walk-through works as it is written: the rule is proven exact and shown biased,
+"""CONTRIBUTING.md's walk-through works as it is written: the rule is found exact, then biased,
 and its YAML is an option.
 """
 
@@ -41,7 +41,7 @@ def test_the_rule_takes_20_lines() -> None:
     assert len(lines) <= 20
 
 
-def test_one_is_proven_exact_and_the_other_biased(walk: dict[str, Any]) -> None:
+def test_one_is_found_exact_and_the_other_biased(walk: dict[str, Any]) -> None:
     assert walk["exact"].agrees
     assert str(walk["exact"]).startswith("agrees")
     assert not walk["biased"].agrees

@@ -78,27 +78,27 @@ SAMPLINGS = {
     "sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()]
 )
 def test_the_law_is_the_target_s(sampling, size):
-    proof = check(
+    report = check(
         Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000
     )
-    assert proof.agrees, proof
-    assert proof.accepted_length > 1.5
+    assert report.agrees, report
+    assert report.accepted_length > 1.5
 
 
 def test_the_law_over_many_rounds():
-    proof = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
-    assert proof.agrees, proof
-    assert proof.accepted_length < 3
+    report = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
+    assert report.agrees, report
+    assert report.accepted_length < 3
 
 
 def test_forced_positions_stand():
-    proof = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
-    assert proof.agrees, proof
+    report = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
+    assert report.agrees, report
 
 
 def test_no_more_than_one_with_the_optimal_residual_is_exact():
-    proof = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
-    assert proof.agrees, proof
+    report = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
+    assert report.agrees, report
 
 
 class Drawn(DynamicTreeDrafter):

@@ -162,8 +162,8 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
     "sampling", [Sampling(1.0), Sampling(3.0, 1.7, top_k=3)], ids=["plain", "guided top-k"]
 )
 def test_an_independent_table_emits_the_target_s_law(sampling, tree):
-    proof = check(Exact(), tree, sampling=sampling, vocab_size=4, length=4, rows=200_000)
-    assert proof.agrees, proof
+    report = check(Exact(), tree, sampling=sampling, vocab_size=4, length=4, rows=200_000)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize("make", ["chain", "tree"])

@@ -10,7 +10,7 @@ import torch
 from host_reads import HostReads
 from random_drafts import SMALL, Spy, random_draft
 from tiny_networks import PROMPTS, tiny_target
-from window_laws import INITIALISATIONS, local_target, proof
+from window_laws import INITIALISATIONS, check_window, local_target
 
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
@@ -58,7 +58,7 @@ def test_the_law_is_the_targets_with_every_initialisation(method, initialisation
     the last rounds it is larger.
     """
     make, rule = METHODS[method]
-    result = proof(lambda target: make(target, 2, initialisation), rule, grid=(2, 3))
+    result = check_window(lambda target: make(target, 2, initialisation), rule, grid=(2, 3))
     assert result.agrees, result
     assert result.accepted_length > 1.5
 
@@ -75,7 +75,7 @@ WINDOWS = {
 def test_the_law_is_the_targets_with_every_window(method, window):
     make, rule = METHODS[method]
     size, grid, vocab_size, initialisation = WINDOWS[window]
-    result = proof(
+    result = check_window(
         lambda target: make(target, size, initialisation),
         rule,
         grid=grid,
@@ -88,7 +88,9 @@ def test_the_law_is_the_targets_with_every_window(method, window):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_the_targets_under_guidance(method):
     make, rule = METHODS[method]
-    result = proof(lambda target: make(target, 2, "horizontal_sample"), rule, sampling=GUIDED)
+    result = check_window(
+        lambda target: make(target, 2, "horizontal_sample"), rule, sampling=GUIDED
+    )
     assert result.agrees, result
 
 
@@ -100,7 +102,7 @@ def test_the_law_is_the_targets_under_guidance(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_whatever_is_sampled(method, sampling):
     make, rule = METHODS[method]
-    result = proof(
+    result = check_window(
         lambda target: make(target, 2, "horizontal_repeat"), rule, sampling=sampling, rows=20_000
     )
     assert result.agrees, result
@@ -109,7 +111,7 @@ def test_the_law_is_whatever_is_sampled(method, sampling):
 @pytest.mark.parametrize("method", METHODS)
 def test_forced_positions_stand(method):
     make, rule = METHODS[method]
-    result = proof(
+    result = check_window(
         lambda target: make(target, 2, "horizontal_repeat"), rule, forced={1: 2, 2: 0}, rows=20_000
     )
     assert result.agrees, result
@@ -121,13 +123,13 @@ def test_forced_positions_stand(method):
     ids=["fixed draws", "maximal"],
 )
 def test_other_couplings_with_the_exact_rule(make):
-    result = proof(lambda target: make(target, 3))
+    result = check_window(lambda target: make(target, 3))
     assert result.agrees, result
 
 
 @pytest.mark.parametrize("make", [sjd, scd], ids=["sjd", "scd"])
 def test_other_guesses_with_the_rule_that_matches(make):
-    result = proof(lambda target: make(target, 3), Match())
+    result = check_window(lambda target: make(target, 3), Match())
     assert result.agrees, result
 
 
@@ -135,10 +137,10 @@ def test_any_rule_means_what_it_says():
     """Relaxation below one with the optimal residual is exact (and stricter), above one it is
     neither.
     """
-    exact = proof(lambda target: sjd(target, 3), rows=50_000)
-    strict = proof(lambda target: sjd(target, 3), Relaxed((0.7, 0.35, 0.2)))
+    exact = check_window(lambda target: sjd(target, 3), rows=50_000)
+    strict = check_window(lambda target: sjd(target, 3), Relaxed((0.7, 0.35, 0.2)))
     assert strict.agrees, strict
-    lax = proof(lambda target: sjd(target, 3), Relaxed((1.2,)), rows=50_000)
+    lax = check_window(lambda target: sjd(target, 3), Relaxed((1.2,)), rows=50_000)
     assert not lax.agrees
     assert strict.accepted_length < exact.accepted_length < lax.accepted_length
 
@@ -270,7 +272,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault):
     make, rule = FAULTS[fault]
-    assert not proof(make, rule, seed=3).agrees
+    assert not check_window(make, rule, seed=3).agrees
 
 
 # As defined

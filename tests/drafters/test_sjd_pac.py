@@ -8,7 +8,7 @@ import pytest
 import torch
 from random_drafts import Spy
 from tiny_networks import PROMPTS, tiny_target
-from window_laws import local_target, proof
+from window_laws import check_window, local_target
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, normalise
@@ -34,7 +34,7 @@ def pac(window, initialisation="random", **options):
 @pytest.mark.parametrize("branching", BRANCHINGS)
 def test_the_law_is_the_targets_with_every_branching(branching, continuation):
     """Six nodes: two candidates on two levels, and with `first` a chain of two more."""
-    result = proof(
+    result = check_window(
         pac(6, branches=2, levels=2, branching=branching, continuation=continuation), grid=(2, 3)
     )
     assert result.agrees, result
@@ -49,7 +49,7 @@ def test_the_law_is_the_targets_with_every_initialisation(initialisation):
     """Three nodes for two places: most positions enter later, also as the first of several
     candidates.
     """
-    result = proof(pac(3, initialisation, branches=2, levels=1), grid=(2, 3))
+    result = check_window(pac(3, initialisation, branches=2, levels=1), grid=(2, 3))
     assert result.agrees, result
 
 
@@ -59,20 +59,20 @@ def test_the_law_is_the_targets_with_every_initialisation(initialisation):
     ids=["plain", "guided", "guided top-k"],
 )
 def test_the_law_where_candidates_exhaust_the_vocabulary(sampling):
-    result = proof(pac(4, "horizontal_repeat", branches=3, levels=1), sampling=sampling)
+    result = check_window(pac(4, "horizontal_repeat", branches=3, levels=1), sampling=sampling)
     assert result.agrees, result
 
 
 def test_strict_relaxation_is_exact_on_trees_too():
-    result = proof(
+    result = check_window(
         pac(4, branches=2, levels=2, branching="first"), Relaxed((0.7, 0.4)), rows=50_000
     )
     assert result.agrees, result
 
 
 def test_several_candidates_are_accepted_more_often():
-    chain = proof(pac(2, proactive=False), rows=20_000)
-    tree = proof(pac(4, branches=2, levels=2, branching="first"), rows=20_000)
+    chain = check_window(pac(2, proactive=False), rows=20_000)
+    tree = check_window(pac(4, branches=2, levels=2, branching="first"), rows=20_000)
     assert tree.accepted_length > chain.accepted_length + 0.05
 
 
@@ -118,7 +118,7 @@ class OldGuess(Continue):
     ids=["label of siblings", "token of another place"],
 )
 def test_a_planted_fault_is_caught(make):
-    assert not proof(make, grid=(2, 3)).agrees
+    assert not check_window(make, grid=(2, 3)).agrees
 
 
 # As defined

@@ -1,4 +1,4 @@
-"""Laws of the rules for continuous tokens, through the real loop: what is exact is proved, what is
+"""Laws of the rules for continuous tokens, through the real loop: what is exact agrees with its law, what is
 biased is measured, faults go red.
 """
 
@@ -31,11 +31,11 @@ LINEAR = gaussians.Linear(stages=3, channels=2)
 def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(
     head: gaussians.Head,
 ) -> None:
-    assert (proof := gaussians.prove(None, head, rows=50_000)).agrees, proof
+    assert (report := gaussians.check(None, head, rows=50_000)).agrees, report
 
 
 def test_the_law_by_quadrature_is_the_target_s() -> None:
-    assert (proof := gaussians.prove(None, gaussians.Wavy(), length=1, rows=50_000)).agrees, proof
+    assert (report := gaussians.check(None, gaussians.Wavy(), length=1, rows=50_000)).agrees, report
     draft = gaussians.Toy(gaussians.Wavy().imitation(0.25), 1, 0.0)
     output = gaussians.Parallel().decode(
         draft, RandomStreams(0, [str(row) for row in range(20_000)]), ["x"] * 20_000
@@ -61,18 +61,18 @@ COUPLED = {
 @pytest.mark.parametrize("name", COUPLED)
 def test_the_coupling_is_exact(name: str) -> None:
     head, options = COUPLED[name]
-    assert (proof := gaussians.prove(MaximalCoupling(), head, **options)).agrees, proof
+    assert (report := gaussians.check(MaximalCoupling(), head, **options)).agrees, report
     if name == "a perfect draft":
-        assert proof.accepted_length == 3.0
+        assert report.accepted_length == 3.0
 
 
 def test_without_noise_in_the_last_stage_the_coupling_is_exact_and_accepts_nothing() -> None:
-    proof = gaussians.prove(MaximalCoupling(), gaussians.Linear(3, 2, last_noise=False))
-    assert proof.agrees and proof.accepted_length == 1.0, proof
+    report = gaussians.check(MaximalCoupling(), gaussians.Linear(3, 2, last_noise=False))
+    assert report.agrees and report.accepted_length == 1.0, report
 
 
 def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
-    assert (proof := gaussians.prove(CSpD(), gaussians.Linear(1, 2))).agrees, proof
+    assert (report := gaussians.check(CSpD(), gaussians.Linear(1, 2))).agrees, report
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
 def test_the_biases_that_the_docstrings_tell(
     rule: CSpD | CSpDReferenceCode, head: gaussians.Linear, low: float, high: float
 ) -> None:
-    proof = gaussians.prove(rule, head, rows=50_000)
-    assert not proof.agrees and low < proof.distance < high, proof
+    report = gaussians.check(rule, head, rows=50_000)
+    assert not report.agrees and low < report.distance < high, report
 
 
 def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agree() -> None:
     head = gaussians.Linear(3, 1)
     draft = head.imitation(0.25)
     draft.log_std = torch.cat([head.log_std[:-1], draft.log_std[-1:]])
-    assert (proof := gaussians.prove(CSpD(), head, draft=draft)).agrees, proof
+    assert (report := gaussians.check(CSpD(), head, draft=draft)).agrees, report
 
 
 # Faults that must be seen
@@ -130,7 +130,7 @@ class Stale(MaximalCoupling):
 
 @pytest.mark.parametrize("rule", [Forgetful(), Stale(), MaximalCoupling(trials=1)])
 def test_a_planted_fault_is_seen(rule: MaximalCoupling) -> None:
-    assert not gaussians.prove(rule, gaussians.Linear(3, 1), rows=100_000).agrees
+    assert not gaussians.check(rule, gaussians.Linear(3, 1), rows=100_000).agrees
 
 
 # The residual sampler
@@ -145,7 +145,7 @@ def test_the_residual_sampler_is_bounded_and_counts_its_failures() -> None:
 
 
 def test_a_failed_residual_is_a_draw_from_the_target_never_zeros() -> None:
-    proof = gaussians.prove(
+    report = gaussians.check(
         CSpDReferenceCode(trials=1), gaussians.Linear(3, 1, last_noise=False), rows=2_000
     )
     head = gaussians.Linear(3, 1)
@@ -154,7 +154,7 @@ def test_a_failed_residual_is_a_draw_from_the_target_never_zeros() -> None:
         target, RandomStreams(0, [str(i) for i in range(2_000)]), ["x"] * 2_000
     )
     assert isinstance(output.trace, gaussians.ContinuousTrace)
-    assert int(output.trace.failures.sum()) > 100 and proof.rows == 2_000
+    assert int(output.trace.failures.sum()) > 100 and report.rows == 2_000
     assert output.trace.failures.shape == output.trace.trials.shape == output.trace.order.shape
     assert not (output.trace.trials > 0)[
         output.trace.origin != RESAMPLED

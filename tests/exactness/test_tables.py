@@ -1,4 +1,4 @@
-"""The proof: exact methods emit the target's law, and a method that is not exact is caught. All
+"""Exactness by tables: exact methods emit the target's law, and a method that is not exact is caught. All
 through the real loop.
 """
 
@@ -65,16 +65,16 @@ def test_plain_autoregression_emits_the_law():
 
 @pytest.mark.parametrize("tree", named(TREES))
 def test_exact_decoding_emits_the_target_law(tree):
-    proof = check(Exact(), tree, rows=100_000 if tree.nodes < 10 else 40_000)
-    assert proof.agrees, proof
-    assert proof.accepted_length > 1.4
+    report = check(Exact(), tree, rows=100_000 if tree.nodes < 10 else 40_000)
+    assert report.agrees, report
+    assert report.accepted_length > 1.4
 
 
 @pytest.mark.parametrize("sampling", named(SAMPLINGS))
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_exact_decoding_emits_whatever_law_is_sampled(tree, sampling):
-    proof = check(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
-    assert proof.agrees, proof
+    report = check(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize(
@@ -85,22 +85,22 @@ def test_siblings_beyond_the_support_of_q_change_nothing(sampling):
     """More children than tokens with mass, on tables where target and draft often disagree on which
     tokens those are.
     """
-    proofs = [
+    reports = [
         check(Exact(), SMALL, sampling=sampling, vocab_size=4, length=3, rows=10_000, seed=seed)
         for seed in range(12)
     ]
-    assert all(proof.agrees for proof in proofs), [str(proof) for proof in proofs]
+    assert all(report.agrees for report in reports), [str(report) for report in reports]
     assert (
-        sum(proof.accepted_length < 2.9 for proof in proofs) >= 3
+        sum(report.accepted_length < 2.9 for report in reports) >= 3
     )  # of at most 3: drafts were refused
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_exact_decoding_over_many_rounds(seed):
-    proof = check(Exact(), Tree.chain(1), vocab_size=2, length=8, seed=seed)
-    assert proof.agrees, proof
-    proof = check(Exact(), SMALL, vocab_size=5, length=5, seed=seed)
-    assert proof.agrees, proof
+    report = check(Exact(), Tree.chain(1), vocab_size=2, length=8, seed=seed)
+    assert report.agrees, report
+    report = check(Exact(), SMALL, vocab_size=5, length=5, seed=seed)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize("rule", [Exact(), Relaxed((5.0, 0.2))], ids=["exact", "relaxed"])
@@ -110,21 +110,21 @@ def test_forced_positions_stand_whatever_the_rule(tree, rule):
     tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
     assert tokens[:, 0].eq(2).all()
     assert tokens[:, 2].eq(1).all()
-    proof = check(Exact(), tree, forced={0: 2, 2: 1}, rows=50_000)
-    assert proof.agrees, proof
+    report = check(Exact(), tree, forced={0: 2, 2: 1}, rows=50_000)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (0.7, 0.35, 0.1)])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_no_more_than_one_with_the_optimal_residual_is_exact(tree, schedule):
-    proof = check(Relaxed(schedule), tree, rows=50_000)
-    assert proof.agrees, proof
+    report = check(Relaxed(schedule), tree, rows=50_000)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize("rule", named(RELAXED))
 def test_relaxed_decoding_emits_the_law_of_its_definition_and_not_the_target_law(rule):
-    proof = check(rule, Tree.chain(3), length=5, rows=60_000, law=decoded_law(rule))
-    assert proof.agrees, proof
+    report = check(rule, Tree.chain(3), length=5, rows=60_000, law=decoded_law(rule))
+    assert report.agrees, report
     assert not check(rule, Tree.chain(3), length=5, rows=60_000).agrees
 
 
@@ -139,8 +139,8 @@ def test_one_relaxed_round_emits_the_law_of_equation_48(rule, floor):
     def law(target, draft):
         return theory.one_round_law(target.conditionals(), draft.conditionals(), rule, 3)
 
-    proof = check(rule, one_round, rows=60_000, law=law)
-    assert proof.agrees, proof
+    report = check(rule, one_round, rows=60_000, law=law)
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_one_relaxed_round_emits_the_law_of_equation_48(rule, floor):
 )
 def test_relaxed_decoding_of_a_changed_law(sampling):
     rule = Relaxed(exponential(2.0, 2))
-    proof = check(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
-    assert proof.agrees, proof
+    report = check(rule, Tree.chain(2), sampling=sampling, law=decoded_law(rule), rows=50_000)
+    assert report.agrees, report
 
 
 def decoded_law(rule):
@@ -167,9 +167,9 @@ def decoded_law(rule):
     ids=["plain", "guided top-k", "greedy"],
 )
 def test_trees_of_every_rows_own_emit_the_law(sampling):
-    proof = check(Exact(), RowTrees, sampling=sampling, rows=60_000)
-    assert proof.agrees, proof
-    assert proof.accepted_length > 1.2
+    report = check(Exact(), RowTrees, sampling=sampling, rows=60_000)
+    assert report.agrees, report
+    assert report.accepted_length > 1.2
 
 
 # What is wrong must be seen
@@ -210,9 +210,9 @@ class WrongSiblings(StaticTreeDrafter):
 @pytest.mark.parametrize("rule", [WrongResidual(), SlightlyWrongResidual(), SlightlyLax()])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
 def test_a_planted_fault_in_a_rule_is_caught(tree, rule):
-    proof = check(rule, tree)
-    assert not proof.agrees
-    assert proof.tv > 1.5 * proof.noise
+    report = check(rule, tree)
+    assert not report.agrees
+    assert report.tv > 1.5 * report.noise
 
 
 def test_a_planted_fault_in_a_drafter_is_caught():

@@ -366,14 +366,14 @@ def test_on_trees_an_exact_rule_has_no_bias(options):
     ids=["small", "binary"],
 )
 def test_the_loop_on_a_tree_emits_the_law_of_the_definition(rule, tree):
-    proof = check(
+    report = check(
         rule,
         tree,
         law=lambda target, draft: tree_law(
             target.conditionals(), draft.conditionals(), rule, tree, 4
         ),
     )
-    assert proof.agrees, proof
+    assert report.agrees, report
 
 
 def _sibling_law(p, q, rule, count=3):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from random_drafts import SMALL, random_draft
-from window_laws import INITIALISATIONS, proof
+from window_laws import INITIALISATIONS, check_window
 
 from tempera.decoding.diagnostics import diagnose
 from tempera.decoding.probabilities import Sampling, normalise, one_hot, ratio, sample
@@ -154,11 +154,11 @@ def test_forced_positions_stand():
 
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
-    found = proof(lambda target: sjd(target, 3, initialisation), BlockVerification())
+    found = check_window(lambda target: sjd(target, 3, initialisation), BlockVerification())
     assert found.agrees, found
     assert (
         found.accepted_length
-        > proof(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
+        > check_window(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
     )
 
 
@@ -252,7 +252,9 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
         (Continue, lambda target, window: scd(target, window, coupling="maximal")),
     ):
         monkeypatch.setattr(refresh, "fresh", True)  # a false claim
-        assert not proof(lambda target, make=make: make(target, 3), BlockVerification()).agrees
+        assert not check_window(
+            lambda target, make=make: make(target, 3), BlockVerification()
+        ).agrees
 
 
 # What is refused, and what a trace says

@@ -258,10 +258,10 @@ def test_not_even_at_the_largest_parameters(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_target_s(rule):
-    proof = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
-    assert proof.agrees, proof
-    proof = check(rule, Tree.chain(3), vocab_size=4, rows=60_000)
-    assert not proof.agrees, proof
+    report = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
+    assert report.agrees, report
+    report = check(rule, Tree.chain(3), vocab_size=4, rows=60_000)
+    assert not report.agrees, report
 
 
 def chain_law(rule):
@@ -278,17 +278,17 @@ def tree_law(rule, tree):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_tree_the_law_is_that_of_the_definition(rule):
-    proof = check(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
-    assert proof.agrees, proof
-    assert proof.accepted_length > 2.5
+    report = check(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
+    assert report.agrees, report
+    assert report.accepted_length > 2.5
 
 
 @pytest.mark.parametrize(
     "rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str
 )
 def test_on_a_deeper_tree_over_several_rounds(rule):
-    proof = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
-    assert proof.agrees, proof
+    report = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_on_a_deeper_tree_over_several_rounds(rule):
 )
 @pytest.mark.parametrize("rule", ROUGH)
 def test_whatever_is_sampled(rule, sampling):
-    proof = check(
+    report = check(
         rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000
     )
-    assert proof.agrees, proof
+    assert report.agrees, report
 
 
 class WholeNeighbourhood(Lantern):
@@ -338,8 +338,8 @@ class TooLax(GSD):
 def test_a_planted_fault_is_caught(faulty, rule, tree):
     claimed = tree_law(rule, tree)
     assert check(rule, tree, vocab_size=4, length=3, law=claimed, rows=200_000).agrees
-    proof = check(faulty, tree, vocab_size=4, length=3, law=claimed, rows=200_000)
-    assert not proof.agrees, proof
+    report = check(faulty, tree, vocab_size=4, length=3, law=claimed, rows=200_000)
+    assert not report.agrees, report
 
 
 # Greedy decoding

@@ -1,4 +1,4 @@
-"""Proofs for drafters whose guesses are refined over iterations."""
+"""Exactness checks for drafters whose guesses are refined over iterations."""
 
 import torch
 
@@ -31,7 +31,7 @@ def local_target(vocab_size=3, grid=(2, 2), sampling=None, seed=0, share=0.5, fo
     return target
 
 
-def proof(make, rule=None, rows=200_000, seed=0, **options):
+def check_window(make, rule=None, rows=200_000, seed=0, **options):
     """What the loop emits with the drafter that `make` makes for a target, against the target's
     law.
     """

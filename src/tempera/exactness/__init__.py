@@ -1,4 +1,4 @@
-"""Exactness: output laws of small models, by enumeration and through the real loop."""
+"""Exactness: the output laws of small models, by enumeration and through the real loop."""
 
 from tempera.exactness.tables import ExactnessReport, check
 

@@ -1,14 +1,17 @@
-"""Proof by Gaussians: does the real decoding loop draw continuous tokens from the law that it
+"""Exactness by Gaussians: does the real decoding loop draw continuous tokens from the law that it
 claims?
 
-Toy heads whose kernels are known stand for target and draft, so that a token's law given those
-before it can be written down. What the loop emits is mapped to what must be independent standard
-normal numbers, and compared by Kolmogorov and Smirnov's test, coordinate by coordinate and on
+Toy heads with known kernels stand for target and draft, so that the law of a token given those
+before it is known. The emitted images are whitened: if the claim is true the result is independent
+standard normal numbers, which a Kolmogorov-Smirnov test checks, coordinate by coordinate and on
 random projections of whole images:
 
-    >>> from tempera.continuous import laws, speculate
-    >>> print(laws.prove(speculate.MaximalCoupling(), laws.Linear(stages=3, channels=2)))
-    >>> print(laws.prove(speculate.CSpD(), laws.Linear(stages=3, channels=2)))
+    >>> from tempera.continuous.rules import CSpD, MaximalCoupling
+    >>> from tempera.exactness import gaussians
+    >>> gaussians.check(MaximalCoupling(), gaussians.Linear(stages=3, channels=2)).agrees
+    True
+    >>> gaussians.check(CSpD(), gaussians.Linear(stages=3, channels=2)).agrees
+    False
 
 `python -m tempera.exactness.gaussians` prints how biased every rule is.
 """
@@ -212,13 +215,13 @@ class SampleComparison:
     """Observed numbers against the standard normal law.
 
     Attributes:
-        distance: Kolmogorov and Smirnov's, the largest over coordinates and projections.
+        distance: Kolmogorov-Smirnov, the largest over coordinates and projections.
         margin: half the width of its 95 % confidence band (Dvoretzky, Kiefer, Wolfowitz and
             Massart), tests taken one by one.
         p_value: of the smallest of the tests, times their number.
         rows: images.
-        accepted_length: mean tokens a round.
-        trials: mean proposals of the residual sampler an image.
+        accepted_length: mean tokens per round.
+        trials: mean proposals of the residual sampler per image.
     """
 
     distance: float
@@ -238,7 +241,7 @@ class SampleComparison:
         return (
             f"{verdict}: KS {self.distance:.4f} ± {self.margin:.4f}, p = {self.p_value:.2g}, "
             f"{self.rows} rows, "
-            f"accepted length {self.accepted_length:.2f}, {self.trials:.2f} residual trials an "
+            f"accepted length {self.accepted_length:.2f}, {self.trials:.2f} residual trials per "
             "image"
         )
 
@@ -284,7 +287,7 @@ def _tail(scaled: float) -> float:
     return min(1.0, max(0.0, 2 * series))
 
 
-def prove(
+def check(
     rule: DensityRule | None,
     head: Head,
     *,
@@ -302,10 +305,10 @@ def prove(
         rule: the acceptance rule; without one the target decodes alone.
         head: the target's.
         spread: how far the draft's parameters are from it.
-        draft: the draft's head, if it is to be another.
-        gamma: drafted tokens a round.
+        draft: the draft's head; by default an imitation of the target's.
+        gamma: drafted tokens per round.
         prefill: share of the tokens that the target draws first.
-        length: tokens an image; with one the tokens do not depend on their place.
+        length: tokens per image; with 1 the tokens do not depend on their place.
         rows: images.
         seed: of the draws.
     """
@@ -320,14 +323,14 @@ def prove(
 
 @lru_cache(maxsize=2)
 def _streams(rows: int, seed: int) -> RandomStreams:
-    """Streams from their beginning. Hashing the ids takes longer than many a proof."""
+    """Streams from their beginning. Hashing the ids takes longer than many a check."""
     return RandomStreams(seed, [str(row) for row in range(rows)])
 
 
 def draft_alone(
     head: Head, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0
 ) -> SampleComparison:
-    """How far the draft of `prove` is from the target's law if nothing evaluators it."""
+    """How far the draft of `check` is from the target's law when no rule tests it."""
     coupling = 0.4 if length > 1 else 0.0
     streams = copy.copy(_streams(rows, seed))
     output = Parallel().decode(
@@ -337,8 +340,8 @@ def draft_alone(
 
 
 def biases(rows: int = 200_000) -> str:
-    """A table of Kolmogorov and Smirnov's distances, rules against heads, each rule against the law
-    that it claims.
+    """A table of Kolmogorov-Smirnov distances, rules against heads, each rule against the law that
+    it claims.
 
     The public code's law is without noise in the last stage, as its sampler is.
     """
@@ -362,14 +365,14 @@ def biases(rows: int = 200_000) -> str:
         cells = []
         for head, noiseless, length in heads.values():
             evaluated = noiseless if isinstance(rule, CSpDReferenceCode) else head
-            proof = (
+            found = (
                 draft_alone(head, length=length, rows=rows)
                 if rule is None
-                else prove(rule, evaluated, length=length, rows=rows)
+                else check(rule, evaluated, length=length, rows=rows)
             )
-            cells.append(f"{proof.distance:.3f}" + (" (exact)" if proof.agrees else ""))
+            cells.append(f"{found.distance:.3f}" + (" (exact)" if found.agrees else ""))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nEach ± {proof.margin:.3f} (95 %), {rows} images."
+    return "\n".join(lines) + f"\n\nEach ± {found.margin:.3f} (95 %), {rows} images."
 
 
 if __name__ == "__main__":

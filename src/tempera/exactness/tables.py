@@ -1,12 +1,17 @@
-"""Proof by tables: does the real decoding loop emit the law that it claims?
+"""Exactness by tables: does the real decoding loop emit the law that it claims?
 
 Target and draft are random tables of conditional distributions over a tiny vocabulary, so the law
-of a whole image can be written down. The loop decodes 10⁵ rows of them at once, and the frequencies
-are compared with that law. One row proves a rule exact, or shows its bias:
+of a whole image can be enumerated. The loop decodes 10⁵ images at once, and their frequencies are
+compared with that law. One line shows whether a rule is exact:
 
-    >>> from tempera import acceptance, laws, schedules, trees
-    >>> print(laws.check(acceptance.Exact(), trees.Tree.chain(3)))
-    >>> print(laws.check(acceptance.Relaxed(schedules.uniform(2.0, 3)), trees.Tree.chain(3)))
+    >>> from tempera import exactness
+    >>> from tempera.decoding.trees import Tree
+    >>> from tempera.rules.schedules import uniform
+    >>> from tempera.rules.standard import Exact, Relaxed
+    >>> exactness.check(Exact(), Tree.chain(3)).agrees
+    True
+    >>> exactness.check(Relaxed(uniform(2.0, 3)), Tree.chain(3)).agrees
+    False
 """
 
 import copy
@@ -288,7 +293,7 @@ def emit(
 
 @lru_cache(maxsize=2)
 def _streams(rows: int, seed: int) -> RandomStreams:
-    """Streams from their beginning. Hashing the ids takes longer than many a proof."""
+    """Streams from their beginning. Hashing the ids takes longer than many a check."""
     return RandomStreams(seed, [str(row) for row in range(rows)])
 
 
@@ -315,15 +320,18 @@ def check(
 
     Args:
         rule: the acceptance rule.
-        drafter: a static tree, or what makes a drafter of a draft model.
+        drafter: a static tree, or a function from a draft model to a drafter.
         sampling: from the tables' logits to the law, as `TableTarget` takes it.
         vocab_size: V.
         length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
         forced: token that must stand at a position of the image, by position.
         grid: rows and columns of the image; one line if not given.
-        law: the law that is claimed, [V^T]; the target's own (the method is exact) if not given.
+        law: the claimed law, [V^T]; by default the target's own (the method is exact).
         rows: images decoded.
         seed: of tables and draws.
+
+    Raises:
+        TemperaError: there are more than 10⁵ outcomes.
     """
     if vocab_size**length > 100_000:
         raise TemperaError(
