@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_evaluation import tiny_pipeline
+from tiny_networks import captions, tiny_target
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -81,20 +83,21 @@ def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(
 
 
 def test_the_text_encoder_is_left_out_and_runs_once(tmp_path: Path) -> None:
-    pipeline = tiny_pipeline()
     texts: list[list[str]] = []
 
-    def conditioner(prompts: list[str]) -> tuple[torch.Tensor, ...]:
+    def encode(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         texts.append(prompts)
-        return (torch.zeros(1),)
+        return captions(prompts)
 
-    target: Any = pipeline.target
-    target.conditioner = conditioner
-    with pipeline.text_encoded([Prompt("a", "a red ring")]) as seconds:
-        assert target.conditioner(["a red ring"]) == (torch.zeros(1),)
-    assert seconds >= 0
-    assert texts == [["a red ring"]]
-    assert target.conditioner is conditioner
+    target = tiny_target(conditioner=encode)
+    pipeline = replace(tiny_pipeline(plain=True), target=target)
+    prompts = [Prompt("a", "ring")]
+    with pipeline.text_encoded(prompts) as seconds:
+        first, second = pipeline.tokens(prompts), pipeline.tokens(prompts)
+        assert texts == [["ring"]]
+    assert seconds > 0 and torch.equal(first.tokens, second.tokens)
+    assert torch.equal(pipeline.tokens(prompts).tokens, first.tokens)
+    assert texts == [["ring"], ["ring"]]
 
 
 def test_the_summary_is_of_paired_ratios() -> None:

@@ -95,7 +95,7 @@ def compile_steps(cfg: DictConfig, target: Any) -> None:
     check_value(cfg, "compile", cfg.compile, bool)
     if not cfg.compile:
         return
-    if not hasattr(target, "compile"):
+    if cfg.model.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             f"compile=true is for models of discrete tokens, and model={cfg.model.name} has "
             "none: leave it out."
@@ -161,7 +161,7 @@ def build_method(cfg: DictConfig, target: Any) -> Any:
     drafter: Any = build_drafter(cfg, target)
     offered = {"drafter": drafter}
     if "rule" in cfg:
-        offered["rule"] = build_rule(cfg, getattr(drafter, "depth", 0))
+        offered["rule"] = build_rule(cfg, drafter.depth if "schedule" in cfg else 0)
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 
 

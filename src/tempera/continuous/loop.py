@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise, denoise_all
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
+from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Parts, no_clock
@@ -45,15 +46,11 @@ class Context:
     reach: int
 
 
-class Model(Protocol):
+class Model(ImageModel, Protocol):
     """A masked autoregressive model with a diffusion head: target or draft."""
 
-    length: int
-    """T, tokens an image."""
     channels: int
-    """D."""
-    grid: tuple[int, int]
-    """Rows and columns of the token grid."""
+    """D, numbers per token."""
     denoiser: Denoiser
 
     def begin(self, prompts: list[str]) -> None:
@@ -201,6 +198,10 @@ class Decoding(ABC):
         """The baseline: one token a step of the target alone."""
         return Parallel()
 
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What results depend on; see `tempera.evaluation.pipeline.Decoding`."""
+
     @torch.no_grad()
     def decode(
         self,
@@ -268,6 +269,10 @@ class Parallel(Decoding):
         """See `Decoding`."""
         return self.steps is None
 
+    def describe(self) -> dict[str, Any]:
+        """See `Decoding`."""
+        return {"method": "parallel", "draft": None, "verification": repr(self), "branching": None}
+
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
         for count in counts(target.length, self.steps or target.length):
             _predict(canvas, target, count, clock)
@@ -317,6 +322,15 @@ class Speculative(Decoding):
     def is_plain(self) -> bool:
         """See `Decoding`."""
         return False
+
+    def describe(self) -> dict[str, Any]:
+        """See `Decoding`."""
+        return {
+            "method": type(self.rule).__name__.lower(),
+            "draft": self.drafter.identity,
+            "verification": repr(self.rule),
+            "branching": None,
+        }
 
     def _begin(self, target: Model, prompts: list[str]) -> None:
         self._check(target)

@@ -3,6 +3,7 @@ denoising around the network.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -13,9 +14,7 @@ from tempera.continuous.loop import Context, Model
 from tempera.continuous.mar import MAR, DiffusionHead
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
-
-Labels = Callable[[list[str]], tuple[Tensor, Tensor]]
-"""Prompts -> class numbers int64 [B], and a mask that does not matter here."""
+from tempera.targets.prompt_state import Conditioner, PromptConditioner
 
 _ROWS = 128
 """Rows of the head that are modulated at once: few enough to stay in a cache, many enough for one
@@ -95,20 +94,22 @@ class MARTarget:
 
     Args:
         network: the network.
-        conditioner: turns prompts into class numbers.
+        conditioner: turns prompts into class numbers, int64 [B]; its mask does not matter.
         sampling: how tokens are drawn.
         identity: names the weights.
     """
 
+    compiled = False
+
     def __init__(
-        self, network: MAR, conditioner: Labels, sampling: DiffusionSampling, identity: str = "mar"
+        self,
+        network: MAR,
+        conditioner: Conditioner,
+        sampling: DiffusionSampling,
+        identity: str = "mar",
     ) -> None:
-        self.network, self.conditioner, self.sampling, self.identity = (
-            network,
-            conditioner,
-            sampling,
-            identity,
-        )
+        self.network, self.sampling, self.identity = network, sampling, identity
+        self.conditioner = PromptConditioner(conditioner)
         config = network.config
         self.length, self.channels, self.grid = config.length, config.token_channels, config.grid
         self.denoiser: Denoiser = GuidedHead(network.head, sampling)
@@ -123,6 +124,10 @@ class MARTarget:
     def dtype(self) -> torch.dtype:
         """What the network computes in; densities and states are float32 and float64."""
         return self.network.mask_token.dtype
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """See `interfaces.ImageModel.encoded`."""
+        return self.conditioner.encoded(prompts)
 
     def begin(self, prompts: list[str]) -> None:
         """See `Model`.
@@ -181,6 +186,4 @@ def draft(target: Model, network: MAR | None) -> MARTarget:
         )
     identity = identity_of(network)
     network = network.to(target.device, target.dtype).eval().requires_grad_(False)
-    return MARTarget(
-        network, lambda prompts: target.conditioner(prompts), target.sampling, identity
-    )
+    return MARTarget(network, target.conditioner, target.sampling, identity)

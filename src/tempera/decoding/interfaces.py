@@ -1,17 +1,19 @@
-"""The nouns of speculative decoding, and what a target, a drafter and a rule must offer.
+"""The nouns of speculative decoding, and the protocols of its parts: targets, drafters and the
+models that draft, rules.
 
 Shapes: B rows (prompts), N drafted nodes in a round, V vocabulary, H hidden size, L depth of the
 draft tree. Every tensor leads with B.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.trees import Tree
+from tempera.decoding.trees import Frontier, Tree
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,55 @@ class Verdict:
     next_token: Tensor
 
 
-class Target(Protocol):
-    """A model being accelerated. It owns its prompt state and its cache, and works on `batch` rows
-    between two `begin`s.
+class ImageModel(Protocol):
+    """A model of images as sequences of tokens, discrete (`Target`) or continuous
+    (`tempera.continuous.loop.Model`).
     """
 
-    vocab_size: int
-    length: int
-    """Image tokens per image."""
-    grid: tuple[int, int]
-    """Rows and columns of the image-token grid; rows × columns = length."""
+    @property
+    def length(self) -> int:
+        """T, tokens per image."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the token grid; rows × columns = T."""
+
+    @property
+    def identity(self) -> str:
+        """Short name of the weights."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type in which the network computes."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the steps of a round are compiled."""
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """Run the text encoder on these prompts now, and not again inside the `with` block."""
+
+
+class TokenModel(Protocol):
+    """Sizes of discrete images, which drafters without a network need to know."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, different tokens."""
+
+    @property
+    def length(self) -> int:
+        """T, tokens per image."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the token grid; rows × columns = T."""
+
+
+class Target(ImageModel, TokenModel, Protocol):
+    """A model being accelerated. It owns its prompt state and its cache, and works on B rows
+    between one `begin` and the next.
+    """
 
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start one image per prompt; at most `nodes` drafted nodes will be scored a round."""
@@ -108,12 +149,25 @@ class Target(Protocol):
 class Drafter(Protocol):
     """Proposes continuations of every row."""
 
-    nodes: int
-    """Drafted nodes per round (the static N)."""
-    depth: int
-    """Depth L of the deepest node."""
-    uniforms: int
-    """Uniform draws per row that `propose` consumes in a round."""
+    @property
+    def nodes(self) -> int:
+        """N, drafted nodes per round."""
+
+    @property
+    def depth(self) -> int:
+        """L, depth of the deepest node."""
+
+    @property
+    def uniforms(self) -> int:
+        """Uniform draws per row that `propose` consumes in the coming round."""
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree it was given to draft in every round; None if it shapes its own."""
+
+    @property
+    def identity(self) -> str | None:
+        """Short name of the draft's weights; None if it has no trained ones."""
 
     def begin(self, prompts: list[str]) -> None:
         """Start new rows, after the target's own `begin`."""
@@ -123,6 +177,38 @@ class Drafter(Protocol):
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Learn what the target decided."""
+
+
+class DraftModel(Protocol):
+    """A model that says cheaply what comes next, level by level of a tree. `drafters.static_tree`
+    and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is one.
+    """
+
+    @property
+    def identity(self) -> str | None:
+        """See `Drafter.identity`."""
+
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens and
+        passes at most as many to `expand`.
+        """
+
+    def roots(self) -> Tensor:
+        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in
+        the last round.
+        """
+
+    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
+        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32
+        [B, P, V].
+
+        `level.inner_parents` says which inner node of the level above each continues,
+        `level.ancestors` which of the inner nodes passed in so far (levels in order) it may attend
+        to. Levels come in order; a level without inner nodes is skipped.
+        """
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Learn what the target decided: see `Drafter.observe`."""
 
 
 class Rule(Protocol):

@@ -8,9 +8,8 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree, take
-from tempera.drafters.static_tree import DraftModel
 from tempera.errors import TemperaError
 
 
@@ -39,6 +38,7 @@ class DynamicTreeDrafter:
     """
 
     uniforms = 0
+    tree = None
 
     def __init__(
         self,
@@ -68,6 +68,11 @@ class DynamicTreeDrafter:
             depth,
             nodes,
         )
+
+    @property
+    def identity(self) -> str | None:
+        """The model's."""
+        return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
         """Start new rows."""

@@ -51,6 +51,7 @@ class EagleDraft:
         model.check(target)
         self.model = FastEagle(model, target.device, target.dtype)
         self.target, self.draw_from = target, draw_from
+        self.identity = model.identity
         self._places = Places(target)
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, replacing, write_json
+from tempera.runtime.files import read_json, replacing, sha256_file, write_json
 from tempera.runtime.huggingface import Cache
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
@@ -84,7 +84,12 @@ class EagleModel(nn.Module):
         config: sizes, and the target that it belongs to.
         make_layer: builds the decoder layer and its rotary embedding; by default the
             configuration says how.
+
+    Attributes:
+        identity: of the weights file that the draft was read from; None for one in training.
     """
+
+    identity: str | None = None
 
     def __init__(
         self, config: EagleConfig, make_layer: Callable[[], DecoderLayer] | None = None
@@ -193,6 +198,7 @@ class EagleModel(nn.Module):
                 "files from one training run."
             )
         model.load_state_dict(weights)
+        model.identity = sha256_file(path)[:16]
         return model
 
     def check(self, target: Any) -> None:

@@ -52,6 +52,11 @@ class IndependentDraft:
         self._places = Places(draft)
         self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)
 
+    @property
+    def identity(self) -> str:
+        """The smaller model's."""
+        return self.draft.identity
+
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the draft's own prefix."""

@@ -51,7 +51,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Scores, TokenModel, Verdict
 from tempera.decoding.probabilities import (
     at,
     normalise,
@@ -62,7 +62,7 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.random_streams import uniforms as hashed
 from tempera.decoding.trees import take
-from tempera.drafters.jacobi_window import Branching, Canvas, Entrance, Initialisation, Shape
+from tempera.drafters.jacobi_window import Branching, Entrance, Initialisation, Shape
 from tempera.errors import TemperaError
 
 
@@ -251,6 +251,8 @@ class Jacobi:
         TemperaError: the window is longer than the image, or the initialisation is not known.
     """
 
+    tree = None
+    identity = None
     _emitted: Tensor  # tokens of the last round, [B, 1]; as if all had been before the first round
     _base: Tensor  # position of the last round's first token, [B, 1]
     _p: Tensor  # the last round's distributions, [B, 1 + N, V]
@@ -264,7 +266,7 @@ class Jacobi:
 
     def __init__(
         self,
-        target: Canvas,
+        target: TokenModel,
         shape: Shape,
         refresh: Refresh,
         initialisation: Initialisation = "random",
@@ -388,14 +390,16 @@ class Jacobi:
         )
 
 
-def jacobi(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+def jacobi(
+    target: TokenModel, window: int = 32, initialisation: Initialisation = "random"
+) -> Jacobi:
     """Jacobi decoding's drafter; its rule is `rules.standard.Match`. See `jacobi_window.Entrance`
     for the initialisations.
     """
     return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
 
 
-def sjd(target: Canvas, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+def sjd(target: TokenModel, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
     """Speculative Jacobi decoding's drafter (arXiv 2410.01699). See `jacobi_window.Entrance` for
     the initialisations.
     """
@@ -403,7 +407,7 @@ def sjd(target: Canvas, window: int = 32, initialisation: Initialisation = "rand
 
 
 def scd(
-    target: Canvas,
+    target: TokenModel,
     window: int = 32,
     initialisation: Initialisation = "random",
     coupling: Literal["gumbel", "maximal"] = "gumbel",
@@ -422,7 +426,7 @@ def scd(
 
 
 def sjd_pac(
-    target: Canvas,
+    target: TokenModel,
     window: int = 64,
     initialisation: Initialisation = "random",
     branches: int = 4,

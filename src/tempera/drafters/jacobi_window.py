@@ -11,11 +11,12 @@ place d, so one forward pass tells of places 0..S.
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.interfaces import TokenModel
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 
@@ -23,14 +24,6 @@ Initialisation = Literal[
     "random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"
 ]
 Branching = Literal["ranked", "first", "full"]
-
-
-class Canvas(Protocol):
-    """What a window must know of a target: see `interfaces.Target`."""
-
-    vocab_size: int
-    length: int
-    grid: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,14 +183,14 @@ class Entrance:
     Where there is no neighbour (the first window, and "vertical" in the first line), it is random.
     """
 
-    def __init__(self, kind: Initialisation, canvas: Canvas, length: int) -> None:
+    def __init__(self, kind: Initialisation, model: TokenModel, length: int) -> None:
         if kind not in get_args(Initialisation):
             raise TemperaError(
                 f"initialisation={kind} is not known; choose one of "
                 f"{', '.join(get_args(Initialisation))}"
             )
-        self.kind, self.canvas, self.length = kind, canvas, length
-        self._columns = canvas.grid[1] if kind.startswith("vertical") else 0
+        self.kind, self.model, self.length = kind, model, length
+        self._columns = model.grid[1] if kind.startswith("vertical") else 0
         self.lookback = max(0, self._columns - 1 - length) if kind == "vertical_sample" else 0
         """How many emitted positions before the last round may be asked for their distribution."""
 

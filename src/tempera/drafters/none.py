@@ -13,6 +13,8 @@ class NoDraft:
     nodes = 0
     depth = 0
     uniforms = 0
+    tree = None
+    identity = None
 
     def begin(self, prompts: list[str]) -> None:
         """Nothing to prepare."""

@@ -2,43 +2,13 @@
 (EAGLE-1, LANTERN++, Cool-SD).
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import sample_without_replacement
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
-
-
-class DraftModel(Protocol):
-    """A model that says what comes next, cheaply. `tempera.drafters.eagle` and
-    `tempera.exactness.tables.TableDraft` are such models.
-    """
-
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens,
-        and passes at most as many to `expand`.
-        """
-
-    def roots(self) -> Tensor:
-        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in
-        the last round.
-        """
-
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32
-        [B, P, V].
-
-        `level.inner_parents` says which inner node of the level above each continues,
-        `level.ancestors` which of the inner nodes passed in so far (levels in order) it may attend
-        to. Levels come in order; a level without inner nodes is not asked for.
-        """
-
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Learn what the target decided: see `tempera.decoding.interfaces.Drafter`."""
 
 
 class StaticTreeDrafter:
@@ -59,6 +29,11 @@ class StaticTreeDrafter:
         self.nodes = tree.nodes
         self.depth = tree.max_depth
         self.uniforms = tree.nodes
+
+    @property
+    def identity(self) -> str | None:
+        """The model's."""
+        return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
         """Start new rows."""

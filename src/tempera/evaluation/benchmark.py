@@ -10,6 +10,7 @@ with compiled steps.
 import resource
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -162,6 +163,25 @@ class Excerpt:
             raise TemperaError(
                 f"an image of {target.length} tokens has no {length} to time: give fewer repeats."
             )
+
+    @property
+    def identity(self) -> str:
+        """The target's."""
+        return self.target.identity
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The target's."""
+        return self.target.dtype
+
+    @property
+    def compiled(self) -> bool:
+        """The target's."""
+        return self.target.compiled
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """The target's."""
+        return self.target.encoded(prompts)
 
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Begin the images and pass over the first half; its keys and values are zeros, which take

@@ -29,7 +29,6 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Schedule
@@ -43,6 +42,7 @@ class Recorder:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
+        self.tree, self.identity = drafter.tree, drafter.identity
         self.begin([])
 
     def begin(self, prompts: list[str]) -> None:
@@ -87,7 +87,7 @@ def record(
     Raises:
         TemperaError: the drafter does not draw chains from left to right.
     """
-    if not (isinstance(drafter, StaticTreeDrafter) and drafter.tree.is_chain):
+    if drafter.tree is None or not drafter.tree.is_chain:
         raise TemperaError(
             "a schedule is calibrated on chains of a draft network: use method=coolsd, eagle or "
             "uniform_rsd with tree=chain"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Drafter, Rule, Target
+from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Parts, no_clock
@@ -29,9 +29,38 @@ class ImageDecoder(Protocol):
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
 
 
+class Decoding(Protocol):
+    """How a model's tokens are decoded: `Method`, or `tempera.continuous.loop.Decoding`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain autoregression."""
+
+    @property
+    def plain(self) -> "Decoding":
+        """Plain autoregression, the baseline of speed-ups."""
+
+    def describe(self) -> dict[str, Any]:
+        """What results depend on: `method` (a name for lack of a preset's), `draft` (identity of
+        its weights), `verification` (rule with its options) and `branching` (parents of the nodes
+        of the draft tree); None where there is none.
+        """
+
+    def decode(
+        self,
+        target: Any,
+        streams: RandomStreams,
+        prompts: list[str],
+        diagnostics: bool = False,
+        clock: Parts = no_clock,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Output:
+        """One image per prompt; see `tempera.decoding.loop.decode`."""
+
+
 @dataclass(frozen=True)
 class Method:
-    """How tokens are decoded."""
+    """How discrete tokens are decoded: a drafter and a rule."""
 
     drafter: Drafter
     rule: Rule
@@ -45,6 +74,16 @@ class Method:
     def plain(self) -> "Method":
         """Plain autoregression, the baseline of speed-ups."""
         return Method(NoDraft(), Exact())
+
+    def describe(self) -> dict[str, Any]:
+        """See `Decoding`."""
+        tree = self.drafter.tree
+        return {
+            "method": type(self.rule).__name__.lower(),
+            "draft": self.drafter.identity,
+            "verification": repr(self.rule),
+            "branching": None if tree is None else tree.parents.tolist(),
+        }
 
     def decode(
         self,
@@ -72,8 +111,8 @@ class Method:
 class Pipeline:
     """A target with a method, an image decoder and a seed."""
 
-    target: Target
-    method: Method
+    target: ImageModel
+    method: Decoding
     image_decoder: ImageDecoder
     seed: int
     device: torch.device
@@ -81,7 +120,7 @@ class Pipeline:
     def tokens(
         self,
         prompts: Sequence[Prompt],
-        method: Method | None = None,
+        method: Decoding | None = None,
         diagnostics: bool = False,
         clock: Parts = no_clock,
         progress: Callable[[int, int], None] | None = None,
@@ -110,22 +149,12 @@ class Pipeline:
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
-        """Run the text encoder now and not again inside, so that timings leave it out; gives its
-        seconds, or NaN without one.
+        """Run the text encoder now and not again inside the `with` block, so that timings leave it
+        out; gives its seconds.
         """
-        target: Any = self.target
-        conditioner = getattr(target, "conditioner", None)
-        if conditioner is None:
-            yield float("nan")
-            return
         start = self.now()
-        condition = conditioner([prompt.text for prompt in prompts])
-        seconds = self.now() - start
-        target.conditioner = lambda _: condition
-        try:
-            yield seconds
-        finally:
-            target.conditioner = conditioner
+        with self.target.encoded([prompt.text for prompt in prompts]):
+            yield self.now() - start
 
 
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:

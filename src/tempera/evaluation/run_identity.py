@@ -6,14 +6,12 @@ import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
-from tempera.runtime.files import sha256_file
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choice names a method."""
@@ -48,16 +46,10 @@ def run_identity(
     Args:
         options: the configuration's top-level values.
         choices: Hydra's choice in each group.
-        drafter: the drafter's configuration; weights that its values point to count by their hash.
+        drafter: the drafter's configuration.
         pipeline: target and method, built.
     """
-    target: Any = pipeline.target
-    rule = getattr(pipeline.method, "rule", pipeline.method)
-    built = getattr(pipeline.method, "drafter", None)
-    tree = getattr(built, "tree", None)
-    weights = [
-        Path(value) / "model.safetensors" for value in drafter.values() if isinstance(value, str)
-    ]
+    target, method = pipeline.target, pipeline.method.describe()
     scalars = {
         name: value
         for name, value in options.items()
@@ -70,18 +62,15 @@ def run_identity(
     }
     return {
         **{group: choices[group] for group in GROUPS if group in choices},
-        **({} if "method" in choices else {"method": type(rule).__name__.lower()}),
+        **({} if "method" in choices else {"method": method["method"]}),
         **scalars,
         **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
-        "dtype": str(getattr(target, "dtype", "")).removeprefix("torch."),
-        "compiled": getattr(target, "compiled", False) or None,
-        "target": getattr(target, "identity", type(target).__name__),
-        "draft": next(
-            (sha256_file(path)[:16] for path in weights if path.is_file()),
-            getattr(built, "identity", None),
-        ),
-        "verification": repr(rule),
-        "branching": None if tree is None else tree.parents.tolist(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "compiled": target.compiled or None,
+        "target": target.identity,
+        "draft": method["draft"],
+        "verification": method["verification"],
+        "branching": method["branching"],
     }
 
 

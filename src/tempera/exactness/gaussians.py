@@ -18,6 +18,7 @@ random projections of whole images:
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -174,6 +175,8 @@ class Toy:
         seed: of offsets and weights; a target and its draft share them.
     """
 
+    identity, dtype, compiled = "toy", torch.float32, False
+
     def __init__(self, head: Head, length: int = 3, coupling: float = 0.4, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.denoiser: Denoiser = head
@@ -182,6 +185,10 @@ class Toy:
             0.5 * torch.randn(length, head.channels, generator=generator) * (coupling > 0)
         )
         self.weights = coupling * torch.randn(length, length, generator=generator)
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """There is no text encoder."""
+        return nullcontext()
 
     def begin(self, prompts: list[str]) -> None:
         """Every prompt has the same law."""

@@ -17,6 +17,7 @@ compared with that law. One line shows whether a rule is exact:
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,6 +55,8 @@ class TableTarget:
             that look at neighbours.
     """
 
+    identity, dtype, compiled = "tables", torch.float32, False
+
     def __init__(
         self,
         vocab_size: int = 3,
@@ -80,6 +83,10 @@ class TableTarget:
             else None
         )
         self._roots = torch.zeros(0, dtype=torch.int64)
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """There is no text encoder."""
+        return nullcontext()
 
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Every row starts at the empty prefix, whatever its prompt."""
@@ -109,13 +116,15 @@ class TableTarget:
 
 class TableDraft:
     """A draft for a `TableTarget`: its logits with normal noise on top. Implements
-    `drafters.static.DraftModel`.
+    `interfaces.DraftModel`.
 
     Args:
         target: the target it imitates, with the same sampling.
         noise: standard deviation of the noise; 0 is a perfect draft.
         seed: of the noise.
     """
+
+    identity = None
 
     def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -155,6 +164,7 @@ class FirstRoundOnly:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
+        self.tree, self.identity = drafter.tree, drafter.identity
         self._fresh = True
 
     def begin(self, prompts: list[str]) -> None:

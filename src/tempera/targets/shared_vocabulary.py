@@ -17,8 +17,9 @@ from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.targets.network import DecoderLayer, decoder_layer
+from tempera.targets.prompt_state import Conditioner
 from tempera.targets.token_format import ModelSpec
-from tempera.targets.transformer import Conditioner, TransformerTarget
+from tempera.targets.transformer import TransformerTarget
 
 Tokenize = Callable[[str], list[int]]
 PADDING = -1

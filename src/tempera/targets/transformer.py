@@ -5,7 +5,7 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T p
 drafted nodes, V vocabulary, H hidden size.
 """
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -22,12 +22,7 @@ from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import TargetNetwork
-
-Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
-"""Prompts -> condition (what the network's `embed_prefix` takes, rows first) and keep, bool [B, T]:
-False on padding, on the left.
-"""
-
+from tempera.targets.prompt_state import Conditioner, PromptConditioner
 
 ROOM = 64
 """Drafted tokens that a compiled target's cache has room for at least: plain decoding and a method
@@ -79,7 +74,7 @@ class TransformerTarget:
     ) -> None:
         self.network, self.conditioner, self.sampling, self.granularity = (
             network.eval(),
-            conditioner,
+            PromptConditioner(conditioner),
             sampling,
             granularity,
         )
@@ -114,6 +109,10 @@ class TransformerTarget:
     def identity(self) -> str:
         """Short name of the network's weights (`identity_of`)."""
         return identity_of(self.network)
+
+    def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
+        """See `interfaces.ImageModel.encoded`."""
+        return self.conditioner.encoded(prompts)
 
     def compile(self) -> None:
         """Compile the forward pass and the distribution of all later rounds; a draft that is built
