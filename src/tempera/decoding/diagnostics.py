@@ -22,7 +22,7 @@ from tempera.errors import TemperaError
 
 
 def has_children(draft: Draft, nodes: Tensor) -> Tensor:
-    """Whether the tree continues below these nodes, int64 [B, M] in 0..N (0 the root), bool [B, M]."""
+    """Whether the tree goes on below these nodes, int64 [B, M] in 0..N (0: root), bool [B, M]."""
     return draft.tree.last_children.expand(len(nodes), -1).gather(1, nodes) >= 0
 
 
