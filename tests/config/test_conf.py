@@ -220,7 +220,9 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_method_generates(method: str, draft: Path, smaller: Path, tmp_path: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
     kept = [f"neighbours.directory={tmp_path}"] if " k=" in method else []
-    weights = [f"drafter.path={smaller if 'independent' in method else draft}"] if drafted else []
+    weights = [f"drafter.path={draft}"] if drafted else []
+    if "independent" in method:
+        weights = [f"model.independent.directory={smaller}"]
     cfg = composed(*method.split(), *kept, *weights, TINY_CODES)
     target = tiny_target()
     drafter = build_drafter(cfg, target)
@@ -301,7 +303,7 @@ def test_trees_are_the_public_ones() -> None:
 @pytest.mark.skipif(
     not (networks.SHIPPED / "draft").is_dir(), reason="the shipped weights are not built yet"
 )
-def test_the_embedded_model_builds_with_every_method() -> None:
+def test_the_shapes_model_builds_with_every_method() -> None:
     cfg = composed("model=shapes")
     target = build_target(cfg)
     tokenizer = build_tokenizer(cfg)

@@ -15,6 +15,7 @@ import pytest
 import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
+from omegaconf import open_dict
 from paths import SUPPORT
 from PIL import Image
 from reference_llamagen import reference_logits
@@ -242,7 +243,7 @@ METHODS = {
     "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
     "block": ["depth=3", DRAFT],
-    "independent": ["depth=3", "drafter.path=smaller"],
+    "independent": ["depth=3"],
     "jacobi": [WINDOW],
     "sjd": [WINDOW],
     "gsd": [WINDOW, "k=5"],
@@ -291,6 +292,14 @@ def places(
     return found
 
 
+def smaller(directory: Path) -> dict[str, str]:
+    """The node that names the smaller model in a directory."""
+    return {
+        "_target_": "tempera.shapes.networks.load_smaller",
+        "directory": str(directory / "smaller"),
+    }
+
+
 @pytest.fixture
 def generate(
     targets: dict[str, Any],
@@ -306,7 +315,9 @@ def generate(
     def call(name: str, method: str, temperature: float | None = None) -> torch.Tensor:
         monkeypatch.chdir(places[name])
         cfg = methods[method].copy()
-        cfg.model = models[name]
+        cfg.model = models[name].copy()
+        with open_dict(cfg.model):
+            cfg.model.independent = smaller(places[name])
         if "neighbours" in cfg:
             cfg.neighbours.directory = str(places[name])
         target, prompts = targets[name], list(FAMILIES[name].prompts)
@@ -394,7 +405,8 @@ def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
     cfg = composed("model=lumina", "method=independent")
     with pytest.raises(
         TemperaError,
-        match="^this model names no smaller one to draft for it: give drafter.path=DIR",
+        match="^this model names no smaller one to draft for it: choose another method; "
+        "model=shapes and llamagen_3b_c2i have one.",
     ):
         build_drafter(cfg, targets["lumina"])
 

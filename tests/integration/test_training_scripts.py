@@ -155,12 +155,12 @@ REFUSED = {
     "main lr=-1": "lr=-1",
     "main decay=step": "`decay=step` is not possible; it must be one of linear, cosine, constant",
     "main stepz=5": "there is no option `stepz`",
-    "main train_data=foo": "there is no train_data=foo; choose one of generated, shards, world",
+    "main train_data=foo": "there is no train_data=foo; choose one of generated, shapes, shards",
     "main train_data=shards": "`train_data.path` has no value",
     "main train_data=shards train_data.path=/absent": "/absent holds no manifest.json",
     "main batch_size=5 gradient_accumulation=2": "batch_size=5 does not divide",
     "prepare source=foo": "there is no source=foo; choose one of coco, dataset, imagefolder, "
-    "parquet, prompts, webdataset, world",
+    "parquet, prompts, shapes, webdataset",
     "prepare source=imagefolder source.path=/absent": "/absent does not exist: give the path of "
     "an image folder",
     "prepare shard_size=many": "`shard_size=many` is not possible; it must be a whole number",

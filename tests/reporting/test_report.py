@@ -197,7 +197,7 @@ def test_runs_of_several_models_and_missing_metrics(runs: Path, tmp_path: Path) 
     (directory / "metrics.json").write_text(json.dumps(content | {"images": 3}))
     rows = collect(find_runs([runs / "ar", directory])[0])
     names = {path.name for path in write_report(rows, tmp_path / "out")}
-    assert {"pareto_embedded.png", "report.md"} <= names
+    assert {"pareto_shapes.png", "report.md"} <= names
     text = (tmp_path / "out" / "report.md").read_text()
     assert "The runs differ in their number of images" in text
     assert "| eagle |  | 3 | 2.00 (1.90 … 2.10) | – |" in text

@@ -121,8 +121,9 @@ def target_config(network: LlamaGen) -> dict[str, Any]:
     return asdict(network.config)
 
 
-def load_smaller(directory: Path = SHIPPED / "independent") -> Smaller:
+def load_smaller(directory: str | Path = SHIPPED / "independent") -> Smaller:
     """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder,
     that drafts for `method=independent`.
     """
+    directory = Path(directory)
     return Smaller(load_target_network(directory), load_text_encoder(directory / "text_encoder"))
