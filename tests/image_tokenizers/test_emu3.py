@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tempera.image_tokenizers.emu3 import Emu3Tokenizer, load_emu3_tokenizer, vq_from_official
-from tempera.runtime.huggingface import Emu3VQVAEConfig
+from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 
 SIZES = {
     "base_channels": 32,
@@ -46,7 +46,7 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_official_names_become_hugging_faces() -> None:
     torch.manual_seed(0)
-    state = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).vq.state_dict()
+    state = Emu3VQVAE(Emu3VQVAEConfig(**SIZES)).state_dict()
     official = official_names(state)
     for name in (
         "encoder.down.1.attn.0.norm.weight",
@@ -66,7 +66,7 @@ def test_official_names_become_hugging_faces() -> None:
 
 def test_the_published_layout_decodes_as_hugging_faces(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    whole = Emu3Tokenizer(Emu3VQVAEConfig(**SIZES)).eval()
+    whole = Emu3Tokenizer(Emu3VQVAE(Emu3VQVAEConfig(**SIZES))).eval()
     save_file(
         {
             name: tensor.contiguous()

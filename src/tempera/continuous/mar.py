@@ -3,19 +3,18 @@ vector quantization"), in the official key layout: an encoder over the known tok
 the whole grid, and a diffusion head that draws each token (MIT licence).
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 EPSILON = 1e-6
 _FREQUENCIES = 256
@@ -366,30 +365,18 @@ def load_mar(
         device, dtype: where and as what random weights are made; published ones stay as they are in
             their files.
     """
-    release, config = PretrainedFiles(weights, files, hub, option), config or SIZES[size]
-    network: Any = on_meta(lambda: MAR(config))
-    if release.random:
-        randomise(network, device or torch.device("cpu"), dtype)
-    else:
-        found = release.find()
-        fill(network, read(found), str(found[0]))
-    mar: MAR = network
-    return mar
+    sizes = config or SIZES[size]
+    published = PretrainedFiles(weights, files, hub, option)
+    return load_pretrained(lambda: MAR(sizes), published, device=device, dtype=dtype)
 
 
 def read_mar(directory: str | Path) -> MAR:
     """The network saved in `directory` as config.json and model.safetensors, in evaluation mode."""
-    directory = Path(directory)
-    for name in ("config.json", "model.safetensors"):
-        if not (directory / name).is_file():
-            raise TemperaError(
-                f"{directory / name} is missing: train it with `python "
-                "train_draft/build_shapes.py stages=[mar]` and give "
-                "weights=DIR, the directory that it wrote."
-            )
-    values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    network = MAR(MARConfig(**{**values, "grid": tuple(values["grid"])}))
-    network.load_state_dict(
-        {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
+    network = read_network(
+        directory,
+        lambda values: MAR(MARConfig(**tuples(values))),
+        "a MAR",
+        "train it with `python train_draft/build_shapes.py stages=[mar]` and give weights=DIR, the "
+        "directory that it wrote",
     )
     return network.eval().requires_grad_(False)

@@ -13,16 +13,20 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.image_tokenizers.pretrained import OPTION
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 
 class Emu3Tokenizer(nn.Module):
-    """Emu3's image tokenizer, for single images."""
+    """Emu3's image tokenizer, for single images.
 
-    def __init__(self, config: Any) -> None:
+    Args:
+        vq: Hugging Face's network.
+    """
+
+    def __init__(self, vq: Any) -> None:
         super().__init__()
-        self.config, self.vocab_size, self.vq = config, config.codebook_size, Emu3VQVAE(config)
-        self.factor = 2 ** (len(config.channel_multiplier) - 1)
+        self.vq, self.config, self.vocab_size = vq, vq.config, vq.config.codebook_size
+        self.factor = 2 ** (len(vq.config.channel_multiplier) - 1)
 
     @property
     def codebook(self) -> Tensor:
@@ -57,16 +61,11 @@ def load_emu3_tokenizer(
     """Emu3's published image tokenizer, or with `sizes` another configuration of it, as a target
     with ends of lines sees it.
     """
-    release = PretrainedFiles(weights, files, hub, OPTION)
-    tokenizer: Any = on_meta(
-        lambda: Emu3Tokenizer(Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa"))
+    config = Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
+    published = PretrainedFiles(weights, files, hub, OPTION)
+    return LinedTokenizer(
+        Emu3Tokenizer(load_pretrained(lambda: Emu3VQVAE(config), published, vq_from_official))
     )
-    if release.random:
-        randomise(tokenizer, torch.device("cpu"), torch.float32)
-    else:
-        found = release.find()
-        fill(tokenizer.vq, vq_from_official(read(found)), str(found[0]))
-    return LinedTokenizer(tokenizer)
 
 
 _VQ_NAMES = (

@@ -6,18 +6,16 @@ latents are vectors drawn from N(mean, std²), 16 channels at official size, sca
 variance.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 
 @dataclass(frozen=True)
@@ -82,34 +80,24 @@ class KLModel(nn.Module):
 
 def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = None) -> KLModel:
     """A published KL tokenizer, `kl16.ckpt`; see `tempera.runtime.pretrained.PretrainedFiles`."""
-    release, config = (
+    sizes = config or KLConfig()
+    levels = len(sizes.networks.decoder_multipliers)
+    return load_pretrained(
+        lambda: KLModel(sizes),
         PretrainedFiles(weights, files, hub, "model.tokenizer_weights"),
-        config or KLConfig(),
+        lambda state: from_vqgan(state, levels),
     )
-    model: Any = on_meta(lambda: KLModel(config))
-    if release.random:
-        randomise(model, torch.device("cpu"), torch.float32)
-    else:
-        found = release.find()
-        fill(
-            model, from_vqgan(read(found), len(config.networks.decoder_multipliers)), str(found[0])
-        )
-    kl: KLModel = model
-    return kl
 
 
 def read_kl(directory: str | Path) -> KLModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
-    directory = Path(directory)
-    values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    networks: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.pop("networks").items()
-    }
-    model = KLModel(KLConfig(VQConfig(**networks), **values))
-    model.load_state_dict(
-        {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
-    )
+
+    def build(values: dict[str, Any]) -> KLModel:
+        sizes = tuples(values)
+        return KLModel(KLConfig(**{**sizes, "networks": VQConfig(**sizes["networks"])}))
+
+    advice = "build it with `python train_draft/build_shapes.py stages=[mar]`"
+    model = read_network(directory, build, "a KL tokenizer", advice)
     return model.eval().requires_grad_(False)
 
 

@@ -1,12 +1,8 @@
-"""The published image tokenizers of LlamaGen and of Chameleon, both of them a `VQModel`."""
-
-from typing import Any
-
-import torch
+"""The published image tokenizers of LlamaGen and of Chameleon, each a `VQModel`."""
 
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.image_tokenizers.vq import CHAMELEON, VQConfig, VQModel, from_vqgan
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 OPTION = "model.tokenizer_weights"
 
@@ -17,7 +13,8 @@ def load_llamagen_tokenizer(
     """LlamaGen's VQ-16, or another of its sizes, in its official layout; see
     `tempera.runtime.pretrained.PretrainedFiles`.
     """
-    return _load(PretrainedFiles(weights, files, hub, OPTION), config or VQConfig(), vqgan=False)
+    sizes = config or VQConfig()
+    return load_pretrained(lambda: VQModel(sizes), PretrainedFiles(weights, files, hub, OPTION))
 
 
 def load_chameleon_tokenizer(
@@ -28,21 +25,10 @@ def load_chameleon_tokenizer(
     Args:
         lines: whether the target ends every line of codes with a token of its own.
     """
-    vq = _load(PretrainedFiles(weights, files, hub, OPTION), config or CHAMELEON, vqgan=True)
+    sizes = config or CHAMELEON
+    vq = load_pretrained(
+        lambda: VQModel(sizes),
+        PretrainedFiles(weights, files, hub, OPTION),
+        lambda state: from_vqgan(state, len(sizes.decoder_multipliers)),
+    )
     return LinedTokenizer(vq) if lines else vq
-
-
-def _load(release: PretrainedFiles, config: VQConfig, vqgan: bool) -> VQModel:
-    model: Any = on_meta(lambda: VQModel(config))
-    if release.random:
-        randomise(model, torch.device("cpu"), torch.float32)
-    else:
-        found = release.find()
-        state = read(found)
-        fill(
-            model,
-            from_vqgan(state, len(config.decoder_multipliers)) if vqgan else state,
-            str(found[0]),
-        )
-    vq: VQModel = model
-    return vq

@@ -6,19 +6,17 @@ An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's cod
 whenever it is read, on encode and on decode; VQGAN's is read as it is.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
+from tempera.runtime.network_directory import read_network, tuples
 
 
 @dataclass(frozen=True)
@@ -304,19 +302,13 @@ class VQModel(nn.Module):
 
 def load_vq(directory: Path) -> VQModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
-    config = json.loads((directory / "config.json").read_text())
-    model = VQModel(_config(config))
-    model.load_state_dict(
-        {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
+    model = read_network(
+        directory,
+        lambda values: VQModel(VQConfig(**tuples(values))),
+        "an image tokenizer",
+        "build it with `python train_draft/build_shapes.py stages=[tokenizer]`",
     )
     return model.eval().requires_grad_(False)
-
-
-def _config(values: dict[str, Any]) -> VQConfig:
-    plain: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
-    return VQConfig(**plain)
 
 
 CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)

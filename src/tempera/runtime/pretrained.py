@@ -1,10 +1,10 @@
-"""Published weights: where they are, what they are, and into a network without a second copy in
+"""Published weights: find the files, check them, and fill a network without a second copy in
 memory.
 
 `weights` is a local file, a local directory, the id of a hub repository (`owner/name`), or
 `random`. Files are read as tensors only (`weights_only`), and mapped rather than copied: a network
-is built on the meta device and takes the mapped tensors themselves, so that moving it to a device,
-parameter by parameter, is the first time that they are in memory.
+is built on the meta device and takes the mapped tensors themselves. They enter memory only when the
+network moves to a device, parameter by parameter.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,9 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 
 RANDOM = "random"
-"""The `weights` of a network that is not trained: to measure speed, and to see that all fits."""
+"""The `weights` of an untrained network, for measurements of speed and memory."""
+
+NetworkType = TypeVar("NetworkType", bound=nn.Module)
 
 _WRAPPERS = ("model_ema", "model", "module", "state_dict")
 
@@ -48,7 +50,7 @@ class PretrainedFiles:
 
     @property
     def random(self) -> bool:
-        """Whether there are no weights to be read."""
+        """Whether to make random weights instead of reading any."""
         return self.weights == RANDOM
 
     def find(self) -> list[Path]:
@@ -181,8 +183,39 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
 
 
-def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """A network of shapes alone."""
+def load_pretrained(
+    make: Callable[[], NetworkType],
+    files: PretrainedFiles,
+    translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]] | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    ignore: Sequence[str] = (),
+) -> NetworkType:
+    """A frozen network with published or random weights.
+
+    Args:
+        make: builds the network; called on the meta device.
+        files: where its weights are.
+        translate: the published layout → the network's, tensors by name.
+        device, dtype: where and as what random weights are made; published ones stay as they are in
+            their files, on the CPU.
+        ignore: beginnings of names in the files that are not for this network.
+
+    Raises:
+        TemperaError: the weights cannot be found or read, or are not this network's.
+    """
+    network = on_meta(make)
+    if files.random:
+        randomise(network, device or torch.device("cpu"), dtype)
+        return network
+    found = files.find()
+    state = read(found)
+    fill(network, translate(state) if translate else state, str(found[0]), ignore)
+    return network
+
+
+def on_meta(make: Callable[[], NetworkType]) -> NetworkType:
+    """A network on the meta device, with shapes and no memory."""
     with torch.device("meta"):
         return make()
 
@@ -190,12 +223,12 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 def fill(
     network: nn.Module, state: Mapping[str, Tensor], source: str, ignore: Sequence[str] = ()
 ) -> None:
-    """Give a network on the meta device its weights: the tensors of `state` themselves, none
-    copied. It is then frozen.
+    """Give a network on the meta device the tensors of `state` themselves, without a copy, and
+    freeze it.
 
     Args:
         state: in the network's own layout.
-        source: what to call `state` when it is wrong.
+        source: names `state` in errors.
         ignore: beginnings of names that are not for this network.
 
     Raises:

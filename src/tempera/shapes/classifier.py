@@ -2,14 +2,13 @@
 FID, KID and precision/recall.
 """
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tempera.shapes.networks import SHIPPED
+from tempera.runtime.network_directory import read_network
+from tempera.shapes.networks import REBUILD, SHIPPED
 from tempera.shapes.world import BACKGROUNDS, COLOURS, PATTERNS, RELATIONS, SHAPES, SIZES, Scene
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -109,9 +108,5 @@ def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]
 
 def load_classifier(directory: Path = SHIPPED / "classifier") -> Classifier:
     """The shipped classifier, frozen."""
-    model = Classifier(**json.loads((directory / "config.json").read_text()))
-    state = load_file(directory / "model.safetensors")
-    model.load_state_dict(
-        {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
-    )
+    model = read_network(directory, lambda config: Classifier(**config), "a classifier", REBUILD)
     return model.eval().requires_grad_(False)

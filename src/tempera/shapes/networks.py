@@ -2,18 +2,17 @@
 package.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tempera.drafters.independent import Smaller
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, load_vq
+from tempera.runtime.network_directory import read_network, tuples
 from tempera.shapes.world import WORDS
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
 
@@ -82,32 +81,28 @@ class TextEncoder(nn.Module):
         return out
 
 
-def _load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    for name in ("config.json", "model.safetensors"):
-        if not (directory / name).is_file():
-            raise TemperaError(
-                f"{directory / name} is missing: reinstall tempera, or rebuild it with `python "
-                "train_draft/build_shapes.py`."
-            )
-    state = load_file(directory / "model.safetensors")
-    return json.loads((directory / "config.json").read_text()), {
-        key: value.float() if value.is_floating_point() else value for key, value in state.items()
-    }
+REBUILD = "reinstall tempera, or rebuild it with `python train_draft/build_shapes.py`"
+"""How to get a shipped network that is missing."""
 
 
 def load_text_encoder(directory: Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
-    config, state = _load(directory)
-    encoder = TextEncoder(**config)
-    encoder.load_state_dict(state)
+    encoder = read_network(
+        directory, lambda config: TextEncoder(**config), "a text encoder", REBUILD
+    )
     return encoder.eval().requires_grad_(False)
 
 
 def load_target_network(directory: Path = SHIPPED / "target") -> LlamaGen:
     """The shipped target, frozen; its file is in LlamaGen's official key layout."""
-    config, state = _load(directory)
-    network = LlamaGen(LlamaGenConfig(**{**config, "grid": tuple(config["grid"])}))
-    network.load_state_dict(from_official(state, network.config.num_attention_heads))
+
+    def build(values: dict[str, Any]) -> LlamaGen:
+        return LlamaGen(LlamaGenConfig(**tuples(values)))
+
+    def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
+        return from_official(state, network.config.num_attention_heads)
+
+    network = read_network(directory, build, "a LlamaGen", REBUILD, translate)
     return network.eval().requires_grad_(False)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
@@ -104,19 +104,14 @@ def load_chameleon(
         vocabulary_map={},
         attn_implementation="sdpa",
     )
-    release = PretrainedFiles(weights, files, hub)
-    network = on_meta(lambda: _network(config, spec))
-    if release.random:
-        randomise(network, device or torch.device("cpu"), dtype)
-    else:
-        found = release.find()
-        fill(
-            network,
-            from_official(read(found), num_attention_heads),
-            str(found[0]),
-            ignore=("model.vqmodel.", "rope."),
-        )
-    return network  # type: ignore[return-value]
+    return load_pretrained(
+        lambda: _network(config, spec),
+        PretrainedFiles(weights, files, hub),
+        lambda state: from_official(state, num_attention_heads),
+        device,
+        dtype,
+        ignore=("model.vqmodel.", "rope."),
+    )
 
 
 def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
 
 
@@ -153,20 +153,20 @@ def load_flan_t5(
     config = T5Config(
         **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
     )
-    encoder: Any = on_meta(lambda: T5EncoderModel(config))
     tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub, "model.text_weights").find()[0]
-    found = release.find()
-    state = {
-        name: tensor
-        for name, tensor in read(found).items()
-        if not name.startswith(("decoder.", "lm_head."))
-    }
-    shared = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
-    if shared is not None:
-        state |= {"shared.weight": shared, "encoder.embed_tokens.weight": shared}
-    fill(encoder, state, str(found[0]))
+    encoder: Any = load_pretrained(
+        lambda: T5EncoderModel(config), release, _share_embedding, ignore=("decoder.", "lm_head.")
+    )
     encoder.encoder.embed_tokens.weight = encoder.shared.weight
     return CaptionFeatures(encoder, load_tokenize(tokenizer), length, truncate)
+
+
+def _share_embedding(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """T5's weights with the word embedding under both of its names, of which files hold one."""
+    shared = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
+    if shared is None:
+        return state
+    return state | {"shared.weight": shared, "encoder.embed_tokens.weight": shared}
 
 
 _CLEANING: Sequence[tuple[str, str]] = (

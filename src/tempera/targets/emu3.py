@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
@@ -79,14 +79,8 @@ def load_emu3(
         attention_dropout=0.0,
         attn_implementation="sdpa",
     )
-    release = PretrainedFiles(weights, files, hub)
-    network = on_meta(lambda: _network(config, spec))
-    if release.random:
-        randomise(network, device or torch.device("cpu"), dtype)
-    else:
-        found = release.find()
-        fill(network, read(found), str(found[0]))
-    return network  # type: ignore[return-value]
+    published = PretrainedFiles(weights, files, hub)
+    return load_pretrained(lambda: _network(config, spec), published, device=device, dtype=dtype)
 
 
 def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import DecoderLayer
 from tempera.targets.token_format import patches
@@ -353,12 +353,11 @@ def load_llamagen(
         device, dtype: where and as what random weights are made; published ones stay as they are in
             their files.
     """
-    release = PretrainedFiles(weights, files, hub, option)
-    network = on_meta(lambda: LlamaGen(config))
-    if release.random:
-        randomise(network, device or torch.device("cpu"), dtype)
-    else:
-        found = release.find()
-        state = {name: tensor for name, tensor in read(found).items() if name != "freqs_cis"}
-        fill(network, from_official(state, config.num_attention_heads), str(found[0]))
-    return network  # type: ignore[return-value]
+    return load_pretrained(
+        lambda: LlamaGen(config),
+        PretrainedFiles(weights, files, hub, option),
+        lambda state: from_official(state, config.num_attention_heads),
+        device,
+        dtype,
+        ignore=("freqs_cis",),
+    )

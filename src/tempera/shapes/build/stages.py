@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tempera.runtime.files import replacing, write_json, write_text
+from tempera.runtime.files import write_json, write_text
+from tempera.runtime.network_directory import write_network
 from tempera.image_tokenizers import kl
 from tempera.shapes.clip import TINY_CLIP
 from tempera.shapes.networks import load_tokenizer, target_config
@@ -107,10 +107,7 @@ def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Pa
     atomically.
     """
     half = {key: (value.half() if value.is_floating_point() else value).contiguous().clone() for key, value in state.items()}
-    name = "open_clip_config.json" if prefix else "config.json"
-    write_json(directory / name, config)
-    with replacing(directory / f"{prefix}model.safetensors") as temporary:
-        save_file(half, temporary)
+    write_network(directory, half, config, prefix)
 
 
 class _recorded:

@@ -1,0 +1,137 @@
+"""A network in a directory: its configuration in `config.json`, its weights in
+`model.safetensors`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import read_json, replacing, write_json
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLE_HEADS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+NetworkType = TypeVar("NetworkType", bound=nn.Module)
+
+
+def write_network(
+    directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], prefix: str = ""
+) -> None:
+    """Write configuration and weights; each file is whole or absent.
+
+    Args:
+        directory: created if need be.
+        state: the weights; those of one tensor must not be part of another's.
+        config: what `read_network` builds the network from.
+        prefix: of both file names; open_clip's is `open_clip_`.
+
+    Raises:
+        TemperaError: the directory cannot be written.
+    """
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    with replacing(directory / f"{prefix}{WEIGHTS}") as temporary:
+        save_file(weights, temporary, metadata={"format": "pt"})
+    write_json(directory / f"{prefix}{CONFIG}", config)
+
+
+def read_network(
+    directory: str | Path,
+    build: Callable[[dict[str, Any]], NetworkType],
+    what: str,
+    advice: str,
+    translate: Callable[[dict[str, Tensor], NetworkType], dict[str, Tensor]] | None = None,
+) -> NetworkType:
+    """The network that `write_network` wrote, computing in float32 whatever its file holds.
+
+    Args:
+        directory: holds `config.json` and `model.safetensors`.
+        build: contents of `config.json` → the network, its weights still random.
+        what: what the directory should hold, as in "an EAGLE draft".
+        advice: how to get such a directory.
+        translate: tensors in the file's layout, and the network → tensors in the network's layout.
+
+    Raises:
+        TemperaError: a file is missing, truncated, a pickle, or does not hold such a network.
+    """
+    directory = Path(directory)
+    _check_files(directory, advice)
+    config = read_json(directory / CONFIG)
+    try:
+        network = build(config)
+    except TemperaError:
+        raise
+    except Exception as problem:  # whatever sizes or fields a wrong file holds
+        raise TemperaError(
+            f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
+        ) from problem
+    weights = _read_weights(directory / WEIGHTS)
+    _fill(network, translate(weights, network) if translate else weights, directory)
+    return network
+
+
+def tuples(value: Any) -> Any:
+    """JSON with tuples for its lists, as dataclasses of sizes hold them."""
+    if isinstance(value, dict):
+        return {name: tuples(item) for name, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def _fill(network: nn.Module, weights: dict[str, Tensor], directory: Path) -> None:
+    """Copy the weights into the network."""
+    expected = network.state_dict()
+    wrong = [
+        name
+        for name in expected
+        if name not in weights or weights[name].shape != expected[name].shape
+    ]
+    wrong += [name for name in weights if name not in expected]
+    if wrong:
+        raise TemperaError(
+            f"{directory / WEIGHTS} does not fit {directory / CONFIG} (first at {wrong[0]}): take "
+            "both files from one training run."
+        )
+    network.load_state_dict(weights)
+
+
+def _check_files(directory: Path, advice: str) -> None:
+    """Refuse a directory that is missing, a pickle, or without one of the files."""
+    if directory.suffix.lower() in _PICKLES:
+        raise TemperaError(
+            f"{directory} is a pickle, which can run code when it is read: give a directory with "
+            f"{CONFIG} and {WEIGHTS}."
+        )
+    if not directory.is_dir():
+        raise TemperaError(f"there is no directory {directory}: {advice}.")
+    pickles = sorted(file.name for file in directory.iterdir() if file.suffix.lower() in _PICKLES)
+    if pickles and not (directory / WEIGHTS).is_file():
+        raise TemperaError(
+            f"{directory} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it "
+            "to safetensors."
+        )
+    for name in (WEIGHTS, CONFIG):
+        if not (directory / name).is_file():
+            raise TemperaError(f"{directory / name} is missing: {advice}.")
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as problem:
+        with path.open("rb") as file:
+            head = file.read(2)
+        if head in _PICKLE_HEADS:
+            raise TemperaError(
+                f"{path} is a pickle by its content, whatever its name: convert it to safetensors."
+            ) from problem
+        raise TemperaError(
+            f"{path} is truncated or no safetensors file ({problem}): copy it again or train it "
+            "again."
+        ) from problem
