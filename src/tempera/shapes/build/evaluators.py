@@ -15,7 +15,7 @@ from tempera.shapes.world import Sample, World
 from tempera.shapes.classifier import UNTOLD, Classifier, correct, labels
 from tempera.shapes.clip import TINY_CLIP
 from tempera.runtime.torchvision import import_open_clip
-from tempera.training.lr_schedules import warmup_cosine
+from tempera.training.lr_schedules import cosine
 from tempera.image_tokenizers.vq import VQModel
 
 LogMetrics = Callable[[dict[str, float], int], None]
@@ -55,7 +55,7 @@ class Stream:
 
 def _optimiser(model: nn.Module, settings: EvaluatorTraining) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-    return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(50, settings.steps, floor=0.0))
+    return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, cosine(50, settings.steps))
 
 
 def train_classifier(settings: EvaluatorTraining, tokenizer: VQModel, report: LogMetrics | None = None) -> tuple[Classifier, dict[str, float]]:

@@ -25,7 +25,7 @@ from tempera.continuous.mar import MAR, MARConfig, initialise
 from tempera.shapes.world import COLOURS, SHAPES, Sample, World
 from tempera.runtime.network_identity import identity_of
 from tempera.shapes.networks import load_tokenizer
-from tempera.training.lr_schedules import trapezoid, warmup_cosine
+from tempera.training.lr_schedules import cosine, trapezoid
 from tempera.shapes.build.target import _resume, _save, shape_tokens
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 
@@ -137,7 +137,7 @@ def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None 
     if settings.tokenizer_start:
         _take_over(model, load_tokenizer())
     optimiser = torch.optim.Adam(model.parameters(), settings.tokenizer_lr, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(30, settings.tokenizer_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, cosine(30, settings.tokenizer_steps, floor=0.02))
     for step in range(settings.tokenizer_steps):
         images, _ = images_and_classes(single_shapes(world, step * batch, batch))
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.shapes.world import World
-from tempera.training.lr_schedules import warmup_cosine
+from tempera.training.lr_schedules import cosine
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def train_tokenizer(
     codebook = EmaCodebook(model, settings.ema, settings.dead_below, generator)
     parameters = [p for name, p in model.named_parameters() if not name.startswith("quantize")]
     optimiser = torch.optim.Adam(parameters, lr=settings.lr, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_cosine(30, settings.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, cosine(30, settings.steps, floor=0.02))
     for step in range(settings.steps):
         if step == settings.warmup_steps:
             with torch.no_grad():
