@@ -91,7 +91,7 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
     status, out, err = command("main", *QUICK, "hidden_noise=0.2", f"hydra.run.dir={tmp_path}")
     assert status == 1
     assert err.splitlines()[-1].startswith(
-        f"error: {tmp_path} was begun with recipe.hidden_noise=0.1, now it is 0.2: "
+        f"error: {tmp_path} was started with recipe.hidden_noise=0.1, now it is 0.2: "
     )
 
 

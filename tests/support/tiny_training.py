@@ -22,6 +22,7 @@ from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import ShardCodes
 from tempera.training.fsdp import launched, split_target
+from tempera.training.losses import EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import train
 
@@ -85,7 +86,11 @@ def tiny_codes(count: int = 60) -> ShardCodes:
 
 
 def tiny_train(
-    directory: Path, tracker: Any = None, target: TransformerTarget | None = None, **changes: Any
+    directory: Path,
+    tracker: Any = None,
+    target: TransformerTarget | None = None,
+    loss: Loss = EagleLoss(),  # noqa: B008  frozen
+    **changes: Any,
 ) -> dict[str, Any]:
     """A whole training run."""
     target = target or tiny_target()
@@ -94,6 +99,7 @@ def tiny_train(
         target,
         tiny_draft(target),
         tiny_codes(),
+        loss,
         recipe,
         directory,
         lambda: tracker or NoTracker(),

@@ -1,42 +1,131 @@
+"""Every loss of conf/loss, and the two of them by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from paths import ROOT
 
-from tempera.training.losses import draft_loss
+from tempera.config.build import instantiate
+from tempera.decoding.probabilities import Sampling, kl_divergence, total_variation
+from tempera.errors import TemperaError
+from tempera.training.losses import AcceptanceLoss, EagleLoss, Head
+
+LOSSES: dict[str, Any] = {
+    "eagle": EagleLoss(cross_entropy=0.1),
+    "acceptance": AcceptanceLoss(eta=3.0),
+}
+"""A loss's YAML -> what it chooses for a model without a recipe of its own."""
 
 
-def states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Linear]:
+def states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Head]:
+    """Hidden states of two guided pairs, and a head of 11 tokens."""
     generator = torch.Generator().manual_seed(seed)
-    predicted = torch.randn(3, 7, 8, generator=generator).requires_grad_()
-    head = torch.nn.Linear(8, 11, bias=False)
-    torch.nn.init.normal_(head.weight, generator=generator)
-    return predicted, torch.randn(3, 7, 8, generator=generator), head.requires_grad_(False)
+    predicted = torch.randn(4, 7, 8, generator=generator).requires_grad_()
+    linear = torch.nn.Linear(8, 11, bias=False).requires_grad_(False)
+    torch.nn.init.normal_(linear.weight, generator=generator)
+    return predicted, torch.randn(4, 7, 8, generator=generator), Head(linear, Sampling(2.0))
 
 
-def test_value_is_smooth_l1_plus_weighted_soft_cross_entropy() -> None:
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")])
+def test_every_loss_is_an_option(name: str) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("train_draft", ["model=llamagen_b_c2i", f"loss={name}"])
+    assert instantiate(cfg.loss) == LOSSES[name]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_parts_are_scalars_and_the_draft_alone_learns(name: str) -> None:
     predicted, hidden, head = states()
-    loss = draft_loss(predicted, hidden, head, cross_entropy_weight=0.1)
-    expected = F.cross_entropy(
-        head(predicted).flatten(0, 1), head(hidden).softmax(-1).flatten(0, 1)
-    )
-    torch.testing.assert_close(loss.cross_entropy, expected)
-    torch.testing.assert_close(loss.regression, F.smooth_l1_loss(predicted, hidden))
-    torch.testing.assert_close(loss.total, loss.regression + 0.1 * expected)
+    parts = LOSSES[name](predicted, hidden, head)
+    assert all(part.dim() == 0 and part.isfinite() for part in parts.values())
+    (gradient,) = torch.autograd.grad(parts["loss"], predicted)
+    assert (gradient.abs().sum((-1, -2)) > 0).all()  # both rows of every pair
+    better = (predicted - 0.1 * gradient / gradient.norm()).detach()
+    assert LOSSES[name](better, hidden, head)["loss"] < parts["loss"]
 
 
-def test_chunks_change_neither_value_nor_gradient() -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_chunks_change_neither_value_nor_gradient(name: str) -> None:
     predicted, hidden, head = states()
-    whole = draft_loss(predicted, hidden, head)
-    (gradient,) = torch.autograd.grad(whole.total, predicted)
-    parts = draft_loss(predicted, hidden, head, chunk=4)
-    (chunked,) = torch.autograd.grad(parts.total, predicted)
-    torch.testing.assert_close(parts.total, whole.total)
+    whole = LOSSES[name](predicted, hidden, head)
+    (gradient,) = torch.autograd.grad(whole["loss"], predicted)
+    parts = LOSSES[name](predicted, hidden, replace(head, chunk=9))
+    (chunked,) = torch.autograd.grad(parts["loss"], predicted)
+    for part in whole:
+        torch.testing.assert_close(parts[part], whole[part])
     torch.testing.assert_close(chunked, gradient)
 
 
-def test_a_perfect_draft_has_no_regression_loss_and_no_gradient() -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_perfect_draft_has_no_gradient(name: str) -> None:
     _, hidden, head = states()
     predicted = hidden.clone().requires_grad_()
-    loss = draft_loss(predicted, hidden, head)
-    (gradient,) = torch.autograd.grad(loss.total, predicted)
-    assert loss.regression == 0
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-7, rtol=0)
+    parts = LOSSES[name](predicted, hidden, head)
+    (gradient,) = torch.autograd.grad(parts["loss"], predicted)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
+    for part, best in (("regression", 0.0), ("kl", 0.0), ("tv", 0.0), ("acceptance", 1.0)):
+        assert parts.get(part, torch.tensor(best)).item() == pytest.approx(best, abs=1e-6)
+
+
+def test_eagle_is_smooth_l1_plus_weighted_soft_cross_entropy() -> None:
+    predicted, hidden, head = states()
+    parts = EagleLoss(cross_entropy=0.3)(predicted, hidden, head)
+    expected = F.cross_entropy(
+        head.logits(predicted).flatten(0, 1), head.logits(hidden).softmax(-1).flatten(0, 1)
+    )
+    torch.testing.assert_close(parts["cross_entropy"], expected)
+    torch.testing.assert_close(parts["regression"], F.smooth_l1_loss(predicted, hidden))
+    torch.testing.assert_close(parts["loss"], parts["regression"] + 0.3 * expected)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(2.0), Sampling(1.0), Sampling(3.0, temperature=0.7)],
+    ids=["guided", "unguided", "cold"],
+)
+def test_acceptance_is_lk_on_the_distributions_that_decoding_draws_from(sampling: Sampling) -> None:
+    predicted, hidden, head = states()
+    parts = AcceptanceLoss(eta=2.0)(predicted, hidden, replace(head, sampling=sampling))
+    p, q = (sampling.distribution(head.logits(part)) for part in (hidden, predicted))
+    assert p.shape == (4 // sampling.rows, 7, 11)
+    kl, tv = kl_divergence(p, q), total_variation(p, q)
+    share = (-2.0 * (1 - tv)).exp()
+    torch.testing.assert_close(parts["kl"], kl.mean())
+    torch.testing.assert_close(parts["tv"], tv.mean())
+    torch.testing.assert_close(parts["acceptance"], 1 - tv.mean())
+    torch.testing.assert_close(parts["loss"], (share * kl + (1 - share) * tv).mean())
+
+
+def test_the_share_of_kl_has_no_gradient() -> None:
+    predicted, hidden, head = states()
+    loss = AcceptanceLoss(eta=2.0)(predicted, hidden, head)["loss"]
+    (gradient,) = torch.autograd.grad(loss, predicted)
+    p, q = (head.sampling.distribution(head.logits(part)) for part in (hidden, predicted))
+    tv = total_variation(p, q)
+    share = (-2.0 * (1 - tv)).exp().detach()
+    expected = (share * kl_divergence(p, q) + (1 - share) * tv).mean()
+    torch.testing.assert_close(gradient, *torch.autograd.grad(expected, predicted))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(2.0, top_k=3), Sampling(2.0, 0.0), Sampling(2.0, top_p=0.5)]
+)
+def test_acceptance_is_finite_where_sampling_is_truncated_or_greedy(sampling: Sampling) -> None:
+    predicted, hidden, head = states()
+    parts = AcceptanceLoss()(predicted, hidden, replace(head, sampling=sampling))
+    (gradient,) = torch.autograd.grad(parts["loss"], predicted)
+    assert gradient.isfinite().all() and gradient.norm() > 0
+    assert parts["kl"] > 0 and 0 < parts["acceptance"] < 1
+    drawn = replace(sampling, temperature=1.0)
+    p, q = (drawn.distribution(head.logits(part)) for part in (hidden, predicted))
+    torch.testing.assert_close(parts["tv"], total_variation(p, q).mean())
+
+
+def test_impossible_options_are_named() -> None:
+    for make, message in ((EagleLoss, "cross_entropy=-1"), (AcceptanceLoss, "eta=-1")):
+        with pytest.raises(TemperaError, match=message):
+            make(-1)

@@ -4,14 +4,11 @@ from tempera.errors import TemperaError
 from tempera.training.recipe import Recipe
 
 
-def test_rate_warms_up_then_decays_to_zero() -> None:
-    recipe = Recipe(steps=100, warmup_steps=10, lr=1.0)
-    assert recipe.rate(0) == pytest.approx(0.1)
-    assert recipe.rate(9) == recipe.rate(10) == 1.0
-    assert recipe.rate(55) == pytest.approx(0.5)
-    assert recipe.rate(99) == pytest.approx(1 / 90)
-    assert Recipe(steps=100, warmup_steps=10, lr=1.0, decay="cosine").rate(55) == pytest.approx(0.5)
-    assert Recipe(steps=100, warmup_steps=10, lr=1.0, decay="constant").rate(99) == 1.0
+def test_weights_of_unrolled_steps_decay_and_sum_to_one() -> None:
+    assert Recipe().step_weights == [1.0]
+    assert Recipe(ttt_steps=3).step_weights == [0.25] * 4
+    weights = Recipe(ttt_steps=2, ttt_decay=0.8).step_weights
+    assert weights == pytest.approx([1 / 2.44, 0.8 / 2.44, 0.64 / 2.44])
 
 
 @pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
@@ -42,7 +39,8 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
     [
         {"lr": -1.0},
         {"steps": 0},
-        {"drop": 1.5},
+        {"cfg_dropout": 1.5},
+        {"ttt_decay": 0.0},
         {"decay": "step"},
         {"mixed_precision": "fp8"},
         {"lr": float("nan")},

@@ -3,7 +3,7 @@ import torch
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
 from tempera.drafters.eagle import EagleDraft
-from tempera.training.teacher_forcing import dropped, nudge, teach
+from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 
@@ -60,15 +60,21 @@ def test_a_null_conditioned_row_does_not_depend_on_its_words() -> None:
 
 def test_noise_and_dropout_belong_to_the_image_not_to_its_batch() -> None:
     hidden = torch.zeros(3, 4, 5)
-    noise = nudge(hidden, 0, [7, 8, 9], 0.2)
-    assert torch.equal(noise[1:2], nudge(hidden[:1], 0, [8], 0.2))
+    noise = add_noise(hidden, 0, [7, 8, 9], 0.2)
+    assert torch.equal(noise[1:2], add_noise(hidden[:1], 0, [8], 0.2))
     assert not torch.equal(noise[0], noise[1])
-    assert not torch.equal(noise, nudge(hidden, 1, [7, 8, 9], 0.2))
+    assert not torch.equal(noise, add_noise(hidden, 1, [7, 8, 9], 0.2))
     assert 0.15 < noise.abs().max() <= 0.2
-    assert torch.equal(nudge(hidden, 0, [7, 8, 9], 0.0), hidden)
-    many = dropped(0, list(range(5000)), 0.1)
+    assert torch.equal(add_noise(hidden, 0, [7, 8, 9], 0.0), hidden)
+    spread = add_noise(torch.zeros(2, 500, 5), 0, [7, 8], 0.2)
+    assert spread.mean() == pytest.approx(0, abs=0.01)
+    assert spread.std() == pytest.approx(0.2 / 3**0.5, abs=0.01)
+    pairs = add_noise(torch.zeros(4, 4, 5), 0, [7, 8], 0.2)
+    assert torch.equal(pairs[:2], noise[:2])
+    assert not torch.equal(pairs[2:], noise[:2])
+    many = null_conditioned(0, list(range(5000)), 0.1)
     assert many.float().mean() == pytest.approx(0.1, abs=0.015)
-    assert torch.equal(many[100:110], dropped(0, list(range(100, 110)), 0.1))
+    assert torch.equal(many[100:110], null_conditioned(0, list(range(100, 110)), 0.1))
 
 
 def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None:

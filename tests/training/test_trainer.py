@@ -15,7 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from paths import SUPPORT
+from paths import ROOT, SUPPORT
 from safetensors.torch import load_file
 from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_train
 
@@ -23,6 +23,8 @@ from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import NoTracker
+from tempera.training import trainer
+from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import Run
 
@@ -48,8 +50,7 @@ class Notebook(NoTracker):
 
 def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run tests/tiny_training.py in a process of its own."""
-    here = SUPPORT
-    paths = os.pathsep.join([str(here.parent / "src"), str(here)])
+    paths = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
     env = {
         **os.environ,
         "PYTHONPATH": paths,
@@ -79,7 +80,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> 
         whole, resumed = load_file(tmp_path / "whole" / name), load_file(tmp_path / "killed" / name)
         assert whole.keys() == resumed.keys()
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), name
-    assert not torch.equal(before["draft/fc.weight"], whole["fc.weight"])
+    assert not torch.equal(before["network/fc.weight"], whole["fc.weight"])
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {
         "draft",
         "last.safetensors",
@@ -139,11 +140,18 @@ def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_s
     assert found["best"] == pytest.approx(alone["best"], abs=1e-3)
 
 
-def run_of(directory: Path, **changes: Any) -> Run:
+def run_of(directory: Path, loss: Loss = EagleLoss(), **changes: Any) -> Run:  # noqa: B008
     target = tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
     return Run(
-        target, tiny_draft(target), tiny_codes(), recipe, directory, Accelerator(cpu=True), True
+        target,
+        tiny_draft(target),
+        tiny_codes(),
+        loss,
+        recipe,
+        directory,
+        Accelerator(cpu=True),
+        True,
     )
 
 
@@ -160,7 +168,7 @@ def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
         )
         step = run.step(3)
         gradients.append({name: parameter.grad for name, parameter in run.draft.named_parameters()})
-        assert step.losses.isfinite().all()
+        assert step.losses.keys() == {"loss", "regression", "cross_entropy"}
     whole, parts = gradients
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-7)
@@ -190,6 +198,76 @@ def test_it_learns_and_keeps_the_best_draft(tmp_path: Path) -> None:
     } <= notebook.rows[0].keys()
 
 
+def test_a_worse_draft_does_not_replace_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top3 = iter([0.4, 0.6, 0.5])
+
+    def measured(*_: Any) -> torch.Tensor:
+        return torch.tensor([100.0, 10.0, 100 * next(top3), 50.0], dtype=torch.float64)
+
+    class Watch(Notebook):
+        """Reads the kept draft before every validation is logged."""
+
+        def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+            super().log(values, step)
+            if "validation/top3" in values:
+                path = tmp_path / "draft" / "model.safetensors"
+                kept.append(path.read_bytes() if path.is_file() else b"")
+
+    kept: list[bytes] = []
+    monkeypatch.setattr(trainer, "imitation", measured)
+    metrics = tiny_train(tmp_path, Watch(), decodes=0)
+    after = (tmp_path / "draft" / "model.safetensors").read_bytes()
+    assert metrics["best"] == {"step": 8, "top1": 0.1, "top3": 0.6, "tv": 0.5}
+    assert metrics["latest"]["step"] == 12
+    before_first, after_first, after_second = kept
+    assert b"" == before_first != after_first != after_second
+    assert after == after_second
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_the_acceptance_loss_raises_the_acceptance(guidance: float, tmp_path: Path) -> None:
+    notebook = Notebook()
+    tiny_train(
+        tmp_path,
+        notebook,
+        tiny_target(guidance),
+        AcceptanceLoss(),
+        steps=60,
+        validate_every=20,
+        lr=1e-2,
+        batch_size=8,
+        ttt_steps=1,
+        ttt_decay=0.8,
+    )
+    acceptance = notebook.series("train/acceptance")
+    assert sum(acceptance[-5:]) > 1.1 * sum(acceptance[:5])
+    assert notebook.series("train/tv") == pytest.approx([1 - share for share in acceptance])
+    tv = notebook.series("validation/tv")
+    assert tv[-1] < tv[0]
+    found = json.loads((tmp_path / "training.json").read_text())
+    assert found["loss"] == {"class": "AcceptanceLoss", "eta": 3.0}
+    with pytest.raises(TemperaError, match=r"was started with loss.class=AcceptanceLoss, now it"):
+        tiny_train(tmp_path, steps=60)
+
+
+def test_unrolled_steps_weigh_less_and_less(tmp_path: Path) -> None:
+    def parts(**changes: Any) -> dict[str, torch.Tensor]:
+        return run_of(tmp_path, hidden_noise=0.0, **changes).losses([0, 1, 2, 3])
+
+    alike, first, decayed = (
+        parts(ttt_steps=2),
+        parts(ttt_steps=0),
+        parts(ttt_steps=2, ttt_decay=0.5),
+    )
+    second = 2 * parts(ttt_steps=1)["loss"] - first["loss"]
+    third = 3 * alike["loss"] - first["loss"] - second
+    expected = (first["loss"] + second / 2 + third / 4) / 1.75
+    torch.testing.assert_close(decayed["loss"], expected)
+    assert not torch.allclose(decayed["loss"], alike["loss"])
+
+
 def test_a_finished_run_says_so_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +283,14 @@ def test_a_finished_run_says_so_and_does_nothing(
 
     assert (
         train(
-            target, tiny_draft(target), tiny_codes(), recipe, tmp_path, no_tracker, {"data": "tiny"}
+            target,
+            tiny_draft(target),
+            tiny_codes(),
+            EagleLoss(),
+            recipe,
+            tmp_path,
+            no_tracker,
+            {"data": "tiny"},
         )
         == first
     )
@@ -215,7 +300,7 @@ def test_a_finished_run_says_so_and_does_nothing(
 
 def test_refusals(tmp_path: Path) -> None:
     tiny_train(tmp_path / "run", steps=2, decodes=0)
-    with pytest.raises(TemperaError, match=r"was begun with recipe.lr=0.003, now it is 0.01"):
+    with pytest.raises(TemperaError, match=r"was started with recipe.lr=0.003, now it is 0.01"):
         tiny_train(tmp_path / "run", steps=2, decodes=0, lr=0.01)
     weights = tmp_path / "run" / "last.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

@@ -1,4 +1,4 @@
-"""`tempera-train`: train the EAGLE draft of a model."""
+"""`tempera-train`: train the draft of a model."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,11 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
 from tempera.config.instantiate import from_options, instantiate
-from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.fsdp import launched, split_target
+from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, train
 
@@ -28,11 +29,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
     )
     torch.manual_seed(recipe.seed)
-    draft = (
-        EagleModel.of(target.network, cfg.model.name, target.vocab_size, target.identity)
-        if cfg.start is None
-        else EagleModel.from_pretrained(cfg.start)
-    )
+    draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
+    loss: Loss = instantiate(cfg.loss)
     apart = {*asdict(recipe), "device", "directory", "tracking"}
     choices: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
@@ -48,7 +46,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         tracker: Tracker = instantiate(cfg.tracking, **settings)
         return tracker
 
-    metrics = train(target, draft, codes, recipe, directory, start_tracker, choices)
+    metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, choices)
     if processes.is_main:
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} "

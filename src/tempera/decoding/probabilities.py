@@ -73,16 +73,23 @@ class Sampling:
         Returns:
             float32 [B, ..., V].
         """
-        logits = logits.float()
-        if self.guided:
-            conditional, unconditional = logits.chunk(2)
-            logits = _guide(conditional, unconditional, self.guidance)
+        logits = self.guide(logits)
         p = greedy(logits) if self.temperature == 0 else self._soften(logits)
         if forced is not None:
             p = torch.where(
                 (forced >= 0).unsqueeze(-1), one_hot(forced.clamp(min=0), p.shape[-1]), p
             )
         return p
+
+    def guide(self, logits: Tensor) -> Tensor:
+        """Logits after guidance, before temperature: [2B, ..., V] under guidance (conditional rows
+        first), else [B, ..., V], any float dtype -> float32 [B, ..., V].
+        """
+        logits = logits.float()
+        if not self.guided:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return _guide(conditional, unconditional, self.guidance)
 
     def _soften(self, logits: Tensor) -> Tensor:
         if self.temperature != 1:

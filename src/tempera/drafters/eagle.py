@@ -14,8 +14,8 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.drafters.cache_slots import Places, last_emitted
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
-from tempera.drafters.eagle_fused import FastEagle
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.pretrained import RANDOM
@@ -25,7 +25,7 @@ from tempera.targets.transformer import TransformerTarget
 
 
 class EagleDraft:
-    """Draft distributions of an `EagleModel` beside its target, for chains and trees.
+    """Draft distributions of a draft network beside its target, for chains and trees.
 
     The hidden states of accepted tokens come true with the target's forward pass. `observe` keeps
     them, and the next round's first forward pass reruns all pairs of the accepted tokens at once
@@ -44,12 +44,12 @@ class EagleDraft:
 
     def __init__(
         self,
-        model: EagleModel,
+        model: DraftNetwork,
         target: TransformerTarget,
         draw_from: Callable[[Sampling], Sampling] | None = None,
     ) -> None:
         model.check(target)
-        self.model = FastEagle(model, target.device, target.dtype)
+        self.model = model.drafting(target.device, target.dtype)
         self.target, self.draw_from = target, draw_from
         self.identity = model.identity
         self._places = Places(target)

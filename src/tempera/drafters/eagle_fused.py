@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.drafters.eagle_network import EagleModel
 from tempera.runtime.huggingface import LlamaDecoderLayer
 from tempera.targets.kv_cache import RowCache
 
@@ -20,10 +19,10 @@ class FastEagle:
     fast. It holds copies of the weights, [in, out].
 
     Args:
-        model: the draft; later changes to it are not followed.
+        model: an `EagleModel`; later changes to it are not followed.
     """
 
-    def __init__(self, model: EagleModel, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.model = (
             copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
         )
@@ -37,8 +36,8 @@ class FastEagle:
             self._join(layer)
 
     def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The cos and sin of positions int64 [R, S], as `__call__` takes them: [R, S, D]. In `sin`
-        the first half's sign is turned.
+        """The cos and sin of positions int64 [R, S], as `__call__` takes them: [R, S, D]; joined,
+        `sin` has the sign of its first half flipped.
         """
         cos, sin = self.model.rotary(like, position_ids)
         return (cos, sin * self._sign) if self.joined else (cos, sin)

@@ -9,43 +9,29 @@ Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from typing_extensions import override
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.drafters.draft_network import DraftConfig, DraftNetwork
+from tempera.drafters.eagle_fused import FastEagle
 from tempera.runtime.huggingface import Cache
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
 
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
 
 @dataclass(frozen=True)
-class EagleConfig:
-    """What a draft is and which target it belongs to.
+class EagleConfig(DraftConfig):
+    """An EAGLE draft and the target it belongs to.
 
     Attributes:
-        hidden_size: H of the target.
-        vocab_size: V of the target.
-        target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
-        model: the target's name, for people.
         family: whose decoder layer and rotary embedding the draft has, see `TargetNetwork.family`.
         network: the target network's own configuration.
     """
 
-    hidden_size: int
-    vocab_size: int
-    target: str
-    model: str
     family: str
     network: dict[str, Any]
 
@@ -76,7 +62,7 @@ class EagleConfig:
         )
 
 
-class EagleModel(nn.Module):
+class EagleModel(DraftNetwork):
     """fc: 2H → H on [embedding ; hidden state], then one decoder layer of the target's class, with
     the target's rotary embedding.
 
@@ -89,13 +75,13 @@ class EagleModel(nn.Module):
         identity: of the weights file that the draft was read from; None for one in training.
     """
 
-    identity: str | None = None
+    config: EagleConfig
+
 
     def __init__(
         self, config: EagleConfig, make_layer: Callable[[], DecoderLayer] | None = None
     ) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.layer, self.rotary = (
             decoder_layer(config.family, config.network) if make_layer is None else make_layer()
@@ -106,6 +92,12 @@ class EagleModel(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    @classmethod
+    @override
+    def configure(cls, values: dict[str, Any]) -> EagleConfig:
+        return EagleConfig(**values)
+
+    @override
     def forward(
         self,
         embeds: Tensor,
@@ -141,6 +133,10 @@ class EagleModel(nn.Module):
         )
         return out
 
+    @override
+    def drafting(self, device: torch.device, dtype: torch.dtype) -> FastEagle:
+        return FastEagle(self, device, dtype)
+
     @classmethod
     def of(
         cls,
@@ -161,76 +157,6 @@ class EagleModel(nn.Module):
         name = "any model: it is random"
         return cls.of(target.network, name, target.vocab_size, target.identity)
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`; each is whole or absent. Raises TemperaError
-        where that is not possible.
-        """
-        directory = Path(directory)
-        weights = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
-        }
-        with replacing(directory / WEIGHTS) as temporary:
-            save_file(weights, temporary, metadata={"format": "pt"})
-        write_json(directory / CONFIG, asdict(self.config))
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> Self:
-        """Read what `save_pretrained` wrote.
-
-        Raises:
-            TemperaError: a file is missing, truncated, a pickle, or does not hold a draft.
-        """
-        directory = Path(directory)
-        _refuse_pickle(directory)
-        model = _build(cls, directory / CONFIG)
-        path = directory / WEIGHTS
-        weights = _read_weights(path)
-        expected = model.state_dict()
-        wrong = [
-            name
-            for name in expected
-            if name not in weights or weights[name].shape != expected[name].shape
-        ]
-        wrong += [name for name in weights if name not in expected]
-        if wrong:
-            raise TemperaError(
-                f"{path} does not fit {directory / CONFIG} (first at {wrong[0]}): take both "
-                "files from one training run."
-            )
-        model.load_state_dict(weights)
-        model.identity = sha256_file(path)[:16]
-        return model
-
-    def check(self, target: Any) -> None:
-        """Refuse a target this draft was not trained for.
-
-        Args:
-            target: a `TransformerTarget`.
-
-        Raises:
-            TemperaError: hidden size, vocabulary or identity differ.
-        """
-        config = self.config
-        sizes = {
-            "hidden size": (config.hidden_size, target.hidden_size),
-            "vocabulary": (config.vocab_size, target.vocab_size),
-        }
-        for what, (own, other) in sizes.items():
-            if own != other:
-                raise TemperaError(
-                    f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
-                    "give a draft for this target."
-                )
-        if config.target != target.identity:
-            raise TemperaError(
-                f"the draft was trained for {config.model} with weights {config.target}, but the "
-                f"target's weights are {target.identity}: "
-                "train a draft for this target, or load the target it was trained for."
-            )
-
-
-DraftType = TypeVar("DraftType", bound=EagleModel)
-
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
     """The hidden state before each token, zero where that is nothing or padding.
@@ -249,55 +175,14 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
     )
 
 
-def _refuse_pickle(path: Path) -> None:
-    """One sentence for a draft that is missing or is a pickle."""
-    if path.suffix.lower() in _PICKLES:
-        raise TemperaError(
-            f"{path} is a pickle, which can run code when it is read: give a draft's directory "
-            f"with {CONFIG} and {WEIGHTS}."
-        )
-    if not path.is_dir():
-        raise TemperaError(
-            f"there is no draft directory {path}: give one that training wrote, with {CONFIG} "
-            f"and {WEIGHTS}."
-        )
-    if not (path / WEIGHTS).is_file():
-        pickles = sorted(file.name for file in path.iterdir() if file.suffix.lower() in _PICKLES)
-        if pickles:
-            raise TemperaError(
-                f"{path} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it "
-                "to safetensors."
-            )
-        raise TemperaError(
-            f"{path} holds no {WEIGHTS}: give a draft's directory that training wrote whole."
-        )
+def eagle_network(target: Any, model: str, start: str | None = None) -> EagleModel:
+    """`draft=eagle`: the EAGLE draft that training starts from.
 
-
-def _build(cls: type[DraftType], path: Path) -> DraftType:
-    """A draft with the sizes of `config.json`, its weights still random."""
-    values = read_json(path)
-    try:
-        return cls(EagleConfig(**values))  # type: ignore[arg-type]
-    except TemperaError:
-        raise
-    except Exception as problem:  # whatever sizes or fields a wrong file holds
-        raise TemperaError(
-            f"{path} does not describe an EAGLE draft ({problem}): give a directory that "
-            "training wrote."
-        ) from problem
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as problem:
-        with path.open("rb") as file:
-            head = file.read(2)
-        if head in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            raise TemperaError(
-                f"{path} is a pickle by its content, whatever its name: convert it to safetensors."
-            ) from problem
-        raise TemperaError(
-            f"{path} is truncated or no safetensors file ({problem}): copy it again or train the "
-            "draft again."
-        ) from problem
+    Args:
+        target: a `TransformerTarget`.
+        model: the target's name, for people.
+        start: directory of a trained draft; random weights unless given.
+    """
+    if start is not None:
+        return EagleModel.from_pretrained(start)
+    return EagleModel.of(target.network, model, target.vocab_size, target.identity)

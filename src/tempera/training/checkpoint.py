@@ -3,6 +3,7 @@ moving average; counters in the metadata.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,22 +40,26 @@ class TrainingProgress:
 
 @dataclass
 class State:
-    """Everything that a training step changes. `average` is empty without a moving average."""
+    """Everything that a training step changes. `average` is empty without a moving average.
+    Learning rates are no part of it: a schedule sets them anew at every step.
+    """
 
-    draft: nn.Module
-    optimiser: torch.optim.Optimizer
+    network: nn.Module
+    optimisers: Sequence[torch.optim.Optimizer]
     average: dict[str, Tensor]
     progress: TrainingProgress
 
 
 def save_state(directory: Path, state: State, write: bool = True) -> None:
-    """Write `directory/last.safetensors`, whole tensors only: of a split draft all processes gather
-    them together, one by one, and one writes.
+    """Write `directory/last.safetensors`, whole tensors only. All processes of a split network must
+    call this together, since they gather its tensors one by one; the one with `write` writes.
     """
-    tensors = {f"draft/{name}": value for name, value in state.draft.state_dict().items()}
+    tensors = {f"network/{name}": value for name, value in state.network.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
-    for index, moments in state.optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser/{index}/{name}": value for name, value in moments.items()}
+    for number, optimiser in enumerate(state.optimisers):
+        for index, moments in optimiser.state_dict()["state"].items():
+            place = f"optimiser/{number}/{index}"
+            tensors |= {f"{place}/{name}": value for name, value in moments.items()}
     kept = {}
     for name, value in tensors.items():
         gathered = whole(value)
@@ -79,16 +84,12 @@ def load_state(directory: Path, state: State) -> bool:
         with safe_open(path, "pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        now = state.draft.state_dict()
-        state.draft.load_state_dict(
-            {name: as_split(value, now[name]) for name, value in _under("draft/", tensors).items()}
-        )
-        parameters = [
-            parameter for group in state.optimiser.param_groups for parameter in group["params"]
-        ]
-        state.optimiser.load_state_dict(
-            {**state.optimiser.state_dict(), "state": _moments(tensors, parameters)}
-        )
+        now = state.network.state_dict()
+        saved = _under("network/", tensors).items()
+        state.network.load_state_dict({name: as_split(value, now[name]) for name, value in saved})
+        for number, optimiser in enumerate(state.optimisers):
+            moments = _moments(_under(f"optimiser/{number}/", tensors), _parameters(optimiser))
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
         if set(average := _under("average/", tensors)) != set(state.average):
             raise KeyError("moving average")
         for name, value in average.items():
@@ -103,10 +104,10 @@ def load_state(directory: Path, state: State) -> bool:
 
 
 def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
-    """Remember what a run directory is for, and refuse to continue it as something else.
+    """Record a run's configuration in its directory, and refuse to resume it with another.
 
     Raises:
-        TemperaError: the directory was begun with another configuration.
+        TemperaError: the directory holds a run with another configuration.
     """
     path = directory / RECORD
     now: dict[str, Any] = json.loads(json.dumps(record))
@@ -118,9 +119,9 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             raise TemperaError(
-                f"{directory} was begun with {name}={before.get(name)}, now it is "
-                f"{after.get(name)}: "
-                "give another run directory, delete this one, or use the options it was begun with."
+                f"{directory} was started with {name}={before.get(name)}, now it is "
+                f"{after.get(name)}: give another run directory, delete this one, or use the "
+                "options that it was started with."
             )
 
 
@@ -132,10 +133,14 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
 def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Of every parameter, split as it is; counters, which have no dimensions, are whole."""
+    """Every parameter's moments, split as it is; counters, which have no dimensions, are whole."""
     moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in _under("optimiser/", tensors).items():
+    for name, value in tensors.items():
         index, _, moment = name.partition("/")
         moments.setdefault(int(index), {})[moment] = (
             as_split(value, parameters[int(index)]) if value.dim() else value

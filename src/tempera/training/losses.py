@@ -1,61 +1,165 @@
-"""The EAGLE-1 loss (Li et al. 2024): regression of the target's hidden states and soft-label
-classification through its frozen head.
+"""What a draft minimises: a loss compares its hidden states with its target's, through the
+target's frozen head.
+
+A loss is a frozen dataclass whose fields are its options. `conf/loss/` names the losses that come
+with tempera; one of your own needs a class here or anywhere else, and a YAML that points to it.
+
+Shapes: R rows, S positions, H hidden size, V vocabulary, B images.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tempera.decoding.probabilities import Sampling
+from tempera.errors import TemperaError
+
+TOTAL = "loss"
+"""The part that is minimised; the other parts are logged beside it."""
+
+Parts = dict[str, Tensor]
+"""Scalars, float32, by name."""
+
 
 @dataclass(frozen=True)
-class DraftLoss:
-    """Scalars, float32; `total` = `regression` + weight × `cross_entropy`."""
+class Head:
+    """The target's frozen head.
 
-    total: Tensor
-    regression: Tensor
-    cross_entropy: Tensor
-
-
-def draft_loss(
-    predicted: Tensor,
-    hidden: Tensor,
-    head: Callable[[Tensor], Tensor],
-    cross_entropy_weight: float = 0.1,
-    chunk: int = 4096,
-) -> DraftLoss:
-    """Smooth-L1(predicted, hidden) + weight × cross-entropy from the target's distribution to the
-    draft's, both means over positions.
-
-    Args:
-        predicted: the draft's hidden states, [..., H].
-        hidden: the target's hidden states at the same positions, [..., H], without gradient.
-        head: hidden states → logits [..., V]; its parameters receive no gradient.
-        cross_entropy_weight: of the second term.
+    Attributes:
+        logits: hidden states [..., H] → logits [..., V]; its parameters receive no gradient.
+        sampling: how the target turns logits into the distribution that tokens are drawn from.
         chunk: positions whose logits are in memory at a time. Beyond one chunk, logits are computed
             again in the backward pass.
     """
-    predicted, hidden = predicted.flatten(0, -2), hidden.flatten(0, -2)
-    regression = F.smooth_l1_loss(predicted.float(), hidden.float())
-    pieces = list(zip(torch.split(predicted, chunk), torch.split(hidden, chunk), strict=True))
-    if len(pieces) == 1:
-        summed = _cross_entropy(predicted, hidden, head)
-    else:
-        summed = torch.stack(
-            [
-                checkpoint(_cross_entropy, mine, true, head, use_reentrant=False)
-                for mine, true in pieces
-            ]
-        ).sum()
-    cross_entropy = summed / len(predicted)
-    return DraftLoss(regression + cross_entropy_weight * cross_entropy, regression, cross_entropy)
+
+    logits: Callable[[Tensor], Tensor]
+    sampling: Sampling
+    chunk: int = 4096
+
+    def total(
+        self, compare: Callable[[Tensor, Tensor], Tensor], predicted: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """Sum `compare` over positions, chunk by chunk.
+
+        Args:
+            compare: the draft's and the target's hidden states [R, M, H] → sums over the M
+                positions, of any shape.
+            predicted, hidden: [R, S, H].
+        """
+        size = max(1, self.chunk // len(predicted))
+        pieces = list(zip(predicted.split(size, 1), hidden.split(size, 1), strict=True))
+        if len(pieces) == 1:
+            return compare(predicted, hidden)
+        sums = [checkpoint(compare, mine, true, use_reentrant=False) for mine, true in pieces]
+        return torch.stack(sums).sum(0)
 
 
-def _cross_entropy(predicted: Tensor, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-    """−Σ p log q summed over positions; [M, H], [M, H] → scalar."""
-    with torch.no_grad():
-        p = head(hidden).float().softmax(-1)
-    return -(p * head(predicted).float().log_softmax(-1)).sum()
+class Loss(Protocol):
+    """A loss of the draft, and what it needs of a training batch."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether it compares distributions after guidance. Then every image comes as a pair of
+        rows, conditional rows first and their null rows after them, wherever decoding runs pairs.
+        """
+
+    def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
+        """Named parts, means over positions; the one called `loss` is minimised.
+
+        Args:
+            predicted: the draft's hidden states, [R, S, H].
+            hidden: the target's at the same positions, [R, S, H], without gradient.
+            head: the target's head.
+        """
+
+
+def described(loss: Any) -> dict[str, Any]:
+    """A loss by the name of its class and its options."""
+    return {"class": type(loss).__name__, **asdict(loss)}
+
+
+@dataclass(frozen=True)
+class EagleLoss:
+    """EAGLE-1's loss (Li et al. 2024, arXiv 2401.15077, §3.2): smooth-L1 regression of the hidden
+    states, plus cross-entropy from the target's distribution to the draft's, before guidance.
+
+    Parts: `loss` = `regression` + weight × `cross_entropy`.
+
+    Attributes:
+        cross_entropy: weight of the cross-entropy.
+    """
+
+    cross_entropy: float = 0.1
+    guided = False
+
+    def __post_init__(self) -> None:
+        if not self.cross_entropy >= 0:
+            raise TemperaError(
+                f"cross_entropy={self.cross_entropy} is not possible: give 0 or more."
+            )
+
+    def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
+        """See `Loss`."""
+
+        def cross_entropy(mine: Tensor, true: Tensor) -> Tensor:
+            with torch.no_grad():
+                p = head.logits(true).float().softmax(-1)
+            return -(p * head.logits(mine).float().log_softmax(-1)).sum()
+
+        predicted, hidden = (states.flatten(0, 1)[None] for states in (predicted, hidden))
+        regression = F.smooth_l1_loss(predicted.float(), hidden.float())
+        classified = head.total(cross_entropy, predicted, hidden) / predicted.shape[1]
+        total = regression + self.cross_entropy * classified
+        return {TOTAL: total, "regression": regression, "cross_entropy": classified}
+
+
+@dataclass(frozen=True)
+class AcceptanceLoss:
+    """LK (arXiv 2602.23881): λ·KL(p‖q) + (1 − λ)·TV(p, q) with λ = exp(−η·α), α = Σ min(p, q)
+    without gradient, at every position.
+
+    p and q are the distributions that decoding draws from, after guidance and temperature, so α is
+    the probability that a drafted token is accepted. While drafts are poor, KL leads them; TV = 1 −
+    α takes over as they improve. The gradient reaches both rows of a guided pair.
+
+    Two things differ from p and q in decoding, where these have no useful gradient: KL compares p
+    with q before top-k and top-p, which give some tokens of p no mass; and a greedy target
+    (temperature 0) is imitated at temperature 1.
+
+    Parts: `loss`, `kl` in nats, `tv`, and `acceptance` = α.
+
+    Attributes:
+        eta: η, how fast TV takes over.
+    """
+
+    eta: float = 3.0
+    guided = True
+
+    def __post_init__(self) -> None:
+        if not self.eta >= 0:
+            raise TemperaError(f"eta={self.eta} is not possible: give 0 or more.")
+
+    def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
+        """See `Loss`."""
+        drawn = replace(head.sampling, temperature=head.sampling.temperature or 1.0)
+
+        def compare(mine: Tensor, true: Tensor) -> Tensor:
+            with torch.no_grad():
+                p = drawn.distribution(head.logits(true))
+            logits = head.logits(mine)
+            q = drawn.distribution(logits)
+            log_q = (drawn.guide(logits) / drawn.temperature).log_softmax(-1)
+            kl = torch.where(p > 0, p * (p.log() - log_q), 0.0).sum(-1)
+            acceptance = torch.minimum(p, q).sum(-1)
+            share = (-self.eta * acceptance.detach()).exp()
+            total = share * kl + (1 - share) * (1 - acceptance)
+            return torch.stack([part.sum() for part in (total, kl, 1 - acceptance, acceptance)])
+
+        positions = len(predicted) // head.sampling.rows * predicted.shape[1]
+        means = head.total(compare, predicted, hidden) / positions
+        return dict(zip((TOTAL, "kl", "tv", "acceptance"), means, strict=True))

@@ -1,10 +1,10 @@
 """How a draft is trained: every number that decides the weights."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from tempera.errors import TemperaError
+from tempera.training.lr_schedules import SCHEDULES, Decay, Schedule
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,18 @@ class Recipe:
         batch_size: images per optimiser step, over all processes and accumulated parts.
         gradient_accumulation: parts that a process takes a batch in, one after the other, to save
             memory; it does not change the gradients.
-        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed to 0 as
-            `decay` says: linear, cosine or constant.
+        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed as `decay`
+            says: linear, cosine, constant or trapezoid (`tempera.training.lr_schedules`).
         grad_clip: largest norm of the gradient; 0 does not clip.
-        hidden_noise: the input hidden states are moved by uniform noise in ± this.
-        ttt_steps: drafted steps that are learned besides the first, each from the draft's own
-            predictions of the step before (HASS; 0 is EAGLE-1). With k of them the draft's pass
-            that is learned from is over 1 + k copies of the images, after k passes without gradient
-            over 1 … k copies.
+        hidden_noise: uniform noise in ± this is added to the input hidden states.
+        ttt_steps: unrolled training steps after the first, each from the draft's own predictions of
+            the step before (HASS, EAGLE-3; 0 is EAGLE-1). With k of them the pass that has a
+            gradient runs over 1 + k copies of the images, after k passes without gradient over 1 …
+            k copies.
+        ttt_decay: step i of the unrolled steps, counted from 0, has the weight ttt_decay^i in the
+            loss (EAGLE-3: 0.8; 1 weighs all steps alike). Weights are divided by their sum.
         cfg_dropout: probability that an image becomes null-conditioned, for target and draft alike.
-        cross_entropy: weight of the cross-entropy beside the regression of hidden states.
+            A loss after guidance takes every image with and without its condition instead.
         ema: decay of the moving average of the weights, which is then what is validated and saved;
             0 keeps none.
         mixed_precision: "no" or "bf16".
@@ -40,15 +42,15 @@ class Recipe:
     gradient_accumulation: int = 1
     lr: float = 1e-4
     warmup_steps: int = 2000
-    decay: Literal["linear", "cosine", "constant"] = "linear"
+    decay: Decay = "linear"
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.0
     grad_clip: float = 0.5
     hidden_noise: float = 0.1
     ttt_steps: int = 0
+    ttt_decay: float = 1.0
     cfg_dropout: float = 0.1
-    cross_entropy: float = 0.1
     ema: float = 0.0
     mixed_precision: Literal["no", "bf16"] = "no"
     seed: int = 0
@@ -80,7 +82,6 @@ class Recipe:
             "grad_clip",
             "hidden_noise",
             "ttt_steps",
-            "cross_entropy",
             "decodes",
         ):
             if not getattr(self, name) >= 0:
@@ -92,8 +93,12 @@ class Recipe:
                 )
         if not self.lr > 0:
             raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
+        if not 0 < self.ttt_decay <= 1:
+            raise TemperaError(
+                f"ttt_decay={self.ttt_decay} is not possible: give a number above 0, at most 1."
+            )
         for name, choices in (
-            ("decay", ("linear", "cosine", "constant")),
+            ("decay", tuple(SCHEDULES)),
             ("mixed_precision", ("no", "bf16")),
         ):
             if getattr(self, name) not in choices:
@@ -101,17 +106,16 @@ class Recipe:
                     f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}."
                 )
 
-    def rate(self, step: int) -> float:
-        """Learning rate of step number `step` (from 0)."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
-        factors = {
-            "linear": 1 - done,
-            "cosine": (1 + math.cos(math.pi * done)) / 2,
-            "constant": 1.0,
-        }
-        return self.lr * factors[self.decay]
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of a step (from 0), as a multiple of `lr`."""
+        return SCHEDULES[self.decay](self.warmup_steps, self.steps)
+
+    @property
+    def step_weights(self) -> list[float]:
+        """The weights of the unrolled steps, which sum to 1."""
+        weights = [self.ttt_decay**step for step in range(1 + self.ttt_steps)]
+        return [weight / sum(weights) for weight in weights]
 
     def part(self, processes: int) -> int:
         """Images in one forward pass of one process.

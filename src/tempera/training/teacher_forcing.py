@@ -1,5 +1,5 @@
-"""Teacher forcing: what the frozen target thinks at every token of an image, and what a draft is
-given to imitate it.
+"""Teacher forcing: the frozen target's hidden states at every token of an image, and the inputs
+from which a draft learns to predict them.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class Lesson:
         embeds: embeddings of the condition tokens and of all image tokens but the last, [R, S, H].
         hidden: the target's hidden states there, [R, S, H]. The one at T − 1 + i predicts image
             token i.
-        previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H]:
-            what the draft reads beside `embeds`.
+        previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H];
+            the draft reads them beside `embeds`.
         mask: additive attention mask, [R, 1, S, S].
         keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
@@ -49,9 +49,9 @@ class Lesson:
         return shifted(hidden[:, :-1], self.keep)
 
     def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The sequence as a draft meets it 0, 1, … K − 1 steps after its root, one copy behind the
-        other: the context alignment of HASS (Zhang et al. 2024, arXiv 2408.15766; EAGLE-3's
-        training-time test), without HASS's loss on the most probable tokens.
+        """The sequence as a draft reads it 0, 1, … K − 1 steps after its root, in K copies one
+        behind the other: the context alignment of HASS (Zhang et al. 2024, arXiv 2408.15766) and
+        EAGLE-3's training-time test, without HASS's loss on the most probable tokens.
 
         In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1
         tokens before it in the copies 1 … k − 1, whose hidden states were drafted as well, and to
@@ -93,7 +93,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
         target: the frozen target.
         captions: one per image.
         codes: image tokens, int64 [R, length].
-        drop: rows whose caption is replaced by the null condition, bool [R].
+        drop: rows with the null condition in place of their caption, bool [R].
     """
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
@@ -107,22 +107,22 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     return Lesson(embeds, hidden, shifted(hidden[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
 
 
-def nudge(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:
-    """Add uniform noise in ± amplitude to each image's states [R, S, H]; the noise of an image
-    depends on (seed, its number) alone.
+def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:
+    """Add uniform noise in ± amplitude to hidden states [R, S, H]; row r belongs to image r mod
+    n of the n images, whose noise depends on (seed, its number) alone.
     """
     if not amplitude:
         return hidden
     generator = torch.Generator(hidden.device)
     noise = torch.empty_like(hidden, dtype=torch.float32)
-    for row, position in zip(noise, positions, strict=True):
-        row.uniform_(
-            -amplitude, amplitude, generator=generator.manual_seed(key(seed, f"noise/{position}"))
-        )
+    for image, position in enumerate(positions):
+        generator.manual_seed(key(seed, f"noise/{position}"))
+        for row in noise[image :: len(positions)]:
+            row.uniform_(-amplitude, amplitude, generator=generator)
     return hidden + noise.to(hidden.dtype)
 
 
-def dropped(seed: int, positions: list[int], probability: float) -> Tensor:
-    """Which images become null-conditioned, bool [R]; depends on seed and image number alone."""
+def null_conditioned(seed: int, positions: list[int], probability: float) -> Tensor:
+    """Which images lose their condition, bool [R]; depends on (seed, an image's number) alone."""
     chances = [(key(seed, f"drop/{position}") % 2**32) / 2**32 for position in positions]
     return torch.tensor([chance < probability for chance in chances])

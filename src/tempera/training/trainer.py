@@ -1,7 +1,9 @@
 """The training loop of a draft. A step is a function of (weights, optimiser state, seed, step)
-alone, so that a run killed anywhere and started again ends as if it had not been.
+alone, so that a run killed anywhere and started again ends with the same weights.
 """
 
+import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.tracking import NoTracker, Tracker
@@ -23,9 +25,10 @@ from tempera.targets.transformer import TransformerTarget
 from tempera.training import fsdp
 from tempera.training.checkpoint import State, TrainingProgress, keep_record, load_state, save_state
 from tempera.training.dataset import Codes
-from tempera.training.losses import draft_loss
+from tempera.training.losses import TOTAL, Head, Loss, Parts, described
+from tempera.training.lr_schedules import set_rate
 from tempera.training.recipe import Recipe
-from tempera.training.teacher_forcing import dropped, nudge, teach
+from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 DRAFT = "draft"
@@ -34,8 +37,9 @@ METRICS = "metrics.json"
 
 def train(
     target: TransformerTarget,
-    draft: EagleModel,
+    draft: DraftNetwork,
     codes: Codes,
+    loss: Loss,
     recipe: Recipe,
     directory: Path,
     start_tracker: Callable[[], Tracker],
@@ -49,21 +53,22 @@ def train(
             process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
+        loss: what the draft minimises.
         recipe: how to train.
-        directory: the run directory; it holds `draft/` (the best draft so far, as
-            `EagleModel.from_pretrained` reads it, with its metrics.json and README.md),
-            `last.safetensors` (to resume from) and `training.json` (what the run is).
-        start_tracker: called once there is something to track; the tracker receives losses and
-            validation metrics.
-        record: what else must not change between two starts of the run (the configuration).
+        directory: the run directory; it holds `draft/` (the best draft so far, as the draft's
+            `from_pretrained` reads it, with its metrics.json and README.md), `last.safetensors` (to
+            resume from) and `training.json` (the configuration).
+        start_tracker: called if any steps remain; the tracker receives the parts of the loss and
+            the validation metrics.
+        record: the rest of the configuration, which must not change when a run is resumed.
         quiet: no progress bar and no messages.
 
     Returns:
         the contents of `draft/metrics.json`.
 
     Raises:
-        TemperaError: the directory was begun otherwise, cannot be written or is damaged; the batch
-            does not divide; a loss is not finite.
+        TemperaError: the directory holds a run with another configuration, cannot be written or is
+            damaged; the batch does not divide; the loss is not finite.
     """
     draft.check(target)
     directory = writable_directory(directory)
@@ -74,12 +79,16 @@ def train(
     recipe.part(accelerator.num_processes)
     keep_record(
         directory,
-        {**(record or {}), "recipe": asdict(recipe), "target": target.identity},
+        {
+            **(record or {}),
+            "loss": described(loss),
+            "recipe": asdict(recipe),
+            "target": target.identity,
+        },
         write=accelerator.is_main_process,
     )
-    run = Run(
-        target, draft.to(target.device), codes, recipe, directory, accelerator, quiet, sharded
-    )
+    draft = draft.to(target.device)
+    run = Run(target, draft, codes, loss, recipe, directory, accelerator, quiet, sharded)
     resumed = load_state(directory, run.state)
     accelerator.wait_for_everyone()
     done = run.state.progress.step
@@ -87,7 +96,7 @@ def train(
         print(
             f"{directory}: already trained, {done} steps."
             if done >= recipe.steps
-            else f"{directory}: goes on after step {done}."
+            else f"{directory}: resumes after step {done}."
         )
     run.finish(start_tracker if accelerator.is_main_process and done < recipe.steps else NoTracker)
     return dict(read_json(directory / DRAFT / METRICS))
@@ -95,11 +104,11 @@ def train(
 
 @dataclass
 class TrainingStep:
-    """Losses of one step, averaged over its images: [3] total, regression, cross-entropy; and the
-    gradient's norm before clipping.
+    """The parts of the loss of one step, averaged over its images, and the gradient's norm before
+    clipping.
     """
 
-    losses: Tensor
+    losses: dict[str, float]
     norm: float
 
 
@@ -109,18 +118,22 @@ class Run:
     def __init__(
         self,
         target: TransformerTarget,
-        draft: EagleModel,
+        draft: DraftNetwork,
         codes: Codes,
+        loss: Loss,
         recipe: Recipe,
         directory: Path,
         accelerator: Accelerator,
         quiet: bool,
         sharded: bool = False,
     ) -> None:
-        self.target, self.draft, self.codes, self.recipe = target, draft, codes, recipe
+        self.target, self.draft, self.codes = target, draft, codes
+        self.loss, self.recipe, self.schedule = loss, recipe, recipe.schedule
+        self.head = Head(self._logits, target.sampling, recipe.logit_chunk)
         self.directory, self.accelerator = directory, accelerator
         self.tracker: Tracker = NoTracker()
         self.quiet = quiet or not accelerator.is_main_process
+        self.whole = copy.deepcopy(draft).requires_grad_(False)
         self.model = (
             fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         )
@@ -136,7 +149,7 @@ class Run:
             if recipe.ema
             else {}
         )
-        self.state = State(draft, optimiser, average, TrainingProgress())
+        self.state = State(draft, [optimiser], average, TrainingProgress())
         mine = range(
             accelerator.process_index,
             max(recipe.holdout, accelerator.num_processes),
@@ -188,28 +201,29 @@ class Run:
     def step(self, number: int) -> TrainingStep:
         """One optimiser step."""
         recipe, losses = self.recipe, []
-        for group in self.state.optimiser.param_groups:
-            group["lr"] = recipe.rate(number)
-        self.state.optimiser.zero_grad()
+        (optimiser,) = self.state.optimisers
+        set_rate([optimiser], self.schedule(number))
+        optimiser.zero_grad()
         for positions, last in self._parts(number):
             with nullcontext() if last else self._gradients_stay():
-                loss = self.losses(positions)
-                self.accelerator.backward(loss[0] / recipe.gradient_accumulation)
-            losses.append(loss.detach())
+                parts = self.losses(positions)
+                self.accelerator.backward(parts[TOTAL] / recipe.gradient_accumulation)
+            losses.append(torch.stack([part.detach().float() for part in parts.values()]))
         mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
         norm = fsdp.whole(
             torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.grad_clip or torch.inf)
         )
-        if not bool(torch.isfinite(mean).all() & torch.isfinite(norm)):
+        step = TrainingStep(dict(zip(parts, mean.tolist(), strict=True)), norm.item())
+        if not all(map(math.isfinite, [*step.losses.values(), step.norm])):
             raise TemperaError(
-                f"the loss is not finite at step {number} (loss {mean[0].item()}, gradient "
-                f"{norm.item()}), so training stopped: the last "
-                f"good checkpoint is kept in {self.directory}; begin another run directory with "
-                "a lower lr or a longer warmup."
+                f"the loss is not finite at step {number} (loss {step.losses[TOTAL]}, gradient "
+                f"{step.norm}), so training stopped: the last good checkpoint is kept in "
+                f"{self.directory}; train in another run directory with a lower lr or a longer "
+                "warm-up."
             )
-        self.state.optimiser.step()
+        optimiser.step()
         self._average(number)
-        return TrainingStep(mean, norm.item())
+        return step
 
     def _gradients_stay(self) -> AbstractContextManager[None]:
         """The context in which gradients are not yet averaged over the processes."""
@@ -229,30 +243,41 @@ class Run:
                 part == self.recipe.gradient_accumulation - 1,
             )
 
-    def losses(self, positions: list[int]) -> Tensor:
-        """Losses of these training images, [3]: total, regression, cross-entropy."""
+    def losses(self, positions: list[int]) -> Parts:
+        """The parts of the loss on these training images, unrolled steps weighted."""
         recipe, images = self.recipe, self.codes.train(positions)
+        rows = self.target.sampling.rows if self.loss.guided else 1
         with self.accelerator.autocast():
             lesson = teach(
                 self.target,
-                images.captions,
-                images.codes,
-                dropped(recipe.seed, positions, recipe.cfg_dropout),
+                images.captions * rows,
+                images.codes.repeat(rows, 1),
+                self._without_condition(positions),
             )
-            states = [nudge(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
+            states = [add_noise(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
             for _ in range(recipe.ttt_steps):
                 with torch.no_grad():
                     ahead = self.draft(*_floats(lesson.unrolled(states)))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
-            predicted = self.model(*_floats(lesson.unrolled(states))).unflatten(
-                1, (len(states), -1)
-            )
-            mine, true = (
-                predicted[:, :, lesson.start :],
-                lesson.hidden[:, None, lesson.start :].expand(-1, len(states), -1, -1),
-            )
-            loss = draft_loss(mine, true, self._logits, recipe.cross_entropy, recipe.logit_chunk)
-        return torch.stack([loss.total, loss.regression, loss.cross_entropy])
+            predicted = self.model(*_floats(lesson.unrolled(states)))
+            steps = predicted.unflatten(1, (len(states), -1))[:, :, lesson.start :].unbind(1)
+            true = lesson.hidden[:, lesson.start :]
+            parts = [self.loss(mine, true, self.head) for mine in steps]
+        weights = recipe.step_weights
+        return {
+            name: torch.stack(
+                [w * part[name] for w, part in zip(weights, parts, strict=True)]
+            ).sum()
+            for name in parts[0]
+        }
+
+    def _without_condition(self, positions: list[int]) -> Tensor:
+        """Rows with the null condition, bool [R]: those that `cfg_dropout` drew, or, for a loss
+        after guidance, the second of every pair.
+        """
+        if not self.loss.guided:
+            return null_conditioned(self.recipe.seed, positions, self.recipe.cfg_dropout)
+        return torch.arange(self.target.sampling.rows * len(positions)) >= len(positions)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.target.lm_logits(hidden.to(self.target.dtype))
@@ -272,17 +297,13 @@ class Run:
             progress.step % self.recipe.log_every and progress.step != self.recipe.steps
         ):
             return
-        total, regression, cross_entropy = step.losses.tolist()
-        rate = self.recipe.rate(progress.step - 1)
         values = {
-            "loss": total,
-            "regression": regression,
-            "cross_entropy": cross_entropy,
+            **step.losses,
             "gradient_norm": step.norm,
-            "lr": rate,
+            "lr": self.recipe.lr * self.schedule(progress.step - 1),
         }
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, progress.step)
-        shown = {"loss": f"{total:.4f}"} | {
+        shown = {name: f"{value:.4f}" for name, value in step.losses.items()} | {
             name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest
         }
         bar.n = progress.step
@@ -320,14 +341,13 @@ class Run:
             kept.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
 
-    def kept(self) -> EagleModel:
-        """The draft as it is saved: whole, on this process's device, of the averaged weights where
-        there is an average.
+    def kept(self) -> DraftNetwork:
+        """The draft as it is saved: whole, on this process's device, with the averaged weights if
+        `ema` keeps an average.
         """
-        kept = EagleModel(self.draft.config).to(self.target.device)
         weights = self.state.average or self.draft.state_dict()
-        kept.load_state_dict({name: fsdp.whole(value) for name, value in weights.items()})
-        return kept.requires_grad_(False)
+        self.whole.load_state_dict({name: fsdp.whole(value) for name, value in weights.items()})
+        return self.whole
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
@@ -348,6 +368,8 @@ class Run:
             "best": progress.best,
             "latest": progress.latest,
             "sampling": asdict(self.target.sampling),
+            "architecture": type(self.draft).__name__,
+            "loss": described(self.loss),
             "recipe": asdict(self.recipe),
         }
         write_json(self.directory / DRAFT / METRICS, values)
@@ -363,19 +385,20 @@ _SHOWN = ("accepted_length", "top3", "tv")
 
 
 def _readme(values: dict[str, Any]) -> str:
-    """What a person finds beside the weights."""
+    """README.md beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
-    recipe = "\n".join(f"| {name} | {value} |" for name, value in values["recipe"].items())
+    options = {f"loss.{name}": value for name, value in values["loss"].items()} | values["recipe"]
+    recipe = "\n".join(f"| {name} | {value} |" for name, value in options.items())
     state = "finished" if values["finished"] else "not finished"
     processes = values["processes"]
-    return f"""# EAGLE-1 draft for {values["model"]}
+    return f"""# A draft for {values["model"]}
 
-Trained by tempera for the target whose weights are `{values["target"]}`
+An {values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
 ({state}; steps: {values["steps"]}, seconds: {values["seconds"]:.0f}, processes: {processes}).
 Use it with `python eval/run.py drafter.path=<this directory>`.
 
-Held-out metrics of this checkpoint, the best by top-3 accuracy
-(accuracies after guidance; TV as decoded; accepted length of exact chains):
+Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
+is between the distributions that decoding draws from, the accepted length is of exact chains.
 
 | metric | value |
 |---|---|

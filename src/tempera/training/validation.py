@@ -8,8 +8,8 @@ from torch import Tensor
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
@@ -19,17 +19,18 @@ from tempera.training.teacher_forcing import teach
 
 @torch.no_grad()
 def imitation(
-    draft: EagleModel, target: TransformerTarget, images: Captioned, batch_size: int = 4
+    draft: DraftNetwork, target: TransformerTarget, images: Captioned, batch_size: int = 4
 ) -> Tensor:
-    """Sums over held-out images of what a draft of one token is worth.
+    """How well the draft predicts the next token of held-out images, under teacher forcing.
 
-    p and q are the distributions that decoding samples, after guidance and temperature; the
-    accuracies ask after guidance only, so that greedy and truncated sampling have them too.
+    p and q are the distributions that decoding samples from, after guidance and temperature; the
+    accuracies are after guidance only, so that they mean the same for greedy and truncated
+    sampling.
 
     Returns:
-        float64 [4]: image tokens, those whose most probable token under the target is the draft's
-            most probable, or among its
-        three most probable; total variation between p and q.
+        float64 [4], sums over image tokens: their number; how often the target's most probable
+            token is the draft's most probable, and how often one of its three most probable; total
+            variation between p and q.
     """
     ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
@@ -75,7 +76,7 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
 
 
 def accepted_length(
-    draft: EagleModel, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
+    draft: DraftNetwork, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
 ) -> float:
     """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted
     tokens.

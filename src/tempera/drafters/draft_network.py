@@ -1,0 +1,144 @@
+"""What training and decoding need of a draft network.
+
+Shapes: R rows, S positions, H hidden size.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import sha256_file
+from tempera.runtime.network_directory import WEIGHTS, read_network, write_network
+from tempera.targets.kv_cache import RowCache
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """The target that a draft belongs to; a network adds what it needs.
+
+    Attributes:
+        hidden_size: H of the target.
+        vocab_size: V of the target.
+        target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
+        model: the target's name, for people.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    target: str
+    model: str
+
+
+class DraftStep(Protocol):
+    """A draft network's forward pass as decoding calls it, with keys and values in a cache."""
+
+    def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rotary embedding of positions int64 [R, S], as `__call__` takes it."""
+
+    def __call__(
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        mask: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: RowCache,
+    ) -> Tensor:
+        """As `DraftNetwork.forward`: [R, S, H]."""
+
+
+class DraftNetwork(nn.Module, ABC):
+    """A network that predicts the target's next hidden state from its last one and a token.
+
+    A draft network of your own is a subclass with `configure`, `forward` and `drafting`; a YAML in
+    `conf/draft/` makes it an option of training.
+
+    Attributes:
+        identity: hash of the weights' file, where the weights were read from one.
+    """
+
+    identity: str | None = None
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    @abstractmethod
+    def configure(cls, values: dict[str, Any]) -> Any:
+        """The contents of `config.json` → the network's configuration."""
+
+    @abstractmethod
+    def forward(
+        self, embeds: Tensor, hidden: Tensor, mask: Tensor, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Predict hidden states over whole sequences.
+
+        Args:
+            embeds: embedding of token t, [R, S, H].
+            hidden: the target's hidden state at token t − 1, [R, S, H], or a draft's prediction.
+            mask: additive, [R, 1, S, S].
+            position_ids: place of token t in prefix + image, int64 [R, S].
+
+        Returns:
+            the predicted hidden state at token t, [R, S, H].
+        """
+
+    @abstractmethod
+    def drafting(self, device: torch.device, dtype: torch.dtype) -> DraftStep:
+        """The forward pass for decoding, with its own copy of the weights."""
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`; each is whole or absent.
+
+        Raises:
+            TemperaError: the directory cannot be written.
+        """
+        write_network(Path(directory), self.state_dict(), asdict(self.config))
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Self:
+        """Read what `save_pretrained` wrote.
+
+        Raises:
+            TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
+        """
+        network = read_network(
+            directory,
+            lambda values: cls(cls.configure(values)),
+            f"a draft ({cls.__name__})",
+            "give a draft's directory that training wrote whole",
+        )
+        network.identity = sha256_file(Path(directory) / WEIGHTS)[:16]
+        return network
+
+    def check(self, target: Any) -> None:
+        """Refuse a target this draft was not trained for.
+
+        Args:
+            target: a `TransformerTarget`.
+
+        Raises:
+            TemperaError: hidden size, vocabulary or identity differ.
+        """
+        config = self.config
+        sizes = {
+            "hidden size": (config.hidden_size, target.hidden_size),
+            "vocabulary": (config.vocab_size, target.vocab_size),
+        }
+        for what, (own, other) in sizes.items():
+            if own != other:
+                raise TemperaError(
+                    f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
+                    "give a draft for this target."
+                )
+        if config.target != target.identity:
+            raise TemperaError(
+                f"the draft was trained for {config.model} with weights {config.target}, but the "
+                f"target's weights are {target.identity}: "
+                "train a draft for this target, or load the target it was trained for."
+            )
