@@ -116,7 +116,7 @@ def _check_files(directory: Path, advice: str) -> None:
             f"{directory} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it "
             "to safetensors."
         )
-    for name in (WEIGHTS, CONFIG):
+    for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise TemperaError(f"{directory / name} is missing: {advice}.")
 
