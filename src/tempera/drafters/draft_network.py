@@ -58,7 +58,7 @@ class DraftNetwork(nn.Module, ABC):
     `conf/draft/` makes it an option of training.
 
     Attributes:
-        identity: hash of the weights' file, where the weights were read from one.
+        identity: of the weights file that the draft was read from; None for one in training.
     """
 
     identity: str | None = None

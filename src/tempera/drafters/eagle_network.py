@@ -70,13 +70,9 @@ class EagleModel(DraftNetwork):
         config: sizes, and the target that it belongs to.
         make_layer: builds the decoder layer and its rotary embedding; by default the
             configuration says how.
-
-    Attributes:
-        identity: of the weights file that the draft was read from; None for one in training.
     """
 
     config: EagleConfig
-
 
     def __init__(
         self, config: EagleConfig, make_layer: Callable[[], DecoderLayer] | None = None
