@@ -6,7 +6,7 @@ from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
-from tempera.rules.standard import Exact, Relaxed
+from tempera.rules.standard import BlockVerification, Exact, Relaxed
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
 
@@ -111,6 +111,20 @@ def test_the_empty_tree_draws_from_the_target():
     assert verdict.accepted.eq(0).all()
     assert verdict.path.shape == (5, 0)
     assert verdict.visited.tolist() == [[0]] * 5
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [
+        *((tree, rule) for tree in (Tree.chain(3), SMALL) for rule in RULES),
+        (Tree.chain(3), BlockVerification()),
+    ],
+)
+def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule):
+    draft, p, uniforms = random_draft(20, tree, vocab_size=12)
+    barred = p.scatter(-1, draft.tokens[:, None].expand(-1, p.shape[1], -1), 0.0)
+    verdict = verify(draft, barred / barred.sum(-1, keepdim=True), rule, torch.zeros_like(uniforms))
+    assert verdict.accepted.eq(0).all()
 
 
 def test_scores_are_not_written_to():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,6 +155,29 @@ def test_shapes_broadcast_over_rows_and_nodes():
         assert rule.accept_prob(p, q, token, depth).shape == (2, 3)
         assert rule.accept_probs(p, q, depth).shape == (2, 3, 7)
         assert rule.residual(p, q, token, depth).shape == (2, 3, 7)
+
+
+def test_a_schedule_of_numpy_numbers_leaves_f_in_float32():
+    p, q = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
+    rule, depth = Relaxed(tuple(np.linspace(0.3, 2.3, 3))), torch.tensor(2)
+    assert rule.omega(depth).dtype == torch.float32
+    assert rule.accept_probs(p, q, depth).dtype == torch.float32
+    assert rule.residual(p, q, torch.tensor(0), depth).dtype == torch.float32
+    assert [type(omega) for omega in rule.schedule] == [float] * 3
+    assert rule == Relaxed(np.linspace(0.3, 2.3, 3).tolist())
+
+
+def test_the_mean_residual_of_a_shared_one_is_the_residual_of_any_token():
+    p, q, depth = torch.rand(4, 5).softmax(-1), torch.rand(4, 5).softmax(-1), torch.arange(1, 5)
+    for rule in (
+        Exact(),
+        Relaxed((0.4, 2.0)),
+        Relaxed((0.4,), "vanilla"),
+        near_rules(5)["grouped published"],
+    ):
+        for token in range(5):
+            each = rule.residual(p, q, torch.full((4,), token), depth)
+            assert rule.mean_residual(p, q, depth).equal(each)
 
 
 def test_rules_are_values():

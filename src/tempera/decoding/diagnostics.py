@@ -29,8 +29,8 @@ def has_children(draft: Draft, nodes: Tensor) -> Tensor:
 def diagnose(
     draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How far the law of each emitted token may be from the target's, from p and q at the positions
-    visited alone.
+    """How far the law of each emitted token may be from the target's: terms of a bound on TV and of
+    a bound on KL, from p and q at the visited positions alone.
 
     Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order,
     f_k the probability of keeping a token and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased
@@ -42,7 +42,7 @@ def diagnose(
     performed there, whatever came out of them; a token drawn at a leaf adds 0.
 
     Such a sum of divergences would be infinite where a late sibling may be one that tᵏ has ruled
-    out. The term of the KL divergence is that of the token's law as a whole, given the drafted
+    out. The term of the KL bound is that of the token's law as a whole, given the drafted
     siblings but the last, had they been rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
     r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from
     q_k as draws of rejected ones.
@@ -60,11 +60,11 @@ def diagnose(
         p: the target's distributions, float32 [B, 1 + N, V].
         rule: the rule that decided.
         soft: the untempered distributions that it decided by in greedy decoding. A kept token that
-            is not the target's costs 1 in total variation, and infinitely many nats.
+            is not the target's choice costs 1 in total variation and infinitely many nats.
 
     Returns:
         TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the
-        KL divergence: float32 [B, L + 1] each, for the L + 1 places of the round; places past the
+        KL bound: float32 [B, L + 1] each, for the L + 1 places of the round; places past the
         verdict's last token are undefined.
     """
     visited = verdict.visited

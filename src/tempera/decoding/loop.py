@@ -47,8 +47,8 @@ def decode(
         rule: decides which to keep.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
-        diagnostics: also record TV(p, q), the TV bound and KL (costs passes over the vocabulary;
-            see `tempera.decoding.diagnostics.diagnose`).
+        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
+            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
         clock: times the parts draft, target, verify and commit.
         progress: called after each round with (rounds so far, tokens so far over all rows).
 

@@ -1,8 +1,7 @@
-"""What a run did, token by token: which were accepted drafts, how probable they were, and how far
-from the target they may be.
+"""What a run did, token by token: which tokens were accepted drafts, how probable they were, and
+how far their law may be from the target's.
 
-Everything is kept per row and per position on the device until the run ends, so results can be
-keyed by prompt.
+Everything stays on the device, per row and position, until the run ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +35,8 @@ class Trace:
             elsewhere. Diagnostics only.
         bound: this position's term of the TV bound (Cool-SD Eq. 8), float32 [B, T]. Diagnostics
             only. See `diagnose`.
-        kl: this position's term of KL(emitted law ‖ target), in nats, float32 [B, T]. Diagnostics
-            only. See `diagnose`.
+        kl: this position's term of the bound on KL(emitted law ‖ target), in nats, float32 [B, T].
+            Diagnostics only. See `diagnose`.
     """
 
     max_depth: int
@@ -65,8 +64,8 @@ class Trace:
     def record(
         self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
     ) -> None:
-        """Add a round. slots: where in the image the verdict's tokens went, int64 [B, L + 1]; T for
-        those that did not go anywhere.
+        """Add a round. slots: positions of the verdict's tokens in the image, int64 [B, L + 1]; T
+        for tokens that were dropped.
         """
         places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
         self.place.scatter_(1, slots, places.expand_as(slots))

@@ -1,8 +1,8 @@
 """Acceptance rules: when to keep a drafted token, and what replaces a rejected one.
 
-A rule is the pair of f(x; p, q, i), the probability of keeping x at depth i, and the residual
-distribution. They belong together: a rule is exact only as a pair, that is, when q·f + (1 - Σ
-q·f)·residual = p. 0/0 counts as 1, and a residual without mass is p.
+A rule is a pair: f(x; p, q, i), the probability of keeping x at depth i, and the residual
+distribution. It is exact only as a pair: when q·f + (1 - Σ q·f)·residual = p. 0/0 counts as 1, and
+a residual without mass is p. The maths of each: docs/methods.md.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,14 @@ class Relaxed(SharedResidual):
         schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.rules.schedules`.
         residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), or "vanilla", Norm[p - q]+ (Eq. 11). They
             are the same where ω_i ≥ 1 (Proposition 1); below 1 only the optimal one is unbiased.
+            At ω_i < 1 vanilla is ill-conditioned where p ≈ q: it normalises a difference of almost
+            equal numbers, yet many tokens are rejected. G* minimises the TV bound (Eq. 8) and not
+            the exact TV of whole sequences, in which errors at different positions may cancel:
+            there vanilla is sometimes nearer to the target.
+
+    Raises:
+        TemperaError: the schedule is empty or has an ω that is not above 0 and finite; or
+            `residual` is neither of the two.
     """
 
     schedule: tuple[float, ...]
@@ -61,7 +69,7 @@ class Relaxed(SharedResidual):
             )
         if residual not in ("optimal", "vanilla"):
             raise TemperaError(f"residual={residual} is not known; choose optimal or vanilla")
-        object.__setattr__(self, "schedule", tuple(schedule))
+        object.__setattr__(self, "schedule", tuple(map(float, schedule)))
         object.__setattr__(self, "residual_kind", residual)
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -93,9 +101,9 @@ class Match:
     it is that token.
 
     With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
-    with the round's own draws it is the naive verification of SpecInfer (Miao et al. 2023), which
-    is also what SJD's public code calls Jacobi decoding. Lossless for every draft, as every emitted
-    token is a draw from the target. It implements `JointRule`.
+    with new draws in each round it is the naive verification of SpecInfer (Miao et al. 2023), which
+    SJD's public code also calls Jacobi decoding. Lossless for every draft, as every emitted token is
+    a draw from the target. Implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
@@ -121,8 +129,8 @@ class BlockVerification:
     its joint prefix. Lossless.
 
     With weights w_0 = 1, w_i = min(1, w_{i-1}·p(x_i)/q(x_i)) the first i tokens are all kept with
-    probability w_i, given that they are drafted. To that end each prefix passes a test of its own,
-    with probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where a_i = Σ_x [w_i·p - q]+ is what
+    probability w_i, given that they are drafted. To that end each prefix passes its own test with
+    probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where a_i = Σ_x [w_i·p - q]+ is what
     the target lacks after it; the longest prefix that passes is kept, and the next token comes from
     Norm[w_i·p - q]+, or from p after a whole draft. (If deeper prefixes are kept with probability
     w_i - a_i on average, as that of the next weight is, then i tokens or more are kept with h_i +
@@ -131,7 +139,7 @@ class BlockVerification:
 
     q must be a token's law given those drafted before it, and a rejected token must leave no trace:
     later tokens decide on earlier ones here, so with guesses that live on into the next round
-    (Jacobi drafters other than SJD's) the law would be another. It implements `JointRule`.
+    (Jacobi drafters other than SJD's) the law would differ. Implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
@@ -174,4 +182,4 @@ class BlockVerification:
 
 @cache
 def _on_device(schedule: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(schedule, device=device)
+    return torch.tensor(schedule, dtype=torch.float32, device=device)
