@@ -8,12 +8,16 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+import tempera.config.instantiate  # noqa: F401  the resolvers of conf/
 from tempera.config.cli import script
 
 
 @script("eval")
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
+    from tempera.config.build import check_method
+
+    check_method(cfg)
     from tempera.commands.evaluate import main
 
     return main(cfg)
@@ -22,6 +26,9 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 @script("bench")
 def bench(cfg: DictConfig) -> dict[str, Any]:
     """`tempera-bench`: time a round and its parts."""
+    from tempera.config.build import check_method
+
+    check_method(cfg)
     from tempera.commands.bench import main
 
     return main(cfg)
@@ -30,6 +37,9 @@ def bench(cfg: DictConfig) -> dict[str, Any]:
 @script("calibrate")
 def calibrate(cfg: DictConfig) -> dict[str, float]:
     """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
+    from tempera.config.build import check_method
+
+    check_method(cfg)
     from tempera.commands.calibrate import main
 
     return main(cfg)

@@ -7,7 +7,14 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from tempera.config.instantiate import accepted, check, check_value, from_options, instantiate
+from tempera.config.instantiate import (
+    accepted,
+    check,
+    check_value,
+    check_values,
+    from_options,
+    instantiate,
+)
 from tempera.decoding.interfaces import Drafter, Rule, Target
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
@@ -121,6 +128,17 @@ def build_sampling(cfg: DictConfig) -> Any:
     `tempera.decoding.probabilities.Sampling`, or what `model.sampling` names.
     """
     return from_options(cfg, cfg.model.get("sampling", "tempera.decoding.probabilities.Sampling"))
+
+
+def check_method(cfg: DictConfig) -> None:
+    """Raise TemperaError for what is wrong with the options of method and sampling alone: without a
+    model, and before the modules that take seconds to import.
+    """
+    check_tokens(cfg)
+    build_sampling(cfg)
+    for part in ("schedule", "rule"):
+        if part in cfg:
+            check_values(cfg[part])
 
 
 def build_tree(cfg: DictConfig) -> Tree:

@@ -71,7 +71,7 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
     """Raise TemperaError unless the node's values and `extra` fit the signature of its `_target_`;
     the same for nested nodes.
     """
-    given = {str(key): node[key] for key in node if not str(key).startswith("_")}
+    given = [str(key) for key in node if not str(key).startswith("_")]
     call = _locate(node)
     parameters = inspect.signature(call).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -96,13 +96,20 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
                 f"{node['_target_']} needs `{name}`; set {_option(node, name)} in conf/ or on "
                 "the command line"
             )
-    hints = _hints(call)
-    for key, value in given.items():
-        nested = list(_nested(value))
-        for inner in nested:
+    for key in given:
+        for inner in _nested(node[key]):
             check(inner)
-        if not nested and key in hints:
-            check_value(node, key, value, hints[key])
+    check_values(node)
+
+
+def check_values(node: Any) -> None:
+    """Raise TemperaError unless the node's own values fit the annotations of its `_target_`,
+    whatever else that may need.
+    """
+    hints = _hints(_locate(node))
+    for key in node:
+        if key in hints and not list(_nested(node[key])):
+            check_value(node, str(key), node[key], hints[str(key)])
 
 
 def from_options(cfg: DictConfig, target: str, **extra: Any) -> Any:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import (
@@ -65,9 +64,7 @@ def sentence(
             return (
                 f"`{problem.full_key}` has no value; give {problem.full_key}=… on the command line"
             )
-        case torch.OutOfMemoryError() | MemoryError():
-            return OUT_OF_MEMORY
-        case RuntimeError() if "can't allocate memory" in str(problem):
+        case MemoryError() | RuntimeError() if _is_out_of_memory(problem):
             return OUT_OF_MEMORY
         case InterpolationResolutionError():
             missing = f"{_first_line(str(problem))} (needed by {problem.full_key})"
@@ -76,6 +73,17 @@ def sentence(
             advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
             return f"cannot write '{name}': {problem.strerror}; {advice}"
     return None
+
+
+def _is_out_of_memory(problem: BaseException) -> bool:
+    """Python's, CUDA's or torch's CPU allocator's; told by name, since importing torch takes
+    seconds.
+    """
+    return (
+        isinstance(problem, MemoryError)
+        or type(problem).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(problem)
+    )
 
 
 def _unreadable(argument: str) -> str:
@@ -160,15 +168,22 @@ def _mentions(option: str, conf: Path, choice: str) -> bool:
 def _having(
     option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]
 ) -> list[str] | None:
-    """The choices that have the option; None unless every choice composes on top of `base`."""
+    """The choices with which the option exists; None unless the choices compose on top of `base`.
+
+    A choice that does not mention the option has it from elsewhere or not at all, like the others
+    of its kind: one stands for all, since composing is slow.
+    """
+    silent = [choice for choice in choices if not _mentions(option, conf, f"{group}/{choice}")]
     having = []
     for choice in choices:
+        if choice in silent[1:]:
+            continue
         cfg = _composed(conf, config_name, [*base, f"{group}={choice}"])
         if cfg is None:
             return None
         if option in _names(cfg):
-            having.append(choice)
-    return having
+            having += silent if choice in silent else [choice]
+    return sorted(having)
 
 
 def _composed(conf: Path, config_name: str, overrides: list[str]) -> DictConfig | None:
