@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tempera.data.shards import Images
+from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel
 from tempera.runtime.distributed import Processes
@@ -82,7 +82,9 @@ def tiny_codes(count: int = 60) -> ShardCodes:
     colours = ("red", "green", "blue", "white", "black")
     captions = [f"a {'small ' if i % 2 else ''}{colours[i % 5]} ring" for i in range(count)]
     codes = torch.randint(24, (count, GRID[0] * GRID[1]), generator=generator)
-    return ShardCodes(Images([f"image-{i}" for i in range(count)], captions, codes.int().numpy()))
+    return ShardCodes(
+        CodedImages([f"image-{i}" for i in range(count)], captions, codes.int().numpy())
+    )
 
 
 def tiny_train(

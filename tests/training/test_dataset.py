@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_training import tiny_target
 
+from tempera.data.encoders import target_encoder, vq_encoder
 from tempera.data.prepare import prepare
 from tempera.data.shards import read_shards
 from tempera.data.sources import Entry
@@ -16,7 +17,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_identity import identity_of
-from tempera.training.dataset import generated_codes, shard_codes, target_encoder, vq_encoder
+from tempera.training.dataset import generated_codes, shard_codes
 
 
 class Captions:
@@ -67,7 +68,7 @@ def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.Monk
     target, vq = tiny_target(), tiny_vq()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
-        TemperaError, match="several processes cannot draw one set of training images"
+        TemperaError, match="several processes cannot generate one set of training images"
     ):
         generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     monkeypatch.delenv("WORLD_SIZE")

@@ -14,7 +14,7 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
     images = tiny_codes().holdout([0, 1])
     rows = target.sampling.rows
     lesson = teach(
-        target, images.captions * rows, images.codes.repeat(rows, 1), torch.arange(2 * rows) >= 2
+        target, images.captions * rows, images.tokens.repeat(rows, 1), torch.arange(2 * rows) >= 2
     )
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
     taught = target.sampling.distribution(target.lm_logits(predicted[:, lesson.start]))
@@ -33,7 +33,7 @@ def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) ->
     target = tiny_target(1.0)
     draft = tiny_draft(target).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
-    lesson = teach(target, images.captions, images.codes, torch.tensor([False, True]))
+    lesson = teach(target, images.captions, images.tokens, torch.tensor([False, True]))
     length, states = lesson.hidden.shape[1], [lesson.previous]
     for _ in range(steps):
         states.append(lesson.before(draft(*lesson.unrolled(states))[:, -length:]))
@@ -51,7 +51,7 @@ def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) ->
 
 def test_a_null_conditioned_row_does_not_depend_on_its_words() -> None:
     target = tiny_target()
-    codes = tiny_codes().holdout([0, 0]).codes
+    codes = tiny_codes().holdout([0, 0]).tokens
     lesson = teach(target, ["a red ring", "a blue ring"], codes, torch.tensor([True, True]))
     torch.testing.assert_close(lesson.hidden[0], lesson.hidden[1])
     lesson = teach(target, ["a red ring", "a blue ring"], codes, torch.tensor([False, False]))

@@ -1,6 +1,4 @@
-"""What turns captions and images into codes: the image tokenizer alone, or the target that draws
-them.
-"""
+"""Encoders of captions and images: the image tokenizer, or the target that generates the codes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -18,12 +16,13 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.rules.standard import Exact
+from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Codes int32 [n, length] of the `entries` that could be encoded, and the rest."""
+    """Codes int32 [n, length] of `entries`, and the entries that could not be encoded."""
 
     entries: list[Entry]
     codes: NDArray[np.int32]
@@ -48,17 +47,13 @@ class VQEncoder:
     """The images' own codes: resize the shorter side, crop the centre, encode.
 
     Args:
-        vq: the target's tokenizer, where it computes; `tokenizer`: its identity.
-        grid: rows and columns of codes, which with the tokenizer's factor fix the picture's size.
+        vq: the target's tokenizer, on its device; `tokenizer`: its identity.
+        grid: rows and columns of codes; with the tokenizer's factor they fix the picture's size.
     """
 
     def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
-        self.vq, self.tokenizer, self.grid, self.device = (
-            vq,
-            tokenizer,
-            grid,
-            next(vq.parameters()).device,
-        )
+        self.vq, self.tokenizer, self.grid = vq, tokenizer, grid
+        self.device = next(vq.parameters()).device
         self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
 
     def describe(self) -> dict[str, Any]:
@@ -80,11 +75,7 @@ class VQEncoder:
             try:
                 pixels.append(to_pixels(decode_picture(entry.image), self.size))
                 kept.append(entry)
-            except (
-                OSError,
-                ValueError,
-                SyntaxError,
-            ) as problem:  # what PIL raises on damaged files
+            except (OSError, ValueError, SyntaxError) as problem:  # PIL's, on damaged files
                 broken.append(
                     Broken(entry.where, f"unreadable image ({str(problem).splitlines()[0]})")
                 )
@@ -95,11 +86,11 @@ class VQEncoder:
 
 
 class TargetEncoder:
-    """Codes that the target draws itself for the captions, autoregressively under its own guidance
+    """Codes that the target generates for the captions, autoregressively under its own guidance
     and temperature: self-distillation.
 
     Args:
-        target: the target; `tokenizer`: the identity of the tokenizer whose codes it draws.
+        target: the target; `tokenizer`: the identity of its image tokenizer.
         seed: with an entry's key it fixes the image.
     """
 
@@ -117,7 +108,7 @@ class TargetEncoder:
         }
 
     def encode(self, entries: list[Entry]) -> Encoded:
-        """Draw one image per caption."""
+        """Generate one image per caption."""
         streams = RandomStreams(self.seed, [entry.key for entry in entries], self.target.device)
         output = decode(
             self.target, NoDraft(), Exact(), streams, [entry.caption for entry in entries]
@@ -137,3 +128,13 @@ def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
     return torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1) / 127.5 - 1
+
+
+def vq_encoder(grid: tuple[int, int], tokenizer: VQModel) -> VQEncoder:
+    """`encoder=vq`: the images' own codes on the target's grid."""
+    return VQEncoder(tokenizer, identity_of(tokenizer), grid)
+
+
+def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> TargetEncoder:
+    """`encoder=target`: codes that the target generates."""
+    return TargetEncoder(target, identity_of(tokenizer), seed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tempera.data.encoders import CodeEncoder, Encoded
 from tempera.data.prepare import begun, empty, wanted
-from tempera.data.shards import Images, shard_bytes
+from tempera.data.shards import CodedImages, shard_bytes
 from tempera.data.sources import Broken, Entry, Source
 
 SECONDS = 10.0
@@ -162,7 +162,9 @@ def _size(parts: list[Encoded], rows: int) -> float:
         for part in parts
         for entry in part.entries
     ]
-    return shard_bytes(Images([""] * rows, [""] * rows, drawn)) / rows + sum(words) / len(words)
+    return shard_bytes(CodedImages([""] * rows, [""] * rows, drawn)) / rows + sum(words) / len(
+        words
+    )
 
 
 def duration(seconds: float) -> str:

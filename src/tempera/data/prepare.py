@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tempera.data.encoders import CodeEncoder, Encoded
-from tempera.data.shards import MANIFEST, Images, Manifest, Shard, check_shard, write_shard
+from tempera.data.shards import MANIFEST, CodedImages, Manifest, Shard, check_shard, write_shard
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
@@ -187,7 +187,7 @@ class _Job:
             manifest.save(self.directory)
         return manifest
 
-    def _encode(self, items: list[Entry | Broken]) -> tuple[Images, list[Broken]]:
+    def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
         """Encode one shard's entries, this process every n-th of its batches, and put together what
         all have encoded.
         """
@@ -212,7 +212,7 @@ class _Job:
         broken = [item for item in items if isinstance(item, Broken)] + [
             item for part in parts for item in part.broken
         ]
-        return Images(
+        return CodedImages(
             [entry.key for entry in kept], [entry.caption for entry in kept], codes
         ), broken
 

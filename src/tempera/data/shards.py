@@ -6,6 +6,7 @@ moment: shards it does not list do not exist.
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
@@ -126,9 +129,13 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Images:
-    """Captioned codes in memory: `keys` and `captions` of length n, `codes` int32 [n, rows ×
-    columns].
+class CodedImages:
+    """Images as codes, with their captions.
+
+    Attributes:
+        keys: one per image; captions of one image have equal keys up to the first `#`.
+        captions: one per image.
+        codes: int32 [n, rows × columns], in raster order.
     """
 
     keys: list[str]
@@ -138,22 +145,35 @@ class Images:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __getitem__(self, rows: Sequence[int]) -> "CodedImages":
+        """These of the images, in this order."""
+        return CodedImages(
+            [self.keys[row] for row in rows],
+            [self.captions[row] for row in rows],
+            self.codes[list(rows)],
+        )
 
-def write_shard(path: Path, images: Images) -> str:
+    @property
+    def tokens(self) -> Tensor:
+        """The codes as a target's tokens, int64 [n, rows × columns]."""
+        return torch.from_numpy(self.codes).long()
+
+
+def write_shard(path: Path, images: CodedImages) -> str:
     """Write one shard atomically and return its sha256. Equal contents give equal bytes."""
     with replacing(path) as temporary:
         _write(images, temporary)
     return sha256_file(path)
 
 
-def shard_bytes(images: Images) -> int:
+def shard_bytes(images: CodedImages) -> int:
     """Size of the shard that these images would make."""
     buffer = io.BytesIO()
     _write(images, buffer)
     return buffer.tell()
 
 
-def _write(images: Images, to: Path | io.BytesIO) -> None:
+def _write(images: CodedImages, to: Path | io.BytesIO) -> None:
     codes = pa.FixedSizeListArray.from_arrays(
         pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1]
     )
@@ -167,7 +187,7 @@ def _write(images: Images, to: Path | io.BytesIO) -> None:
     pq.write_table(table, to, compression="zstd")
 
 
-def read_shard(path: Path) -> Images:
+def read_shard(path: Path) -> CodedImages:
     """Read one shard whole.
 
     Raises:
@@ -177,7 +197,7 @@ def read_shard(path: Path) -> Images:
         table = pq.read_table(path)
         codes = table["codes"].combine_chunks()
         flat = codes.flatten().to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
-        return Images(
+        return CodedImages(
             table["key"].to_pylist(),
             table["caption"].to_pylist(),
             flat.reshape(len(table), codes.type.list_size),
@@ -199,7 +219,9 @@ def check_shard(directory: Path, shard: Shard) -> str | None:
     return None
 
 
-def read_shards(directory: Path, tokenizer: str, vocab_size: int, grid: tuple[int, int]) -> Images:
+def read_shards(
+    directory: Path, tokenizer: str, vocab_size: int, grid: tuple[int, int]
+) -> CodedImages:
     """All images of a finished shards directory, checked against their hashes and the target they
     are meant for.
 
@@ -235,7 +257,7 @@ def read_shards(directory: Path, tokenizer: str, vocab_size: int, grid: tuple[in
         raise TemperaError(
             f"the shards in {directory} hold no images: prepare them from another source."
         )
-    return Images(
+    return CodedImages(
         [k for p in parts for k in p.keys],
         [c for p in parts for c in p.captions],
         np.concatenate([p.codes for p in parts]),

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tempera.data.encoders import VQEncoder
+from tempera.data.encoders import VQEncoder, vq_encoder
 from tempera.data.prompts import Prompt, check_slice
+from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import HOLDOUT, Captioned, vq_encoder
+from tempera.training.dataset import HOLDOUT
 
 
 class WorldCodes:
@@ -24,23 +23,24 @@ class WorldCodes:
     def __init__(self, encoder: VQEncoder, seed: int = 0) -> None:
         self.world, self.encoder = World(seed), encoder
 
-    def train(self, positions: list[int]) -> Captioned:
+    def train(self, positions: list[int]) -> CodedImages:
         """Scenes that are no multiple of 20."""
         return self._scenes([position + position // (HOLDOUT - 1) + 1 for position in positions])
 
-    def holdout(self, positions: list[int]) -> Captioned:
+    def holdout(self, positions: list[int]) -> CodedImages:
         """Scenes that are multiples of 20."""
         return self._scenes([position * HOLDOUT for position in positions])
 
-    def _scenes(self, indices: list[int]) -> Captioned:
+    def _scenes(self, indices: list[int]) -> CodedImages:
         samples = [self.world.sample(index) for index in indices]
         entries = [
             Entry(f"world scene {i}", str(i), sample.caption, sample.image)
             for i, sample in zip(indices, samples, strict=True)
         ]
-        return Captioned(
-            [sample.caption for sample in samples],
-            torch.from_numpy(self.encoder.encode(entries).codes).long(),
+        return CodedImages(
+            [entry.key for entry in entries],
+            [entry.caption for entry in entries],
+            self.encoder.encode(entries).codes,
         )
 
 

@@ -1,59 +1,47 @@
-"""What a draft learns from: captioned image codes, addressed by a counter so that order, sharding
-and resumption cannot change them.
+"""Training data of a draft: codes of shards, and codes that the target generates. Images are
+addressed by a counter, so that order, sharding and resumption cannot change them.
 """
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from tempera.data.encoders import TargetEncoder, VQEncoder
+from tempera.data.encoders import target_encoder
 from tempera.data.prepare import prepare
-from tempera.data.shards import MANIFEST, Images, Manifest, read_shards
-from tempera.data.sources import Source
+from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
 HOLDOUT = 20
-"""One image in so many is held out: 5%."""
-
-
-@dataclass(frozen=True)
-class Captioned:
-    """Captions and their images' codes int64 [B, length]."""
-
-    captions: list[str]
-    codes: Tensor
+"""One image in 20 is held out: 5%."""
 
 
 class Codes(Protocol):
     """An indexed stream of training images and a disjoint hold-out."""
 
-    def train(self, positions: list[int]) -> Captioned:
-        """Training images number `positions` of the (endless) stream, always the same for the same
-        numbers.
+    def train(self, positions: list[int]) -> CodedImages:
+        """Training images by their numbers in an endless stream; a number always stands for the
+        same image.
         """
 
-    def holdout(self, positions: list[int]) -> Captioned:
-        """Held-out images number `positions` mod the size of the hold-out."""
+    def holdout(self, positions: list[int]) -> CodedImages:
+        """Held-out images by number, modulo the size of the hold-out."""
 
 
 class ShardCodes:
-    """Shards made by `tempera.data.prepare`, in memory; every epoch is a permutation of its own.
+    """Shards made by `tempera.data.prepare`, in memory, permuted anew in every epoch.
 
-    The hold-out is the 5% of images whose key hashes to it: it does not depend on order or seed,
-    and captions of one image stay together.
+    A hash of an image's key decides whether it is held out, so the hold-out does not depend on
+    order or seed, and captions of one image stay together.
     """
 
-    def __init__(self, images: Images, seed: int = 0) -> None:
+    def __init__(self, images: CodedImages, seed: int = 0) -> None:
         parts = [_hash(key.partition("#")[0]) % HOLDOUT == 0 for key in images.keys]
         self.images, self.seed = images, seed
         self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
@@ -69,16 +57,26 @@ class ShardCodes:
     def read(
         cls, path: str, tokenizer: str, vocab_size: int, grid: tuple[int, int], seed: int = 0
     ) -> "ShardCodes":
-        """Read and check a shards directory; see `tempera.data.shards.read_shards`."""
+        """Read and check a shards directory.
+
+        Args:
+            path: the directory.
+            tokenizer, vocab_size, grid: the target's, which the shards must fit; see
+                `tempera.data.shards.read_shards`.
+            seed: of the permutations.
+
+        Raises:
+            TemperaError: see `read_shards`.
+        """
         return cls(read_shards(Path(path), tokenizer, vocab_size, grid), seed)
 
-    def train(self, positions: list[int]) -> Captioned:
+    def train(self, positions: list[int]) -> CodedImages:
         """Image number p is entry p mod n of the permutation of epoch p // n."""
-        return self._images([self._at(position) for position in positions])
+        return self.images[[self._at(position) for position in positions]]
 
-    def holdout(self, positions: list[int]) -> Captioned:
+    def holdout(self, positions: list[int]) -> CodedImages:
         """Held-out images in their order in the shards."""
-        return self._images([int(self.held[position % len(self.held)]) for position in positions])
+        return self.images[[int(self.held[position % len(self.held)]) for position in positions]]
 
     def _at(self, position: int) -> int:
         epoch, place = divmod(position, len(self.kept))
@@ -89,25 +87,9 @@ class ShardCodes:
             )
         return int(self._order[place])
 
-    def _images(self, rows: list[int]) -> Captioned:
-        return Captioned(
-            [self.images.captions[row] for row in rows],
-            torch.from_numpy(self.images.codes[rows]).long(),
-        )
-
 
 def _hash(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
-
-
-def vq_encoder(grid: tuple[int, int], tokenizer: VQModel) -> VQEncoder:
-    """`encoder=vq`: the images' own codes on the target's grid."""
-    return VQEncoder(tokenizer, identity_of(tokenizer), grid)
-
-
-def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> TargetEncoder:
-    """`encoder=target`: codes that the target draws."""
-    return TargetEncoder(target, identity_of(tokenizer), seed)
 
 
 def shard_codes(
@@ -126,24 +108,30 @@ def generated_codes(
     batch_size: int = 64,
     seed: int = 0,
 ) -> ShardCodes:
-    """`train_data=generated`: images that the target draws for the captions of `source`, kept as
-    shards in `directory/codes`.
+    """`train_data=generated`: images that the target generates for the captions of `source`, kept
+    as shards in `directory/codes`.
+
+    Args:
+        source: a `tempera.data.sources.Source`.
+        limit: number of captions; None takes all.
+        batch_size: images generated at a time.
+        seed: with a caption's key it fixes the image.
 
     Raises:
-        TemperaError: several processes, and the images are not drawn yet.
+        TemperaError: several processes run, and the images are not generated yet.
     """
-    shards, origin = directory / "codes", _source(source)
+    shards = directory / "codes"
     drawn = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
     if not drawn and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TemperaError(
-            "several processes cannot draw one set of training images: draw them first with "
-            "train_draft/prepare.py encoder=target, "
-            "then train with train_data=shards train_data.path=DIR."
+            "several processes cannot generate one set of training images: generate it first with "
+            "train_draft/prepare.py encoder=target, then train with train_data=shards "
+            "train_data.path=DIR."
         )
-    with tqdm(desc="draw training images", unit="image", disable=drawn) as bar:
+    with tqdm(desc="generate training images", unit="image", disable=drawn) as bar:
         encoder = target_encoder(target, tokenizer, seed)
         prepare(
-            origin,
+            source,
             encoder,
             shards,
             shard_size=4 * batch_size,
@@ -155,9 +143,3 @@ def generated_codes(
     return ShardCodes.read(
         str(shards), identity_of(tokenizer), target.vocab_size, target.grid, seed
     )
-
-
-def _source(source: Any) -> Source:
-    """The source, which configuration files cannot annotate."""
-    found: Source = source
-    return found

@@ -251,7 +251,7 @@ class Run:
             lesson = teach(
                 self.target,
                 images.captions * rows,
-                images.codes.repeat(rows, 1),
+                images.tokens.repeat(rows, 1),
                 self._without_condition(positions),
             )
             states = [add_noise(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]

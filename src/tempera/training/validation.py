@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tempera.data.shards import CodedImages
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -13,13 +14,12 @@ from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import Captioned
 from tempera.training.teacher_forcing import teach
 
 
 @torch.no_grad()
 def imitation(
-    draft: DraftNetwork, target: TransformerTarget, images: Captioned, batch_size: int = 4
+    draft: DraftNetwork, target: TransformerTarget, images: CodedImages, batch_size: int = 4
 ) -> Tensor:
     """How well the draft predicts the next token of held-out images, under teacher forcing.
 
@@ -34,17 +34,14 @@ def imitation(
     """
     ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
-    for start in range(0, len(images.captions), batch_size):
-        captions, codes = (
-            images.captions[start : start + batch_size],
-            images.codes[start : start + batch_size],
-        )
-        rows = target.sampling.rows
+    rows = target.sampling.rows
+    for start in range(0, len(images), batch_size):
+        batch = images[range(start, min(start + batch_size, len(images)))]
         lesson = teach(
             target,
-            captions * rows,
-            codes.repeat(rows, 1),
-            torch.arange(rows * len(codes)) >= len(codes),
+            batch.captions * rows,
+            batch.tokens.repeat(rows, 1),
+            torch.arange(rows * len(batch)) >= len(batch),
         )
         predicted = draft(
             lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions
