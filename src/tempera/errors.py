@@ -1,8 +1,14 @@
-"""Errors for people: one sentence that says what is wrong, where, and what to do."""
+"""Errors for people: one sentence that says what is wrong, where, and what to do.
+
+The sentences make sense in Python; `tempera.config.messages.OPTIONS` adds the option to give where
+the command line prints them.
+"""
 
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -11,6 +17,128 @@ T = TypeVar("T")
 
 class TemperaError(ValueError):
     """A mistake the user can mend. Its message is one sentence: what, where and what to do."""
+
+
+@dataclass(eq=False)
+class NaNProbabilities(TemperaError):
+    """The target or the draft gave NaN for a prompt. who: "target" or "draft"."""
+
+    who: str
+    prompt: str
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.who} gave NaN probabilities for prompt '{self.prompt}'; check its weights, "
+            "and try float32"
+        )
+
+
+@dataclass(eq=False)
+class EmptyDraft(TemperaError):
+    """A drafter would draft no token. what: the argument that says so, such as "depth=0"."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} drafts nothing; give 1 or more, or decode without a drafter"
+
+
+@dataclass(eq=False)
+class NotAChain(TemperaError):
+    """A rule for chains got a draft that branches. rule: its class."""
+
+    rule: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rule} accepts one chain by its prefixes, but this draft has branches; draft a "
+            "chain, or take another rule"
+        )
+
+
+@dataclass(eq=False)
+class CoupledDraft(TemperaError):
+    """A rule for fresh drafts got guesses from earlier rounds. rule: its class."""
+
+    rule: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rule} is not lossless with guesses that live on from round to round; draw new "
+            "ones in every round, or take the exact rule"
+        )
+
+
+@dataclass(eq=False)
+class NotADensityRule(TemperaError):
+    """A rule for discrete tokens met continuous ones. rule: its class."""
+
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} is no rule for continuous tokens; choose CSpD or MaximalCoupling"
+
+
+@dataclass(eq=False)
+class NoSmallerModel(TemperaError):
+    """A model has no smaller one that can draft for it."""
+
+    def __str__(self) -> str:
+        return "this model names no smaller one to draft for it; choose another model or drafter"
+
+
+@dataclass(eq=False)
+class OtherCodebook(TemperaError):
+    """A file holds the neighbours of another codebook. made, wanted: hashes of the two codebooks."""
+
+    path: Path
+    made: str | None
+    wanted: str
+
+    def __str__(self) -> str:
+        return (
+            f"the neighbours in {self.path} were built for another codebook ({self.made}, but this "
+            f"model's is {self.wanted}); delete the file, or keep this model's in another directory"
+        )
+
+
+@dataclass(eq=False)
+class PromptTooLong(TemperaError):
+    """A prompt has more tokens than the model reads. where: which prompt, such as "prompt 1 of 2"."""
+
+    where: str
+    tokens: int
+    room: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} has {self.tokens} tokens, the model has room for {self.room}; shorten "
+            "it, or let the text encoder truncate it"
+        )
+
+
+@dataclass(eq=False)
+class NotAClass(TemperaError):
+    """A prompt of a class-conditional model is not a class number. where: which prompt."""
+
+    where: str
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.where}, is no class; give a number from 0 to {self.classes - 1}"
+
+
+@dataclass(eq=False)
+class CannotCompile(TemperaError):
+    """PyTorch's compiler failed. reason: its first line."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"the model cannot be compiled on this machine ({self.reason}); install a C++ compiler, "
+            "and on a GPU Triton, or go without"
+        )
 
 
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:

@@ -2,12 +2,33 @@
 mistakes are in test_configs.py.
 """
 
+import ast
+import pickle
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from paths import ROOT
 
-from tempera.config.messages import sentence
+from tempera import errors
+from tempera.config.messages import OPTIONS, sentence
+
+CORE = ["decoding", "rules", "targets", "drafters", "continuous", "exactness", "image_tokenizers"]
+GROUPS = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
+FACTS = {
+    errors.CannotCompile: ("no compiler",),
+    errors.CoupledDraft: ("BlockVerification",),
+    errors.EmptyDraft: ("depth=0",),
+    errors.NaNProbabilities: ("draft", "a red ring"),
+    errors.NoSmallerModel: (),
+    errors.NotAChain: ("BlockVerification",),
+    errors.NotAClass: ("prompt 1 of 1, 'dog'", 1000),
+    errors.NotADensityRule: ("Exact",),
+    errors.OtherCodebook: (Path("l2_5.safetensors"), "abc", "def"),
+    errors.PromptTooLong: ("prompt 1 of 1", 130, 120),
+}
 
 
 @pytest.mark.parametrize(
@@ -28,3 +49,35 @@ def test_out_of_memory_says_which_options_help(problem: Exception) -> None:
 
 def test_a_bug_is_not_the_users() -> None:
     assert sentence(RuntimeError("shape mismatch"), Path("conf"), "eval", []) is None
+
+
+@pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
+def test_the_command_line_names_the_options_that_mend_an_error(kind: type[Exception]) -> None:
+    problem = kind(*FACTS[kind])
+    assert sentence(problem, Path("conf"), "eval", []) == f"{problem} ({OPTIONS[kind]})"
+    assert all(str(fact) in str(problem) for fact in FACTS[kind][:1])
+    again = pickle.loads(pickle.dumps(problem))  # launchers send errors between processes
+    assert vars(again) == vars(problem) and str(again) == str(problem)
+
+
+@pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
+def test_these_options_exist(kind: type[Exception]) -> None:
+    for group, choice in re.findall(r"(\w+)=(\w+)", OPTIONS[kind]):
+        if group in GROUPS:
+            assert (ROOT / "conf" / group / f"{choice}.yaml").is_file()
+
+
+def texts_raised(path: Path) -> Iterator[str]:
+    """String constants inside the `raise` statements of a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                    yield inner.value
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_the_library_does_not_speak_of_the_command_line(package: str) -> None:
+    options = re.compile(rf"\b(?:{'|'.join(GROUPS)})(?:=\w|\.\w+=)|command line")
+    for path in sorted((ROOT / "src" / "tempera" / package).glob("*.py")):
+        assert [text for text in texts_raised(path) if options.search(text)] == [], path

@@ -342,9 +342,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 0}, "gamma=0 drafts nothing; give 1 or more"),
     ({"prefill": 1.0}, "prefill=1.0 is not a share of an image; give 0 or more, and less than 1"),
     ({"prefill": -0.1}, "prefill=-0.1 is not a share"),
-    ({"prompt": "5"}, "is no class: give a number from 0 to 4"),
-    ({"prompt": "a dog"}, "is no class: give a number from 0 to 4"),
-    ({"rule": object()}, "object is no rule for continuous tokens; choose method=cspd"),
+    ({"prompt": "5"}, "is no class; give a number from 0 to 4"),
+    ({"prompt": "a dog"}, "is no class; give a number from 0 to 4"),
+    ({"rule": object()}, "object is no rule for continuous tokens; choose CSpD"),
     (
         {"draft": target(config=SQUARE)},
         "the draft generates 4×4 tokens and the target 3×4; take a draft of the target's family",

@@ -275,5 +275,5 @@ def test_bad_input_is_told_in_one_sentence(tmp_path):
         IndependentDraft(small_model(grid=(5, 4)), target)
     with pytest.raises(TemperaError, match="config.json is missing"):
         build_independent(load_smaller(tmp_path), target, Tree.chain(3))
-    with pytest.raises(TemperaError, match="method=ar"):
+    with pytest.raises(TemperaError, match="a tree of depth 0 drafts nothing"):
         independent(target, Tree.empty())

@@ -63,5 +63,5 @@ def test_the_drafter_says_what_it_needs():
 
 
 def test_an_empty_tree_is_refused():
-    with pytest.raises(TemperaError, match="method=ar"):
+    with pytest.raises(TemperaError, match="a tree of depth 0 drafts nothing"):
         StaticTreeDrafter(Written(3), Tree.empty())

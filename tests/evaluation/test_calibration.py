@@ -114,7 +114,7 @@ def statistics(tmp_path: Path) -> str:
         ),
         ({"expected_length": 1.0}, r"expected_length=1 is out of reach"),
         ({"length": 5}, r"holds chains of 3 and this run drafts 5: measure again with depth=5"),
-        ({"budget": 2.0}, r"delta=2 does not go with schedule=calibrated"),
+        ({"delta": 2.0}, r"delta=2 does not go with schedule=calibrated"),
         ({"ceiling": 0.5}, r"ceiling=0.5 is not possible"),
         (
             {"measured_with": NOW | {"guidance": 3.0}},

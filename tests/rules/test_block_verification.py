@@ -273,8 +273,8 @@ def test_guesses_that_live_on_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(
         TemperaError,
-        match="rule=block is not lossless with guesses that live on from round to round; take "
-        "drafter=sjd",
+        match="BlockVerification is not lossless with guesses that live on from round to round; "
+        "draw new ones",
     ):
         emit(target, make(target), BlockVerification(), rows=2)
 
@@ -284,8 +284,8 @@ def test_a_tree_with_branches_is_refused():
         draft, p, uniforms = random_draft(2, tree)
         with pytest.raises(
             TemperaError,
-            match="rule=block accepts one chain by its prefixes, but this draft has branches; "
-            "take tree=chain",
+            match="BlockVerification accepts one chain by its prefixes, but this draft has branches; "
+            "draft a chain",
         ):
             verify(draft, p, BlockVerification(), uniforms)
     rows = Tree.from_parents(

@@ -54,11 +54,11 @@ def test_a_budget_below_one_is_stricter_than_exact_and_legal():
     assert uniform(0.5, 2) == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("budget", [-1, 0, float("nan"), float("inf")])
+@pytest.mark.parametrize("delta", [-1, 0, float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [uniform, exponential, linear])
-def test_an_impossible_budget_names_delta(make, budget):
-    with pytest.raises(TemperaError, match=f"delta={budget} "):
-        make(budget, 5)
+def test_an_impossible_budget_names_delta(make, delta):
+    with pytest.raises(TemperaError, match=f"delta={delta} "):
+        make(delta, 5)
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,7 @@ def test_what_cannot_be_compiled_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
     with pytest.raises(
         TemperaError,
-        match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ "
-        r"compiler.*compile=false.*\.$",
+        match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ compiler.* or go without$",
     ) as told:
         compiled.compile_step(lambda x: x.sin() * 3 + 1)(torch.ones(5))
     assert "\n" not in str(told.value)

@@ -72,7 +72,7 @@ def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
     with pytest.raises(
         TemperaError,
-        match=r"prompt 1 of 1 has 5 tokens, the model reads 4: .*model.text_encoder.truncate=true",
+        match=r"prompt 1 of 1 has 5 tokens, the model has room for 4; .* truncate it",
     ):
         encoder.encode(["a red ring and"])
     cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=SIZES)
@@ -104,7 +104,7 @@ def test_class_numbers() -> None:
     assert labels.tolist() == [3, 9] and keep.shape == (2, 1)
     for wrong in ("10", "cat", "-1"):
         with pytest.raises(
-            TemperaError, match=r"prompt 2 of 2, '.*', is no class: give a number from 0 to 9"
+            TemperaError, match=r"prompt 2 of 2, '.*', is no class; give a number from 0 to 9"
         ):
             ClassLabels(10).encode(["1", wrong])
 

@@ -19,7 +19,33 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from tempera.errors import TemperaError
+from tempera.errors import (
+    CannotCompile,
+    CoupledDraft,
+    EmptyDraft,
+    NaNProbabilities,
+    NoSmallerModel,
+    NotAChain,
+    NotAClass,
+    NotADensityRule,
+    OtherCodebook,
+    PromptTooLong,
+    TemperaError,
+)
+
+OPTIONS: dict[type[BaseException], str] = {
+    CannotCompile: "compile=false",
+    CoupledDraft: "drafter=sjd, or rule=exact",
+    EmptyDraft: "method=ar",
+    NaNProbabilities: "dtype=float32",
+    NoSmallerModel: "model=shapes and llamagen_3b_c2i have one; drafter=mar_base serves MAR models",
+    NotAChain: "tree=chain, or rule=exact",
+    NotAClass: "as in prompt=207 or data=classes",
+    NotADensityRule: "method=cspd, cspd_published or cspd_exact",
+    OtherCodebook: "neighbours.directory=DIR",
+    PromptTooLong: "model.text_encoder.truncate=true",
+}
+"""The options that mend an error of the library, for the command line."""
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
@@ -50,12 +76,13 @@ def sentence(
     """
     match problem:
         case TemperaError():
-            return str(problem)
+            return _with_options(problem)
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             group, _, choice = missing.rpartition("/")
             return f"there is no {group}={choice}; choose one of {', '.join(options)}"
         case InstantiationException():
-            return str(problem.__cause__) if isinstance(problem.__cause__, TemperaError) else None
+            cause = problem.__cause__
+            return _with_options(cause) if isinstance(cause, TemperaError) else None
         case OverrideParseException():
             return _unreadable(problem.override)
         case HydraException():
@@ -84,6 +111,11 @@ def _is_out_of_memory(problem: BaseException) -> bool:
         or type(problem).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(problem)
     )
+
+
+def _with_options(problem: TemperaError) -> str:
+    options = OPTIONS.get(type(problem))
+    return f"{problem} ({options})" if options else str(problem)
 
 
 def _unreadable(argument: str) -> str:

@@ -23,7 +23,7 @@ from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Parts, no_clock
 from tempera.decoding.trace import BONUS, Trace
-from tempera.errors import TemperaError
+from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
 
 
 @dataclass(frozen=True)
@@ -298,20 +298,14 @@ class Speculative(Decoding):
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
-            raise TemperaError(
-                f"gamma={self.gamma} drafts nothing; give 1 or more, or method=mar for the "
-                "target alone."
-            )
+            raise EmptyDraft(f"gamma={self.gamma}")
         if not 0 <= self.prefill < 1:
             raise TemperaError(
                 f"prefill={self.prefill} is not a share of an image; give 0 or more, and less "
                 "than 1."
             )
         if not isinstance(self.rule, DensityRule):
-            raise TemperaError(
-                f"{type(self.rule).__name__} is no rule for continuous tokens; choose "
-                "method=cspd, cspd_published or cspd_exact."
-            )
+            raise NotADensityRule(type(self.rule).__name__)
 
     @property
     def depth(self) -> int:

@@ -376,7 +376,7 @@ def read_mar(directory: str | Path) -> MAR:
         directory,
         lambda values: MAR(MARConfig(**tuples(values))),
         "a MAR",
-        "train it with `python train_draft/build_shapes.py stages=[mar]` and give weights=DIR, the "
-        "directory that it wrote",
+        "train it with `python train_draft/build_shapes.py stages=[mar]` and give the directory "
+        "that it wrote",
     )
     return network.eval().requires_grad_(False)

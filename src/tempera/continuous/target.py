@@ -12,7 +12,7 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
 from tempera.continuous.loop import Context, Model
 from tempera.continuous.mar import MAR, DiffusionHead
-from tempera.errors import TemperaError
+from tempera.errors import NoSmallerModel, TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 
@@ -170,14 +170,10 @@ def draft(target: Model, network: MAR | None) -> MARTarget:
     """
     if not isinstance(target, MARTarget):
         raise TemperaError(
-            "a draft with continuous tokens needs a target with continuous tokens; choose a "
-            "model=mar_… preset."
+            "a draft with continuous tokens needs a target with continuous tokens; give it a MAR"
         )
     if network is None:
-        raise TemperaError(
-            "this model has no smaller one to draft for it; choose another model, or the draft "
-            "with drafter=mar_base."
-        )
+        raise NoSmallerModel
     classes = (network.config.classes, target.network.config.classes)
     if classes[0] != classes[1]:
         raise TemperaError(

@@ -16,7 +16,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Parts, no_clock
 from tempera.decoding.trace import Trace
 from tempera.decoding.verification import verify
-from tempera.errors import TemperaError
+from tempera.errors import NaNProbabilities, TemperaError
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def decode(
         progress: called after each round with (rounds so far, tokens so far over all rows).
 
     Raises:
-        TemperaError: the target or the draft gave NaN probabilities.
+        NaNProbabilities: the target or the draft gave NaN.
+        TemperaError: prompts and streams differ in number.
     """
     if len(prompts) != len(streams.ids):
         raise TemperaError(
@@ -107,8 +108,5 @@ def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids
     if written < 0:
         who = "target" if scores.p[..., 0].isnan().any() else "draft"
         prompt = ids[int(sick.int().argmax())]
-        raise TemperaError(
-            f"the {who} gave NaN probabilities for prompt '{prompt}'; check its weights, and try "
-            "dtype=float32"
-        )
+        raise NaNProbabilities(who, prompt)
     return written

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree, take
-from tempera.errors import TemperaError
+from tempera.errors import EmptyDraft, TemperaError
 
 
 class DynamicTreeDrafter:
@@ -49,7 +49,7 @@ class DynamicTreeDrafter:
         nodes: int = 59,
     ) -> None:
         if depth < 1:
-            raise TemperaError(f"depth={depth} drafts nothing; give it 1 or more, or use method=ar")
+            raise EmptyDraft(f"depth={depth}")
         if not 1 <= branches <= vocab_size:
             raise TemperaError(
                 f"branches={branches} is not possible with a vocabulary of {vocab_size} tokens; "

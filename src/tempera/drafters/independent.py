@@ -14,7 +14,7 @@ from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.cache_slots import Places, last_emitted
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import TemperaError
+from tempera.errors import NoSmallerModel, TemperaError
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -120,10 +120,7 @@ def build_independent(
             tokens.
     """
     if smaller is None:
-        raise TemperaError(
-            "this model names no smaller one to draft for it: choose another method; "
-            "model=shapes and llamagen_3b_c2i have one."
-        )
+        raise NoSmallerModel
     device, dtype = target.device, target.dtype
     draft = TransformerTarget(
         smaller.network.to(device, dtype),

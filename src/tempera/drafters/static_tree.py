@@ -8,7 +8,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import sample_without_replacement
 from tempera.decoding.trees import Tree
-from tempera.errors import TemperaError
+from tempera.errors import EmptyDraft
 
 
 class StaticTreeDrafter:
@@ -21,9 +21,7 @@ class StaticTreeDrafter:
 
     def __init__(self, model: DraftModel, tree: Tree) -> None:
         if tree.nodes == 0:
-            raise TemperaError(
-                "an empty tree drafts nothing; give it a depth of 1 or more, or use method=ar"
-            )
+            raise EmptyDraft("a tree of depth 0")
         self.model = model
         self.tree = tree
         self.nodes = tree.nodes

@@ -153,7 +153,7 @@ def calibrated(
     expected_length: float | None,
     measured_with: dict[str, Any],
     ceiling: float = CEILING,
-    budget: float | None = None,
+    delta: float | None = None,
 ) -> Schedule:
     """The schedule of `length` depths that minimises the TV bound at an expected length, on the
     chains of a file.
@@ -164,15 +164,15 @@ def calibrated(
         expected_length: E[τ + 1] of a round, on these chains.
         measured_with: arguments of `conditions` for this run; the file's must agree.
         ceiling: no ω is larger.
-        budget: must be none: the expected length stands in its place.
+        delta: must be none: the expected length stands in its place.
 
     Raises:
         TemperaError: the file is missing, too short, or of other conditions; the expected length is
             out of reach.
     """
-    if budget is not None:
+    if delta is not None:
         raise TemperaError(
-            f"delta={budget:g} does not go with schedule=calibrated: give expected_length=, or "
+            f"delta={delta:g} does not go with schedule=calibrated: give expected_length=, or "
             "choose another schedule"
         )
     chains, known = load_statistics(Path(statistics))

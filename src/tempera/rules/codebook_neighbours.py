@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tempera.errors import TemperaError
+from tempera.errors import OtherCodebook, TemperaError
 from tempera.runtime.files import replacing
 
 Proximity = Literal["l2", "cosine", "random"]
@@ -83,11 +83,7 @@ class Neighbours:
             ) from problem
         made, wanted = notes.get("codebook"), codebook_hash(codebook)
         if made != wanted:
-            raise TemperaError(
-                f"the neighbours in {path} were built for another codebook ({made}, but this "
-                f"model's is {wanted}); "
-                f"delete the file, or keep this model's elsewhere with neighbours.directory=DIR"
-            )
+            raise OtherCodebook(path, made, wanted)
         if (notes.get("proximity"), table.shape) != (proximity, (len(codebook), k)):
             raise TemperaError(
                 f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete "

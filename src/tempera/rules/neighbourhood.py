@@ -247,8 +247,8 @@ class GSD(SharedResidual):
     ) -> None:
         if ranks is not None and ranks < 0:
             raise TemperaError(
-                f"ranks={ranks} is not a distance; give 0 (every code alone) or more, or null "
-                "for static groups"
+                f"ranks={ranks} is not a distance; give 0 (every code alone) or more, or "
+                "none (null) for static groups"
             )
         _assign(self, neighbours=neighbours, ranks=ranks, residual_kind=_known(residual))
 

@@ -12,29 +12,29 @@ from tempera.errors import TemperaError
 Schedule = tuple[float, ...]
 
 
-def uniform(budget: float, length: int) -> Schedule:
+def uniform(delta: float, length: int) -> Schedule:
     """UniformRSD, Eq. 13: ω_i = δ at every depth."""
-    return _spend(budget, [1.0] * length)
+    return _spend(delta, [1.0] * length)
 
 
-def exponential(budget: float, length: int, nu: float = 0.7) -> Schedule:
+def exponential(delta: float, length: int, nu: float = 0.7) -> Schedule:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
     if not (nu > 0 and math.exp(-nu * length) > 0):
         raise TemperaError(
             f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or "
-            "schedule=uniform for no decay"
+            "take the uniform schedule"
         )
-    return _spend(budget, [math.exp(-nu * i) for i in range(1, length + 1)])
+    return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
 
 
-def linear(budget: float, length: int, ell: int = 8) -> Schedule:
+def linear(delta: float, length: int, ell: int = 8) -> Schedule:
     """Cool-SD, Eq. 17: ω_i = δ·L·w_i / Σw, with w_i = (ℓ - i) / (ℓ(ℓ + 1))."""
     if ell <= length:
         raise TemperaError(
             f"ell={ell} lets the relaxation reach 0 within {length} drafted tokens; give an ell "
             "above the draft length"
         )
-    return _spend(budget, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
+    return _spend(delta, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
 
 
 def floored(schedule: Sequence[float], floor: float) -> Schedule:
@@ -51,14 +51,14 @@ def floored(schedule: Sequence[float], floor: float) -> Schedule:
     return tuple(max(omega, floor) for omega in schedule)
 
 
-def _spend(budget: float, weights: list[float]) -> Schedule:
+def _spend(delta: float, weights: list[float]) -> Schedule:
     """δ·L·w_i / Σw."""
-    if not 0 < budget < math.inf:
+    if not 0 < delta < math.inf:
         raise TemperaError(
-            f"delta={budget} is not a relaxation budget; give a number above 0 (1 is exact "
+            f"delta={delta} is not a relaxation budget; give a number above 0 (1 is exact "
             "decoding, papers use 1.1 to 4)"
         )
     if not weights:
         raise TemperaError("a schedule needs a draft length of at least 1")
-    scale = budget * len(weights) / math.fsum(weights)
+    scale = delta * len(weights) / math.fsum(weights)
     return tuple(scale * weight for weight in weights)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, SharedResidual
 from tempera.decoding.probabilities import at, normalise, one_hot, ratio, sample
-from tempera.errors import TemperaError
+from tempera.errors import CoupledDraft, NotAChain, TemperaError
 
 
 @dataclass(frozen=True)
@@ -149,19 +149,14 @@ class BlockVerification:
         `JointRule.walk`.
 
         Raises:
-            TemperaError: the draft may branch, or is coupled to earlier rounds.
+            NotAChain: the draft may branch.
+            CoupledDraft: the draft holds guesses from earlier rounds.
         """
         tree, rows = draft.tree, torch.arange(len(p), device=p.device)
         if tree.max_children > 1:
-            raise TemperaError(
-                "rule=block accepts one chain by its prefixes, but this draft has branches; take "
-                "tree=chain or another rule"
-            )
+            raise NotAChain(type(self).__name__)
         if not draft.fresh:
-            raise TemperaError(
-                "rule=block is not lossless with guesses that live on from round to round; take "
-                "drafter=sjd, or rule=exact"
-            )
+            raise CoupledDraft(type(self).__name__)
         above, below = at(p[:, :-1], draft.tokens).double(), at(draft.q, draft.tokens).double()
         steps = torch.nn.functional.pad(
             (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)

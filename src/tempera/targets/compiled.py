@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.errors import TemperaError
+from tempera.errors import CannotCompile
 
 StepFunction = Callable[..., Tensor]
 """A function of tensors and hashable constants. It may write into memory that outlives it (a
@@ -116,8 +116,4 @@ def _told(problem: Exception) -> Exception:
     if isinstance(cause, torch.OutOfMemoryError | MemoryError):
         return cause
     first = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
-    return TemperaError(
-        f"the model cannot be compiled on this machine ({first}): that takes a C++ compiler, and "
-        "on a GPU Triton; give compile=false to go "
-        "without."
-    )
+    return CannotCompile(first)

@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
+from tempera.errors import NotAClass, PromptTooLong, TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
@@ -74,11 +74,7 @@ class CaptionFeatures(nn.Module):
         if not ids:
             raise TemperaError(f"{where} is empty: give it at least one word.")
         if len(ids) >= self.length and not self.truncate:
-            raise TemperaError(
-                f"{where} has {len(ids) + 1} tokens, the model reads {self.length}: shorten it, "
-                "or cut it with "
-                "model.text_encoder.truncate=true."
-            )
+            raise PromptTooLong(where, len(ids) + 1, self.length)
         return [*ids[: self.length - 1], self.END]
 
 
@@ -115,11 +111,8 @@ class ClassLabels(nn.Module):
         """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
         for number, prompt in enumerate(prompts, start=1):
             if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
-                raise TemperaError(
-                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no class: give a "
-                    f"number from 0 to {self.classes - 1}, "
-                    "as in prompt=207 or data=classes."
-                )
+                where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
+                raise NotAClass(where, self.classes)
         return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(
             len(prompts), 1, dtype=torch.bool
         )

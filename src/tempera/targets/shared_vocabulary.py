@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.decoding.probabilities import Sampling
-from tempera.errors import TemperaError
+from tempera.errors import PromptTooLong, TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles
@@ -102,11 +102,7 @@ class PromptEncoder(nn.Module):
         if len(ids) <= self.spec.room:
             return ids
         if not self.truncate:
-            raise TemperaError(
-                f"{where} has {len(ids)} tokens, the model has room for {self.spec.room}: "
-                "shorten it, or cut it with "
-                "model.text_encoder.truncate=true."
-            )
+            raise PromptTooLong(where, len(ids), self.spec.room)
         words = prompt.split()
         while words and len(ids) > self.spec.room:
             words.pop()
