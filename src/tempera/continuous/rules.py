@@ -2,8 +2,8 @@
 for tokens drawn by a diffusion head.
 
 B rows, γ drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the
-draft's head. See METHODS in the papers' terms: q is the draft's density, p the target's (Wang et
-al., "Continuous speculative decoding for autoregressive image generation", CSpD).
+draft's head. The maths is in docs/methods.md: q is the draft's density, p the target's (Wang
+et al., "Continuous speculative decoding for autoregressive image generation", CSpD).
 """
 
 from dataclasses import dataclass

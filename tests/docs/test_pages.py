@@ -1,0 +1,170 @@
+"""README, CONTRIBUTING and docs/ hold together: links, anchors, file names, widths, navigation."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from markdown_pages import (
+    PAGES,
+    anchors,
+    blocks,
+    name_of,
+    outside_fences,
+    shown_commands,
+    text_of,
+)
+from paths import ROOT
+
+README = ROOT / "README.md"
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+SCRIPTS = {
+    "eval/run.py": "eval",
+    "eval/bench.py": "bench",
+    "eval/calibrate.py": "calibrate",
+    "train_draft/main.py": "train_draft",
+    "train_draft/prepare.py": "prepare",
+    "train_draft/build_shapes.py": "build_shapes",
+}
+SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
+
+
+@each_page
+def test_its_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"(?ms)^```.*?^```", "", text_of(page))
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        place, _, wanted = link.partition("#")
+        there = (page.parent / place).resolve() if place else page
+        if not there.exists() or (wanted and wanted not in anchors(there)):
+            lost.append(link)
+    assert lost == []
+
+
+def new_files(page: Path) -> set[str]:
+    return set(re.findall(r"(?m)^\| `([^`]+)` \| new", text_of(page)))
+
+
+@each_page
+def test_the_files_it_names_exist(page: Path) -> None:
+    roots = "src|tests|conf|eval|train_draft|notebooks|docs"
+    named = re.findall(rf"`((?:{roots})/[\w/.]*)`", text_of(page))
+    missing = {name for name in named if not (ROOT / name).exists()}
+    assert missing <= new_files(page)
+
+
+@each_page
+def test_prose_and_code_are_at_most_100_columns_wide(page: Path) -> None:
+    code = [line for language in ("python", "yaml", "sh", "text") for line in
+            "\n".join(blocks(page, language)).splitlines()]  # fmt: skip
+    prose = [
+        line for _, line in outside_fences(page) if (page == README or not line.startswith("|"))
+    ]
+    assert [line for line in [*prose, *code] if len(line) > 100] == []
+
+
+def test_readme_is_short() -> None:
+    assert len(text_of(README).splitlines()) <= 150
+    assert max(map(len, text_of(README).splitlines())) <= 100
+
+
+def test_two_set_up_commands_and_ci_runs_them() -> None:
+    assert re.findall(r"(?m)^    (pip .*)$", text_of(README)) == [
+        "pip install -c constraints.txt -e . && python eval/run.py method=coolsd delta=2",
+        'pip install -c constraints.txt -e ".[dev]" && pytest',
+    ]
+    assert r"grep -E '^    pip install -c constraints\.txt -e ' README.md" in (
+        ROOT / ".ci" / "run"
+    ).read_text(encoding="utf-8")
+
+
+def listed(page: Path) -> list[str]:
+    """First column of its tables, where that is one name."""
+    return re.findall(r"(?m)^\| `(\w+)` \|", text_of(page))
+
+
+def test_readme_lists_the_methods_and_links_their_maths() -> None:
+    linked = re.findall(r"(?m)^\| \[`(\w+)`\]\(docs/methods\.md#[\w-]+\) \|", text_of(README))
+    assert sorted(linked) == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+
+
+def test_readme_names_the_models() -> None:
+    text = text_of(README)
+    for path in (ROOT / "conf" / "model").glob("*.yaml"):
+        assert path.stem in text or path.stem.endswith("_c2i"), path.stem
+
+
+def test_the_papers_tables_are_listed() -> None:
+    presets = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    ours = {"frontier", "frontier_continuous"}
+    assert set(listed(ROOT / "docs" / "paper_tables.md")) == presets - ours
+    assert f"{len(presets - ours)} tables and figures" in text_of(README)
+
+
+def test_the_groups_of_conf_are_listed() -> None:
+    for page, group in (("training_data", "source"), ("training", "train_data")):
+        choices = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+        assert choices <= set(listed(ROOT / "docs" / f"{page}.md"))
+
+
+def test_readme_results_are_those_of_docs() -> None:
+    """Every number of README's six rows stands in the full table."""
+    names = {"coolsd floor=1 delta=2": "`method=coolsd floor=1 delta=2`"}
+    full = {
+        cells[1]: line
+        for line in text_of(ROOT / "docs/results/discrete.md").splitlines()
+        if line.startswith("| `method=") and (cells := [cell.strip() for cell in line.split("|")])
+    }
+    section = text_of(README).split("## Results")[1].split("##")[0]
+    rows = re.findall(r"(?m)^\| `([^`]+)`[^|]*(\|.*\|)$", section)
+    assert len(rows) == 6
+    for name, values in rows:
+        cells = full[names.get(name, f"`method={name}`")]
+        for value in filter(None, (cell.strip() for cell in values.split("|"))):
+            assert f"| {value} " in cells, (name, value)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def leaves(node: object) -> list[str]:
+        if isinstance(node, dict):
+            return [leaf for value in node.values() for leaf in leaves(value)]
+        return (
+            [leaf for item in node for leaf in leaves(item)] if isinstance(node, list) else [node]
+        )
+
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    docs = ROOT / "docs"
+    assert sorted(leaves(nav)) == sorted(
+        path.relative_to(docs).as_posix() for path in docs.rglob("*.md")
+    )
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_command_that_needs_weights_or_devices_composes(command: str) -> None:
+    words = command.split()
+    at = next(place for place, word in enumerate(words) if word in SCRIPTS)
+    options = [word for word in words[at + 1 :] if word != "-m"]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        assert compose(SCRIPTS[words[at]], options)
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert build.returncode == 0, build.stderr
+    remote = re.compile(r"""(?:<script[^>]*\ssrc|<link[^>]*\shref)=["']?(?:https?:)?//""")
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not remote.search(page.read_text(encoding="utf-8")), page

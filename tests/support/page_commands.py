@@ -1,0 +1,54 @@
+"""Run a command of README or docs/ in this process, shortened for a test."""
+
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
+    "eval/run.py": ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", *QUIET],
+    "eval/report.py": [],
+    "eval/calibrate.py": ["limit=1", *QUIET],
+    "eval/bench.py": ["repeats=1", *QUIET],
+    "train_draft/main.py": [
+        *(
+            "steps=2",
+            "batch_size=2",
+            "warmup_steps=1",
+            "holdout=2",
+            "decodes=1",
+            "validate_every=2",
+            "checkpoint_every=2",
+            "tracking=none",
+        ),
+        *QUIET,
+    ],
+    "train_draft/prepare.py": QUIET,
+}
+
+
+def shortened(script: str, arguments: list[str]) -> list[str]:
+    """The options of a quick run: of a sweep the first and the last value only."""
+    short = SHORT[script]
+    taken = {option.partition("=")[0] for option in short}
+    kept = []
+    for argument in arguments:
+        name, separator, values = argument.partition("=")
+        several = values.split(",")
+        if name in taken and separator:
+            continue
+        if separator and len(several) > 2 and " " not in values and "[" not in values:
+            argument = f"{name}={several[0]},{several[-1]}"
+        kept.append(argument)
+    return [*kept, *short]
+
+
+def run(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    _, script, *arguments = shlex.split(command)
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "argv", [script, *more, *shortened(script, arguments)])
+    runpy.run_path(str(ROOT / script), run_name="__main__")
