@@ -3,6 +3,7 @@ from the test before.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,17 @@ import tempera.runtime.huggingface  # noqa: F401  before any test imports transf
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true"
 )
+
+
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything under tests/docs carries the marker `docs`."""
+    for item in items:
+        if item.path.is_relative_to(TESTS / "docs"):
+            item.add_marker(pytest.mark.docs)
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,14 @@ sentence.
 
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+import yaml
+from cases import slow_but, slow_rows_but
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
@@ -72,19 +75,27 @@ def composed(*overrides: str, config: str = "eval") -> DictConfig:
         return compose(config, list(overrides))
 
 
+def groups(path: Path) -> Iterator[str]:
+    """The groups in the defaults list of a file and of the files that it names."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for entry in content.get("defaults", []):
+        if isinstance(entry, dict):
+            ((key, choice),) = entry.items()
+            group = key.removeprefix("optional ").removeprefix("override ").removeprefix("/")
+            if (CONF / group).is_dir():
+                yield group
+                if (CONF / group / f"{choice}.yaml").is_file():
+                    yield from groups(CONF / group / f"{choice}.yaml")
+
+
 def choices() -> list[tuple[str, str, str]]:
     """(script, group, choice) for all groups in the defaults list of each script."""
-    found = []
-    for config in SCRIPTS:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            used = compose(config, return_hydra_config=True).hydra.runtime.choices
-        found += [
-            (config, group, path.stem)
-            for group in GROUPS
-            if group in used
-            for path in sorted((CONF / group).glob("*.yaml"))
-        ]
-    return found
+    return [
+        (config, group, path.stem)
+        for config in SCRIPTS
+        for group in sorted(set(groups(CONF / f"{config}.yaml")))
+        for path in sorted((CONF / group).glob("*.yaml"))
+    ]
 
 
 def resolves(*overrides: str, config: str = "eval") -> DictConfig:
@@ -104,13 +115,15 @@ def resolves(*overrides: str, config: str = "eval") -> DictConfig:
 
 
 CHOICES = choices()
+FIRST = {(config, group): (config, group, choice) for config, group, choice in reversed(CHOICES)}
+"""One choice of every group."""
 
 
 def test_no_group_is_forgotten() -> None:
     assert {group for _, group, _ in CHOICES} == set(GROUPS)
 
 
-@pytest.mark.parametrize(("config", "group", "choice"), CHOICES)
+@pytest.mark.parametrize(("config", "group", "choice"), slow_rows_but(CHOICES, *FIRST.values()))
 def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
@@ -177,6 +190,8 @@ METHODS = [
     "method=sjd window=8 rule=block",
     "method=independent depth=3 rule=block",
 ]
+ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
+"""Each method once."""
 UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method=scd", "method=gsd")
 
 
@@ -216,7 +231,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, *ONE_EACH.values()))
 def test_every_method_generates(method: str, draft: Path, smaller: Path, tmp_path: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
     kept = [f"neighbours.directory={tmp_path}"] if " k=" in method else []
@@ -300,6 +315,7 @@ def test_trees_are_the_public_ones() -> None:
     assert nodes == {"chain": 5, "mc_sim_7b_63": 25, "naive_extend_57": 57}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (networks.SHIPPED / "draft").is_dir(), reason="the shipped weights are not built yet"
 )
@@ -315,7 +331,7 @@ def test_the_shapes_model_builds_with_every_method() -> None:
         build_drafter(composed("model=shapes", "method=independent"), target)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_but(MODELS, "shapes"))
 def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         combined = [
@@ -337,6 +353,7 @@ def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> N
         assert "\n" not in str(problem.value)
 
 
+@pytest.mark.slow
 def test_both_kinds_of_tokens_have_models_and_methods() -> None:
     kinds = {composed(f"model={model}").model.get("tokens", "discrete") for model in MODELS}
     assert (
@@ -447,7 +464,9 @@ def command(
     return run
 
 
-@pytest.mark.parametrize("arguments", REFUSED)
+@pytest.mark.parametrize(
+    "arguments", slow_but(REFUSED, "method=foo", "dleta=2", "delta=abc", "method=eagle delta=2")
+)
 def test_refused_in_one_sentence(arguments: str, command: Any) -> None:
     status, _, err = command(*arguments.split())
     assert status == 1
@@ -467,7 +486,16 @@ def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a small red ring", "a dog's ball, and (two) cats: 50%", 'the "big" one \\', "${x}", "[a, b]"],
+    slow_but(
+        [
+            "a small red ring",
+            "a dog's ball, and (two) cats: 50%",
+            'the "big" one \\',
+            "${x}",
+            "[a, b]",
+        ],
+        "a dog's ball, and (two) cats: 50%",
+    ),
 )
 def test_a_prompt_is_taken_literally(text: str, command: Any) -> None:
     status, out, err = command(f"prompt={text}")

@@ -512,6 +512,7 @@ class Together:
         return every
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -> None:
     source = Captions([f"caption {'x' * i}" if i % 5 else None for i in range(29)])
     options: dict[str, Any] = {"shard_size": 8, "batch_size": 2, "report": lambda line: None}

@@ -73,6 +73,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES[:3])
 @pytest.mark.parametrize(
     "sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()]
@@ -85,17 +86,20 @@ def test_the_law_is_the_target_s(sampling, size):
     assert report.accepted_length > 1.5
 
 
+@pytest.mark.slow
 def test_the_law_over_many_rounds():
     report = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
     assert report.agrees, report
     assert report.accepted_length < 3
 
 
+@pytest.mark.slow
 def test_forced_positions_stand():
     report = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
     assert report.agrees, report
 
 
+@pytest.mark.slow
 def test_no_more_than_one_with_the_optimal_residual_is_exact():
     report = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
     assert report.agrees, report
@@ -109,6 +113,7 @@ class Drawn(DynamicTreeDrafter):
         return Draft(draft.tokens, 0.5 * draft.q + 0.5 / self.vocab_size, draft.tree)
 
 
+@pytest.mark.slow
 def test_a_wrong_label_is_caught():
     assert not check(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=200_000).agrees
 

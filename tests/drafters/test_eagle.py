@@ -2,8 +2,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import slow_but, slow_rows_but
 from host_reads import HostReads
-from scipy.stats import chi2
 from tiny_networks import (
     GRID,
     LENGTH,
@@ -64,7 +64,10 @@ def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
 
 @pytest.mark.parametrize(
     ("name", "guidance"),
-    [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)],
+    slow_rows_but(
+        [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)],
+        ("tree", 3.0),
+    ),
 )
 def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
     target = tiny_target(
@@ -106,7 +109,7 @@ def test_greedy_eagle_generates_what_greedy_autoregression_generates(name):
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
 def test_a_batch_generates_what_single_prompts_paint(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = eagle_drafter(target, TREES[name])
@@ -123,6 +126,8 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
 
 
 def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
+    from scipy.stats import chi2
+
     target = tiny_target(
         Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1)
     )

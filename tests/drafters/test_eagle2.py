@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import slow_but
 from dynamic_trees import grown, token_paths
 from host_reads import HostReads
 from tiny_networks import (
@@ -49,10 +50,13 @@ def law_after(target, eagle, prompts, image, row):
     return law
 
 
-@pytest.mark.parametrize("size", [(3, 3, 8), (3, 4, 4)])
+@pytest.mark.parametrize("size", slow_but([(3, 3, 8), (3, 4, 4)], (3, 3, 8)))
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)],
+    slow_but(
+        [Sampling(1.0, 2.0), Sampling(3.0, 2.0, top_k=3), Sampling(3.0, 0)],
+        Sampling(3.0, 2.0, top_k=3),
+    ),
     ids=["plain", "guided", "greedy"],
 )
 @torch.no_grad()

@@ -6,6 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from cases import slow_but
 from dynamic_trees import grown, token_paths
 from host_reads import HostReads
 from tiny_networks import (
@@ -72,8 +73,8 @@ def law_after(draft, prompt, image):
     return draft.sampling.distribution(draft.lm_logits(states[:, -1]))[0]
 
 
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("name", slow_but(TREES, "tree"))
+@pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
 @torch.no_grad()
 def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
     target = tiny_target(Sampling(guidance, temperature=2.0), granularity=4)
@@ -91,6 +92,7 @@ def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
             check_q(drafted, row, law, LENGTH - len(image) - 1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_it_grows_trees_of_every_row_s_own_too():
     target = tiny_target(Sampling(3.0, temperature=2.0), granularity=4)
@@ -114,7 +116,11 @@ def test_it_grows_trees_of_every_row_s_own_too():
 
 @pytest.mark.parametrize(("name", "depth"), [("chain", 4), ("tree", 3), ("one", 1)])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(3.0, 0.7), Sampling(4.0, 1.3, top_k=5), Sampling(2.0, 0)]
+    "sampling",
+    slow_but(
+        [Sampling(1.0), Sampling(3.0, 0.7), Sampling(4.0, 1.3, top_k=5), Sampling(2.0, 0)],
+        Sampling(4.0, 1.3, top_k=5),
+    ),
 )
 def test_a_draft_that_is_the_target_is_never_refused(sampling, name, depth):
     target = tiny_target(sampling)
@@ -141,7 +147,7 @@ def test_greedy_decoding_generates_what_greedy_autoregression_generates():
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
 def test_a_batch_generates_what_single_prompts_paint(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = independent(target, TREES[name])
@@ -157,6 +163,7 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
         assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize(
     "sampling", [Sampling(1.0), Sampling(3.0, 1.7, top_k=3)], ids=["plain", "guided top-k"]
@@ -166,6 +173,7 @@ def test_an_independent_table_emits_the_target_s_law(sampling, tree):
     assert report.agrees, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["chain", "tree"])
 def test_the_law_is_the_target_s(make):
     """Networks small enough that the law of a whole image can be written down."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow_but
 from host_reads import HostReads
 from random_drafts import SMALL, Spy, random_draft
 from tiny_networks import PROMPTS, tiny_target
@@ -51,6 +52,7 @@ GUIDED = Sampling(3.0, 1.7)
 # Laws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_the_targets_with_every_initialisation(method, initialisation):
@@ -70,6 +72,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_the_targets_with_every_window(method, window):
@@ -85,6 +88,7 @@ def test_the_law_is_the_targets_with_every_window(method, window):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_law_is_the_targets_under_guidance(method):
     make, rule = METHODS[method]
@@ -94,6 +98,7 @@ def test_the_law_is_the_targets_under_guidance(method):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(2.0, 1.3, 2), Sampling(1.0, 1.0, 0, 0.8), Sampling(1.0, 0)],
@@ -108,7 +113,7 @@ def test_the_law_is_whatever_is_sampled(method, sampling):
     assert result.agrees, result
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, "sjd"))
 def test_forced_positions_stand(method):
     make, rule = METHODS[method]
     result = check_window(
@@ -117,6 +122,7 @@ def test_forced_positions_stand(method):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [jacobi, lambda target, window: scd(target, window, coupling="maximal")],
@@ -127,12 +133,14 @@ def test_other_couplings_with_the_exact_rule(make):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sjd, scd], ids=["sjd", "scd"])
 def test_other_guesses_with_the_rule_that_matches(make):
     result = check_window(lambda target: make(target, 3), Match())
     assert result.agrees, result
 
 
+@pytest.mark.slow
 def test_any_rule_means_what_it_says():
     """Relaxation below one with the optimal residual is exact (and stricter), above one it is
     neither.
@@ -269,6 +277,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault):
     make, rule = FAULTS[fault]
@@ -285,8 +294,8 @@ def neighbour(position, last, columns):
     return max(position, -1)
 
 
-@pytest.mark.parametrize("grid", [(3, 4), (4, 3), (2, 6)])
-@pytest.mark.parametrize("window", [1, 3, 5])
+@pytest.mark.parametrize("grid", slow_but([(3, 4), (4, 3), (2, 6)], (3, 4)))
+@pytest.mark.parametrize("window", slow_but([1, 3, 5], 3))
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_every_q_is_as_defined(initialisation, window, grid):
     target = local_target(2, grid)
@@ -321,9 +330,9 @@ def test_every_q_is_as_defined(initialisation, window, grid):
     assert entered or not initialisation.endswith("repeat") or window == 1
 
 
-@pytest.mark.parametrize("window", [2, 5, 12])
+@pytest.mark.parametrize("window", slow_but([2, 5, 12], 5))
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
-@pytest.mark.parametrize("sampling", [Sampling(1.0), GUIDED])
+@pytest.mark.parametrize("sampling", slow_but([Sampling(1.0), GUIDED], GUIDED))
 def test_jacobi_generates_the_image_of_plain_autoregression(window, initialisation, sampling):
     target = local_target(2, (3, 4), sampling, share=0.9)
     plain = emit(target, NoDraft(), Exact(), rows=300)
@@ -359,6 +368,7 @@ def test_guesses_survive_where_noise_is_shared():
     assert same[FixedDraw] < same[SharedNoise]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refresh", [Redraw, FixedDraw, SharedNoise, Continue])
 def test_guesses_are_drawn_from_q(refresh):
     rows = 200_000
@@ -494,8 +504,8 @@ def test_lossless_methods_add_nothing_to_the_bound(method):
 # The network
 
 
-@pytest.mark.parametrize("temperature", [0, 1.0])
-@pytest.mark.parametrize("window", [3, 20])
+@pytest.mark.parametrize("temperature", slow_but([0, 1.0], 1.0))
+@pytest.mark.parametrize("window", slow_but([3, 20], 3))
 def test_jacobi_on_a_network_generates_what_plain_autoregression_generates(temperature, window):
     target = tiny_target(Sampling(3.0, temperature))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
@@ -513,7 +523,9 @@ def test_jacobi_on_a_network_generates_what_plain_autoregression_generates(tempe
 
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize(
-    "sampling", [Sampling(3.0, 0), Sampling(1.0, 0)], ids=["guided", "unguided"]
+    "sampling",
+    slow_but([Sampling(3.0, 0), Sampling(1.0, 0)], Sampling(3.0, 0)),
+    ids=["guided", "unguided"],
 )
 def test_every_method_on_a_network_is_greedy_at_temperature_0(method, sampling):
     make, rule = ALL[method]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow_but
 from random_drafts import Spy
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import check_window, local_target
@@ -30,6 +31,7 @@ def pac(window, initialisation="random", **options):
 # Laws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuation", [False, True], ids=["proactive", "both"])
 @pytest.mark.parametrize("branching", BRANCHINGS)
 def test_the_law_is_the_targets_with_every_branching(branching, continuation):
@@ -41,6 +43,7 @@ def test_the_law_is_the_targets_with_every_branching(branching, continuation):
     assert result.accepted_length > 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "initialisation",
     ["random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"],
@@ -53,6 +56,7 @@ def test_the_law_is_the_targets_with_every_initialisation(initialisation):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(1.0), GUIDED, Sampling(2.0, 1.3, 2)],
@@ -63,6 +67,7 @@ def test_the_law_where_candidates_exhaust_the_vocabulary(sampling):
     assert result.agrees, result
 
 
+@pytest.mark.slow
 def test_strict_relaxation_is_exact_on_trees_too():
     result = check_window(
         pac(4, branches=2, levels=2, branching="first"), Relaxed((0.7, 0.4)), rows=50_000
@@ -109,6 +114,7 @@ class OldGuess(Continue):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -130,7 +136,7 @@ def path_of(node, parents):
 
 
 @pytest.mark.parametrize("continuation", [False, True])
-@pytest.mark.parametrize("branching", BRANCHINGS)
+@pytest.mark.parametrize("branching", slow_but(BRANCHINGS, "ranked"))
 def test_every_q_is_the_stale_distribution_without_the_elder_candidates(branching, continuation):
     target = local_target(3, (3, 4))
     spy = Spy(

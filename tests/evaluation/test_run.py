@@ -99,6 +99,7 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     for call in range(1, 9):  # batches, warm-up and timings in turn
@@ -119,6 +120,7 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_killed_it_ends_the_same(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     script = str(SUPPORT.joinpath("tiny_evaluation.py"))

@@ -1,5 +1,5 @@
-"""Laws of the rules for continuous tokens, through the real loop: what is exact agrees with its law, what is
-biased is measured, faults go red.
+"""Laws of the rules for continuous tokens, through the real loop: what is exact agrees with its
+law, the bias of the others is measured, faults are seen.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from tempera.exactness import gaussians
 LINEAR = gaussians.Linear(stages=3, channels=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head", [gaussians.Linear(1, 1), LINEAR, gaussians.Linear(3, 2, last_noise=False)]
 )
@@ -34,6 +35,7 @@ def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(
     assert (report := gaussians.check(None, head, rows=50_000)).agrees, report
 
 
+@pytest.mark.slow
 def test_the_law_by_quadrature_is_the_target_s() -> None:
     assert (report := gaussians.check(None, gaussians.Wavy(), length=1, rows=50_000)).agrees, report
     draft = gaussians.Toy(gaussians.Wavy().imitation(0.25), 1, 0.0)
@@ -58,6 +60,7 @@ COUPLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUPLED)
 def test_the_coupling_is_exact(name: str) -> None:
     head, options = COUPLED[name]
@@ -66,15 +69,18 @@ def test_the_coupling_is_exact(name: str) -> None:
         assert report.accepted_length == 3.0
 
 
+@pytest.mark.slow
 def test_without_noise_in_the_last_stage_the_coupling_is_exact_and_accepts_nothing() -> None:
     report = gaussians.check(MaximalCoupling(), gaussians.Linear(3, 2, last_noise=False))
     assert report.agrees and report.accepted_length == 1.0, report
 
 
+@pytest.mark.slow
 def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
     assert (report := gaussians.check(CSpD(), gaussians.Linear(1, 2))).agrees, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "head", "low", "high"),
     [
@@ -97,6 +103,7 @@ def test_the_biases_that_the_docstrings_tell(
     assert not report.agrees and low < report.distance < high, report
 
 
+@pytest.mark.slow
 def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agree() -> None:
     head = gaussians.Linear(3, 1)
     draft = head.imitation(0.25)
@@ -128,6 +135,7 @@ class Stale(MaximalCoupling):
         return super().verify(proposal, denoiser, conditions[:, :1].expand_as(conditions), noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Forgetful(), Stale(), MaximalCoupling(trials=1)])
 def test_a_planted_fault_is_seen(rule: MaximalCoupling) -> None:
     assert not gaussians.check(rule, gaussians.Linear(3, 1), rows=100_000).agrees

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cases import slow_rows_but
 from paths import ROOT
 from tiny_evaluation import tiny_options
 
@@ -83,6 +84,7 @@ def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
     assert len(list((directory / "images").iterdir())) == 6
 
 
+@pytest.mark.slow
 def test_a_prompt_and_files_of_prompts(run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("a red ring\na blue ring\na white star\n")
     assert (
@@ -108,6 +110,7 @@ def test_a_prompt_and_files_of_prompts(run: Any, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_job_its_directory(run: Any, tmp_path: Path) -> None:
     assert run("-m", "delta=1.1,2", "speed.prompts=0", "hydra.sweep.dir=sweep")[0] == 0
     assert [
@@ -115,6 +118,7 @@ def test_a_sweep_gives_each_job_its_directory(run: Any, tmp_path: Path) -> None:
     ] == [1.1, 2]
 
 
+@pytest.mark.slow
 def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_path: Path) -> None:
     assert run("limit=3", "hydra.run.dir=run")[0] == 0
     first = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "images").iterdir()}
@@ -138,29 +142,32 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
+    slow_rows_but(
+        [
+            (["data=file"], "data=file needs a file of prompts"),
+            (["data=file", "path=nowhere.txt"], "nowhere.txt cannot be read"),
+            (["data=file", "path=broken.tsv"], "broken.tsv:3 is broken"),
+            (["prompt="], "the prompt is empty"),
+            (["limit=0"], "limit=0 asks for no prompts"),
+            (["limit=many"], "`limit=many` is not possible; it must be a whole number"),
+            (["batch_size=0"], "batch_size=0 is too small"),
+            (["batch_size=big"], "`batch_size=big` is not possible; it must be a whole number"),
+            (["seed=x"], "`seed=x` is not possible; it must be a whole number"),
+            (["speed.prompts=-1"], "speed.prompts=-1"),
+            (["metrics=real"], "metrics=real has no network to evaluate with"),
+            (
+                ["metrics=real", "metrics.clip_weights=no.pt"],
+                "metrics.clip_weights=no.pt is not a file",
+            ),
+            (
+                ["metrics=shapes", "model.name=large"],
+                "metrics=shapes evaluates pictures of the shapes world, not model=large",
+            ),
+            (["tracking=wandb", "tracking.mode=on"], "tracking.mode=on is unknown"),
+            (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
+        ],
         (["data=file"], "data=file needs a file of prompts"),
-        (["data=file", "path=nowhere.txt"], "nowhere.txt cannot be read"),
-        (["data=file", "path=broken.tsv"], "broken.tsv:3 is broken"),
-        (["prompt="], "the prompt is empty"),
-        (["limit=0"], "limit=0 asks for no prompts"),
-        (["limit=many"], "`limit=many` is not possible; it must be a whole number"),
-        (["batch_size=0"], "batch_size=0 is too small"),
-        (["batch_size=big"], "`batch_size=big` is not possible; it must be a whole number"),
-        (["seed=x"], "`seed=x` is not possible; it must be a whole number"),
-        (["speed.prompts=-1"], "speed.prompts=-1"),
-        (["metrics=real"], "metrics=real has no network to evaluate with"),
-        (
-            ["metrics=real", "metrics.clip_weights=no.pt"],
-            "metrics.clip_weights=no.pt is not a file",
-        ),
-        (
-            ["metrics=shapes", "model.name=large"],
-            "metrics=shapes evaluates pictures of the shapes world, not model=large",
-        ),
-        (["tracking=wandb", "tracking.mode=on"], "tracking.mode=on is unknown"),
-        (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
-    ],
+    ),
 )
 def test_mistakes_are_told_in_one_sentence(
     run: Any, tmp_path: Path, arguments: list[str], sentence: str
@@ -174,6 +181,7 @@ def test_mistakes_are_told_in_one_sentence(
     assert not list(tmp_path.rglob("metrics.json"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_run(options: list[str], tmp_path: Path) -> None:
     environment = {
         **os.environ,

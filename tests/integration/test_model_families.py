@@ -15,6 +15,7 @@ import pytest
 import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
+from cases import slow_but
 from omegaconf import open_dict
 from paths import SUPPORT
 from PIL import Image
@@ -76,6 +77,7 @@ def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     return {name: build_target(composed(*choices)) for name, choices in options.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_are_encoded_on_the_targets_grid_without_its_weights(
     name: str,
@@ -333,7 +335,7 @@ def generate(
     return call
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, "eagle tree"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_generates(
     name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]
@@ -347,6 +349,7 @@ def test_every_method_generates(
         assert (grid[..., :-1] < target.vocab_size - 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_exact_method_changes_a_greedy_image(
     name: str, generate: Callable[..., torch.Tensor]
@@ -357,6 +360,7 @@ def test_no_exact_method_changes_a_greedy_image(
         assert torch.equal(generate(name, method, temperature=0.0), plain), method
 
 
+@pytest.mark.slow
 def test_a_smaller_llamagen_drafts_for_a_larger_one(
     options: dict[str, list[str]], tmp_path: Path
 ) -> None:
@@ -401,6 +405,7 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
         rounds()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
     cfg = composed("model=lumina", "method=independent")
     with pytest.raises(
@@ -410,7 +415,7 @@ def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
         build_drafter(cfg, targets["lumina"])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "lumina"))
 def test_tokens_become_pixels_and_come_back_in_shape(
     name: str, targets: dict[str, Any], options: dict[str, list[str]]
 ) -> None:
@@ -476,6 +481,7 @@ QUICK = [
 PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_precision=bf16"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_draft_is_trained_and_drafts(
@@ -523,6 +529,7 @@ def test_a_draft_is_trained_and_drafts(
             assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_two_processes_split_a_target_and_train_the_draft_that_one_trains(
     options: dict[str, list[str]], drawn: dict[str, Path], tmp_path: Path
 ) -> None:

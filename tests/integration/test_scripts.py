@@ -74,6 +74,7 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -99,12 +100,14 @@ def test_bad_options(arguments: str, words: list[str], run: Any, tmp_path: Path)
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_target(run: Any, tmp_path: Path) -> None:
     tiny_draft(tiny_target()).save_pretrained(tmp_path / "tiny")
     refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'tiny'}"), "tiny", "hidden size")
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_truncated_draft(run: Any, tmp_path: Path) -> None:
     weights = a_draft(tmp_path / "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -114,6 +117,7 @@ def test_a_truncated_draft(run: Any, tmp_path: Path) -> None:
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> None:
     weights = a_draft(tmp_path / "pickled") / "model.safetensors"
     torch.save(
@@ -127,6 +131,7 @@ def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> Non
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
     weights = load_file(SHIPPED / "draft" / "model.safetensors")
     name = next(name for name in weights if name.startswith("fc"))
@@ -139,6 +144,7 @@ def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
     (tmp_path / "captions.tsv").write_text(
         "Prompt\tCategory\na red ring\tshapes\na blue\tstar\tshapes\n", encoding="utf-8"
@@ -151,6 +157,7 @@ def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
     refused(
         *run("train_draft/main.py", "tracking=none", "lr=fast"),
@@ -167,6 +174,7 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
     nothing_written(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

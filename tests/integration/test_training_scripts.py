@@ -61,6 +61,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return run
 
 
+@pytest.mark.slow
 def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Command) -> None:
     status, out, err = command("main", *QUICK, f"hydra.run.dir={tmp_path}")
     assert status == 0, err
@@ -95,6 +96,7 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
     )
 
 
+@pytest.mark.slow
 def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> None:
     shards = tmp_path / "shards"
     options = ["source.count=40", "shard_size=25", f"hydra.run.dir={shards}"]
@@ -118,6 +120,7 @@ def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> 
     ] == str(shards)
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_disk_and_time_and_writes_nothing(tmp_path: Path, command: Command) -> None:
     status, out, err = command(
         "prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}"
@@ -134,6 +137,7 @@ def test_a_dry_run_tells_disk_and_time_and_writes_nothing(tmp_path: Path, comman
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_target_draws_training_images(tmp_path: Path, command: Command) -> None:
     torch.manual_seed(0)
     status, _, err = command(
@@ -170,6 +174,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", REFUSED)
 def test_refused_in_one_sentence(line: str, tmp_path: Path, command: Command) -> None:
     script, *arguments = line.split()

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import sqrtm
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
@@ -32,6 +31,8 @@ def images(values: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("n", [5, 60])  # fewer and more images than dimensions
 def test_frechet_is_its_definition(n: int) -> None:
     left, right = features(n, shift=0.3), features(90, seed=1)
+    from scipy.linalg import sqrtm
+
     product = sqrtm(np.cov(left, rowvar=False) @ np.cov(right, rowvar=False))
     expected = ((left.mean(0) - right.mean(0)) ** 2).sum() + np.trace(
         np.cov(left, rowvar=False) + np.cov(right, rowvar=False) - 2 * product.real
@@ -41,6 +42,7 @@ def test_frechet_is_its_definition(n: int) -> None:
     assert 0 <= interval.low <= interval.value <= interval.high
 
 
+@pytest.mark.slow
 def test_agreement_with_torchmetrics() -> None:
     import_torchvision()
     from torchmetrics.image.fid import FrechetInceptionDistance
@@ -81,6 +83,7 @@ def test_precision_and_recall_by_definition() -> None:
         assert 0 <= interval.low <= interval.value <= interval.high <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [frechet, kernel, lambda *a, **k: precision_recall(*a, **k)[1]])
 def test_intervals_have_the_spread_of_repeated_experiments(metric: object) -> None:
     """The bootstrap's standard error of one sample agrees with the scatter over fresh samples."""

@@ -137,6 +137,7 @@ def test_clip_score_goes_through_open_clip() -> None:
     )
 
 
+@pytest.mark.slow
 def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "real" / "deeper"
     directory.mkdir(parents=True)

@@ -142,6 +142,7 @@ def small_mar(width: int) -> MAR:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [*CONTINUOUS, "frontier_continuous"])
 def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None:
     found = jobs(preset)
@@ -169,6 +170,7 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
         instantiate(cfg.metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mar_large", "mar_huge"])
 def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
     assert {
@@ -180,6 +182,7 @@ def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in CONTINUOUS])
 def test_every_job_composes_and_builds(
     preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +232,7 @@ def test_the_command_line_wins_and_is_swept_too() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_batches_for_a_launcher() -> None:
     batches = split(["seed=1,2", "seed=3"], [], 2)
     assert batches == [[["seed=1"], ["seed=2"]], [["seed=3"]]]

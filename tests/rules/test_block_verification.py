@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from cases import slow_but
 from random_drafts import SMALL, random_draft
 from window_laws import INITIALISATIONS, check_window
 
@@ -108,7 +109,7 @@ def enumerated(p, q, length):
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(range(4), 0))
 def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length, seed):
     target, draft, p, q = tables(length, seed)
     law, emitted = enumerated(p, q, length)
@@ -125,6 +126,7 @@ def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length
     assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 def test_over_many_rounds_it_emits_the_target_law(length):
     found = check(BlockVerification(), Tree.chain(length), length=6, rows=200_000)
@@ -133,6 +135,7 @@ def test_over_many_rounds_it_emits_the_target_law(length):
     assert found.accepted_length > plain.accepted_length * (0.998 if length == 1 else 1.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_it_emits_whatever_law_is_sampled(sampling):
     for seed in range(3):
@@ -147,11 +150,13 @@ def test_it_emits_whatever_law_is_sampled(sampling):
         assert found.agrees, found
 
 
+@pytest.mark.slow
 def test_forced_positions_stand():
     found = check(BlockVerification(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
     assert found.agrees, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
     found = check_window(lambda target: sjd(target, 3, initialisation), BlockVerification())
@@ -238,12 +243,14 @@ def test_without_a_fault_it_is_the_same():
     assert right.next_token.equal(same.next_token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty", [Uncapped, OneByOne, WeightsAsChances, PlainResidual])
 def test_a_planted_fault_is_caught(faulty):
     assert check(Faulty(), Tree.chain(3), length=5).agrees
     assert not check(faulty(), Tree.chain(3), length=5).agrees
 
 
+@pytest.mark.slow
 def test_guesses_that_live_on_would_bias_it(monkeypatch):
     from tempera.drafters.jacobi import Continue, SharedNoise
 

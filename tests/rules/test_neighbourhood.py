@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow_but
 from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees, random_draft
 
@@ -231,7 +232,7 @@ def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
+@pytest.mark.parametrize("tree", slow_but([Tree.chain(3), SMALL], SMALL), ids=["chain", "tree"])
 def test_no_neighbour_stands_in_for_a_forced_token(rule, tree):
     target = TableTarget(4, 4, forced={0: 2, 2: 1})
     tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
@@ -256,6 +257,7 @@ def test_not_even_at_the_largest_parameters(rule):
 # Laws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_target_s(rule):
     report = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
@@ -276,6 +278,7 @@ def tree_law(rule, tree):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_tree_the_law_is_that_of_the_definition(rule):
     report = check(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
@@ -283,6 +286,7 @@ def test_on_a_tree_the_law_is_that_of_the_definition(rule):
     assert report.accepted_length > 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str
 )
@@ -291,6 +295,7 @@ def test_on_a_deeper_tree_over_several_rounds(rule):
     assert report.agrees, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str
 )
@@ -324,6 +329,7 @@ class TooLax(GSD):
         return (super().accept_prob(p, q, token, depth) * 1.03).clamp(max=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize(
     ("faulty", "rule"),
@@ -348,7 +354,7 @@ GREEDY = Sampling(1.0, temperature=0)
 
 
 @pytest.mark.parametrize(
-    "tree", [Tree.chain(3), SMALL, None], ids=["chain", "tree", "tree per row"]
+    "tree", slow_but([Tree.chain(3), SMALL, None], SMALL), ids=["chain", "tree", "tree per row"]
 )
 @pytest.mark.parametrize("rule", ROUGH)
 def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
@@ -416,7 +422,7 @@ def test_in_greedy_decoding_a_token_that_is_not_the_target_s_costs_everything(ru
 # Diagnostics
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_but(RULES, "lantern published"))
 def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target = TableTarget(4, 4)
     draft = TableDraft(target)
@@ -436,6 +442,7 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     assert probabilities.kl_divergence(law, truth) <= theory.kl_bound(p, q, rule, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [Tree.chain(2), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
 def test_over_many_rounds_the_measured_bounds_bound(rule, tree):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from paths import ROOT
 
 PACKAGE = ROOT / "src" / "tempera"
@@ -23,6 +24,7 @@ def test_nobody_else_imports_transformers() -> None:
     assert found == ["huggingface.py"]
 
 
+@pytest.mark.slow
 def test_the_target_imports_in_a_fresh_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import tempera.targets.llamagen"],

@@ -34,6 +34,7 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
     plain = python("import torchvision", broken)
     assert "operator torchvision::nms does not exist" in plain.stderr
@@ -46,6 +47,7 @@ def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
     assert str(broken) in mended.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_torchvision_serves_open_clip() -> None:
     done = python(
         "from tempera.runtime.torchvision import "
@@ -55,6 +57,7 @@ def test_the_installed_torchvision_serves_open_clip() -> None:
     assert done.stdout.strip() == "open_clip"
 
 
+@pytest.mark.slow
 def test_other_failures_are_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('no disk')")

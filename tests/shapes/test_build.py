@@ -50,6 +50,7 @@ def no_report(values: dict[str, float], step: int) -> None:
     assert all(value == value for value in values.values()), f"NaN at step {step}"
 
 
+@pytest.mark.slow
 def test_the_tokenizer_learns_and_its_codebook_follows_the_encodings() -> None:
     settings = TokenizerTraining(steps=12, warmup_steps=6, batch_size=4)
     seen: list[float] = []
@@ -73,6 +74,7 @@ def test_k_means_finds_separate_clusters_and_dead_codes_restart() -> None:
     assert (model.quantize.codebook[3] @ centres.T).max() > 0.9  # restarted at an encoding
 
 
+@pytest.mark.slow
 def test_an_interrupted_target_training_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.mark.slow
 def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(
     tmp_path: Path, build: Command
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_wrong_option_is_told_in_one_sentence(
     assert build(*arguments.split(), f"output={tmp_path}") == (1, f"error: {told}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_steps_of_every_stage_can_be_chosen(stage: str) -> None:
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):

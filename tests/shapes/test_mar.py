@@ -226,6 +226,7 @@ def test_the_shape_is_where_its_colour_shows() -> None:
         assert 4 <= touched.sum() <= 36
 
 
+@pytest.mark.slow
 def test_classes_of_a_shape_and_of_a_colour_learn_together() -> None:
     gradient = torch.zeros(48, 3)
     gradient[class_of("a red ring")] = torch.tensor([1.0, 2.0, 3.0])
@@ -258,6 +259,7 @@ def test_places_of_the_grid_are_told_apart_from_the_start() -> None:
     )  # those of the class stay as they were
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +299,7 @@ def test_scenes_are_encoded_once_for_a_tokenizer(
     assert torch.equal(mar.kept_latents(settings, tokenizers[1], path).classes, classes)
 
 
+@pytest.mark.slow
 def test_what_the_stage_writes_loads(bundle: Path) -> None:
     network, smaller, tokenizer = (load(bundle / name) for load, name in (
         (read_mar, "mar"), (read_mar, "mar_draft"), (read_kl, "kl")))  # fmt: skip
@@ -406,6 +409,7 @@ def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
     assert not stages._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
 
 
+@pytest.mark.slow
 def test_an_evaluation_from_end_to_end(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

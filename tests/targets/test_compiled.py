@@ -6,9 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_networks import PROMPTS, captions, llamagen, tiny_eagle
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.utils import run_and_get_code
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -22,16 +19,18 @@ from tempera.targets import compiled
 from tempera.targets.transformer import TransformerTarget
 
 
-def compiler() -> str | None:
+@pytest.fixture
+def _compiler() -> None:
+    """torch.compile needs a C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     try:
-        return str(get_cpp_compiler())
+        get_cpp_compiler()
     except InvalidCxxCompiler:
-        return None
+        pytest.skip("torch.compile needs a C++ compiler, and there is none")
 
 
-needs_compiler = pytest.mark.skipif(
-    compiler() is None, reason="torch.compile needs a C++ compiler, and there is none"
-)
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="CUDA graphs need a GPU, and there is none"
 )
@@ -65,7 +64,8 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
     return target, images, laws
 
 
-@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
 def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_place(
     monkeypatch, tmp_path
 ):
@@ -78,6 +78,8 @@ def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_plac
             given.append(function.__qualname__) or inner(function, **options)
         ),
     )
+    from torch._inductor.utils import run_and_get_code
+
     (target, images, laws), sources = run_and_get_code(decoded, True, 1, [PROMPTS[:2]])
     writing = [source for source in sources if "index_copy" in source]
     assert len(writing) >= 2 and not any(
@@ -91,6 +93,7 @@ def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_plac
     assert target.visible(2) == target.cache.capacity and plain.visible(2) % 4 == 0
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_recorded_rounds_decode_what_plain_ones_do_on_a_gpu():
     batches = [PROMPTS[:2], PROMPTS[2:]]  # the second batch replays what the first one recorded

@@ -68,6 +68,7 @@ def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     tiny_train(tmp_path / "whole", gradient_accumulation=2)
     main = TORCHRUN[-1]
@@ -112,6 +113,7 @@ def assert_same_training(two: Path, one: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
     both = script(*TORCHRUN, str(tmp_path / "two"))
     assert both.returncode == 0, both.stderr
@@ -121,6 +123,7 @@ def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
     assert alone["processes"] == 1
 
 
+@pytest.mark.slow
 def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(
     tmp_path: Path,
 ) -> None:
