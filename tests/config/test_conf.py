@@ -383,6 +383,8 @@ REFUSED = {
     "method=colsd": "there is no method=colsd; choose one of ar, ",
     "model=foo": "there is no model=foo; choose one of",
     "tree=foo": "there is no tree=foo; choose one of chain, mc_sim_7b_63, naive_extend_57",
+    "experiment=frontir": "there is no experiment=frontir; choose one of coolsd_figure3, ",
+    "-m experiment=frontier,foo": "there is no experiment=foo; choose one of coolsd_figure3, ",
     "metod=ar": "there is no option `metod`: did you mean `method`?",
     "dleta=2": "there is no option `dleta`: did you mean `delta`?",
     "delta=abc": "`delta=abc` is not possible; it must be a number",

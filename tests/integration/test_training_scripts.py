@@ -159,6 +159,7 @@ REFUSED = {
     "main lr=-1": "lr=-1",
     "main decay=step": "`decay=step` is not possible; it must be one of linear, cosine, constant",
     "main stepz=5": "there is no option `stepz`",
+    "main recipe=foo": "there is no recipe=foo; choose one of shapes",
     "main train_data=foo": "there is no train_data=foo; choose one of generated, shapes, shards",
     "main train_data=shards": "`train_data.path` has no value",
     "main train_data=shards train_data.path=/absent": "/absent holds no manifest.json",

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.compose import quoted
+from tempera.config.compose import check_optional_choices, quoted
 from tempera.config.messages import sentence
 from tempera.runtime.installation import conf_directory
 
@@ -40,10 +40,8 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
             try:
                 return main(cfg)
             except Exception as problem:
-                if (
-                    HydraConfig.get().mode == RunMode.MULTIRUN
-                ):  # the launcher says which point of the sweep it was
-                    raise
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    raise  # the launcher says which point of the sweep it was
                 _tell(problem, conf, config_name)
                 raise
 
@@ -56,6 +54,7 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
             sys.argv[1:] = [literal_prompt(argument) for argument in sys.argv[1:]]
             with _hydra_raises():
                 try:
+                    check_optional_choices(conf, config_name, sys.argv[1:])
                     run()
                 except Exception as problem:
                     _tell(problem, conf, config_name)
