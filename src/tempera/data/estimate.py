@@ -1,4 +1,4 @@
-"""What a preparation will take, from a small timed sample of it: nothing is written."""
+"""Time and disk that a preparation will take, from a small timed sample. Writes nothing."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from tempera.data.encoders import CodeEncoder, Encoded
-from tempera.data.prepare import begun, empty, wanted
+from tempera.data.prepare import entries_to_read, existing_manifest, no_images
 from tempera.data.shards import CodedImages, shard_bytes
 from tempera.data.sources import Broken, Entry, Source
 
 SECONDS = 10.0
-"""For so long batches are encoded; at least one is."""
+"""Seconds of encoding; at least one batch is encoded."""
 
 PROCESSES = (1, 2, 4, 8)
-"""Numbers of processes that times are told for."""
+"""Numbers of processes that times are printed for."""
 
 RESAMPLED = 1000
-"""Images of the shard that the disk is evaluated by; more hardly change what one takes."""
+"""Images in the sampled shard; a larger shard takes about the same space per image."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,11 @@ class Estimate:
     """The cost of a job, per entry of its source.
 
     Attributes:
-        done: entries that the directory covers already; `left`: those yet to be read, `None` where
-            the source's size is unknown.
-        sampled: entries that were encoded for this; `images`: how many of them became images, in
-            [0, 1].
-        reading, encoding: seconds per entry. Every process reads the whole source, but for pictures
-            that are files or stand in archives, and encodes its share, for which it reads these.
+        done: entries that the directory covers already; `left`: entries still to read, None if the
+            source's size is unknown.
+        sampled: entries encoded for this estimate; `images`: the share of them that became images.
+        reading, encoding: seconds per entry. Every process reads the whole source and encodes its
+            share; it reads pictures in files and archives only for its share.
         size: bytes per image on disk, codes and caption.
     """
 
@@ -46,7 +45,7 @@ class Estimate:
     size: float
 
     def seconds(self, processes: int, entries: int) -> float:
-        """Of so many processes, with a device each, for so many entries."""
+        """Seconds for a number of entries, shared by processes with a device each."""
         return entries * (self.reading + self.encoding / processes)
 
     def __str__(self) -> str:
@@ -69,7 +68,7 @@ class Estimate:
                 f"to do: {entries:,} {what}" + (f", {self.done:,} are done" if self.done else ""),
                 f"disk: about {amount(images * self.size)} for {images:,} images, "
                 f"{amount(self.size)} each with its caption",
-                f"time: about {times} processes, if each has a device of its own",
+                f"time: about {times} processes, if each has its own device",
             ]
         )
 
@@ -89,21 +88,21 @@ def estimate(
 
     Args:
         source, encoder, directory, shard_size, batch_size, limit: as for `prepare`.
-        seconds: no new batch is begun after so long.
+        seconds: after this time no new batch starts.
         now: the clock.
 
     Raises:
         TemperaError: the directory holds shards of another job, or the sample holds no image.
     """
-    manifest = begun(source, encoder, directory, shard_size, batch_size, limit)
-    total, done = wanted(source, limit), manifest.next
+    manifest = existing_manifest(source, encoder, directory, shard_size, batch_size, limit)
+    total, done = entries_to_read(source, limit), manifest.next
     left = 0 if manifest.complete else None if total is None else max(total - done, 0)
     if left == 0:
         return Estimate(done, 0, 0, 0.0, 0.0, 0.0, 0.0)
     batches = list(_timed(islice(source.read(done), left), encoder, batch_size, seconds, now))
     kept = [batch.encoded for batch in batches if batch.encoded and batch.encoded.entries]
     if not kept:
-        raise empty(source, [broken for batch in batches for broken in batch.broken])
+        raise no_images(source, [broken for batch in batches for broken in batch.broken])
     steady = batches[1:] or batches  # the first one warms up, and skips what is done
     entries, timed = sum(batch.entries for batch in batches), sum(batch.entries for batch in steady)
     return Estimate(
@@ -119,7 +118,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Batch:
-    """So many entries, how long they took, and what came of them."""
+    """A number of entries, the seconds they took, and the result."""
 
     entries: int
     reading: float
@@ -152,8 +151,8 @@ def _timed(
 
 
 def _size(parts: list[Encoded], rows: int) -> float:
-    """Bytes per image: codes as they compress in a shard of so many images drawn from the sample's,
-    captions and keys as they are.
+    """Bytes per image: codes as they compress in a shard of `rows` images drawn from the sample,
+    captions and keys uncompressed.
     """
     codes = np.concatenate([part.codes for part in parts])
     drawn = np.random.default_rng(0).choice(codes.reshape(-1), (rows, codes.shape[1]))
@@ -168,7 +167,7 @@ def _size(parts: list[Encoded], rows: int) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person would say them."""
+    """Seconds in readable units."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{_short(seconds / size)} {unit}"
@@ -176,7 +175,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes as a person would say them."""
+    """Bytes in readable units."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{_short(count / size)} {unit}"

@@ -2,8 +2,8 @@
 
 source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
 
-Several processes share the batches of every shard, and the first one writes it: the files are the
-same however many there are.
+Several processes share the batches of every shard, and the first one writes it: their number does
+not change the files.
 """
 
 import json
@@ -41,25 +41,24 @@ def prepare(
     bar: Any = None,
     processes: Processes | None = None,
 ) -> Manifest:
-    """Encode a source into a shards directory, continuing whatever intact shards it already holds.
+    """Encode a source into a shards directory; intact shards that it already holds are kept.
 
     Args:
         source: what to encode, in order.
-        encoder: how.
-        directory: the shards directory, begun or new.
+        encoder: turns entries into codes.
+        directory: the shards directory, new or with part of the shards.
         batch_size: entries per encoder call.
         shard_size: source entries per shard; a shard with broken entries holds fewer images.
-        limit: read at most so many entries.
+        limit: largest number of entries to read.
         max_broken: stop when more entries than this are broken.
         report: receives one line per broken entry.
-        bar: a `tqdm`; it is moved over the source's entries, those done before included; its total
-            is set where the source's size is known.
-        processes: those that share the work, each of which calls this function; all that torchrun
-            started unless given.
+        bar: a `tqdm` that counts the source's entries, with those done before; it gets a total if
+            the source's size is known.
+        processes: the processes that share the work; each must call this function. Unless given,
+            all that torchrun started.
 
     Returns:
-        what the directory holds now. Where this is not the first process, without the hashes of the
-        new shards.
+        the manifest of the directory; only in the first process with the hashes of the new shards.
 
     Raises:
         TemperaError: an empty source, too many broken entries, a directory of other shards, or one
@@ -67,7 +66,9 @@ def prepare(
     """
     if max_broken < 0:
         raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
-    manifest = begun(source, encoder, writable_directory(directory), shard_size, batch_size, limit)
+    manifest = existing_manifest(
+        source, encoder, writable_directory(directory), shard_size, batch_size, limit
+    )
     if manifest.complete:
         return manifest
     bar = tqdm(disable=True) if bar is None else bar
@@ -83,11 +84,11 @@ def prepare(
                 f"{manifest.broken[0]}): mend them or raise max_broken."
             )
     if not manifest.count:
-        raise empty(source, manifest.broken)
+        raise no_images(source, manifest.broken)
     return job.keep(replace(manifest, complete=True))
 
 
-def begun(
+def existing_manifest(
     source: Source,
     encoder: CodeEncoder,
     directory: Path,
@@ -95,8 +96,8 @@ def begun(
     batch_size: int,
     limit: int | None,
 ) -> Manifest:
-    """What is done of a job already: the manifest up to its first missing or damaged shard; one
-    without shards in a new directory.
+    """The manifest to resume from: up to the first missing or damaged shard, or without shards in a
+    new directory.
 
     Raises:
         TemperaError: the directory holds shards of another job, or a size is not positive.
@@ -125,7 +126,7 @@ def begun(
         raise TemperaError(
             f"{directory} holds shards of another {name} ({old.recipe[name]}, now "
             f"{fresh.recipe[name]}): "
-            "give another output directory, or the options it was begun with."
+            "give another output directory, or the options that it was started with."
         )
     good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
     if len(good) == len(old.shards):
@@ -135,14 +136,14 @@ def begun(
     )
 
 
-def wanted(source: Source, limit: int | None) -> int | None:
-    """Entries that the whole job reads; `None` where neither the source nor a limit tells."""
+def entries_to_read(source: Source, limit: int | None) -> int | None:
+    """Number of entries that the whole job reads; None if neither source nor limit says it."""
     known = [count for count in (source.count(), limit) if count is not None]
     return min(known) if known else None
 
 
-def empty(source: Source, broken: Sequence[object]) -> TemperaError:
-    """Why a source gives no images."""
+def no_images(source: Source, broken: Sequence[object]) -> TemperaError:
+    """The error for a source without a usable image."""
     reason = (
         f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
     )
@@ -164,9 +165,9 @@ class _Job:
     processes: Processes
 
     def shards(self, manifest: Manifest) -> Iterator[Manifest]:
-        """Write the shards that are missing, one by one; yields the manifest, saved, after each."""
+        """Write the missing shards; yield the saved manifest after each."""
         first, end = manifest.next, manifest.limit if manifest.limit is not None else sys.maxsize
-        self.bar.reset(wanted(self.source, manifest.limit))
+        self.bar.reset(entries_to_read(self.source, manifest.limit))
         self.bar.initial = self.bar.n = self.bar.last_print_n = first
         entries = self.source.read(first)
         while items := list(islice(entries, min(manifest.shard_size, end - first))):
@@ -188,8 +189,8 @@ class _Job:
         return manifest
 
     def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
-        """Encode one shard's entries, this process every n-th of its batches, and put together what
-        all have encoded.
+        """Encode one shard's entries, this process every n-th batch, and join the results of all
+        processes.
         """
         good = [item for item in items if isinstance(item, Entry)]
         rank, count = self.processes.rank, self.processes.count
@@ -218,5 +219,5 @@ class _Job:
 
 
 def _without_pictures(part: Encoded) -> Encoded:
-    """What other processes need of a batch."""
+    """A batch as other processes need it, without its pictures."""
     return replace(part, entries=[replace(entry, image=None) for entry in part.entries])

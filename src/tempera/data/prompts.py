@@ -1,4 +1,4 @@
-"""Prompts and where they come from: the shapes world, a text, TSV or MS-COCO file, or a string."""
+"""Prompts and their sources: the shapes world, a text, TSV or MS-COCO file, or a string."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to generate. The `id` seeds the row's random stream and keys every result, so it is
+    """A prompt. Its `id` seeds the row's random stream and keys every result, so it is
     unique in a run and safe as a file name.
     """
 
@@ -53,8 +53,8 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
       ids.
 
     Args:
-        limit: how many prompts to take, `None` for all.
-        offset: how many to pass over first.
+        limit: number of prompts to take, None for all.
+        offset: number of prompts to skip first.
 
     Raises:
         TemperaError: with file and line: the file is missing, empty or not UTF-8, or holds a broken

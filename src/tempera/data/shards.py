@@ -1,4 +1,4 @@
-"""Sharded image codes with captions: parquet files and one `manifest.json` that says what they are.
+"""Sharded image codes with captions: parquet files and one `manifest.json` that describes them.
 
 A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image
 in raster order). The manifest is rewritten after every shard, so a directory is consistent at any
@@ -82,9 +82,7 @@ class Manifest:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything that decides the shards' contents; two directories with equal recipes hold the
-        same codes.
-        """
+        """Everything that determines the shards' contents: equal recipes give equal codes."""
         skipped = ("complete", "shards", "broken")
         return {name: value for name, value in asdict(self).items() if name not in skipped}
 
@@ -191,7 +189,7 @@ def read_shard(path: Path) -> CodedImages:
     """Read one shard whole.
 
     Raises:
-        TemperaError: it is not such a file.
+        TemperaError: the file is no shard.
     """
     try:
         table = pq.read_table(path)
@@ -210,7 +208,7 @@ def read_shard(path: Path) -> CodedImages:
 
 
 def check_shard(directory: Path, shard: Shard) -> str | None:
-    """What is wrong with a listed shard, or `None`."""
+    """The fault of a listed shard, or None."""
     path = directory / shard.file
     if not path.is_file():
         return f"shard {path} is missing"

@@ -1,5 +1,5 @@
-"""Where training captions and images come from. Every source is a plain, ordered sequence of
-entries that can be read from any position.
+"""Sources of training captions and images: ordered sequences of entries, readable from any
+position.
 
 The readers are small and direct rather than the builders of `datasets`, because a builder stops at
 the first damaged row and cannot say which line of which file it was; `Dataset` wraps any builder or
@@ -23,6 +23,7 @@ import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from tempera.data.prompts import file_prompts
 from tempera.errors import TemperaError
@@ -34,8 +35,8 @@ CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes inside a file, read when they are wanted: of several processes each reads the pictures
-    that it encodes.
+    """Bytes inside a file, read on use: each of several processes reads only the pictures that it
+    encodes.
     """
 
     file: Path
@@ -69,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Broken:
-    """An entry that cannot be used: `where` it stands and `why`."""
+    """An unusable entry: its place in the source, and the reason."""
 
     where: str
     why: str
@@ -85,9 +86,7 @@ class Source(Protocol):
         """Kind, place and fingerprint, for the manifest; it changes when the source does."""
 
     def count(self) -> int | None:
-        """How many entries there are, broken ones included, where that can be told without reading
-        them all; else `None`.
-        """
+        """Number of entries, broken ones included; None if only reading all of them would tell."""
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """Entries from position `start`; broken ones take a position too."""
@@ -109,7 +108,7 @@ def decode_picture(image: Picture) -> PIL.Image.Image:
         return opened.convert("RGB")
 
 
-class ImageFolder:
+class ImageFolder(Source):
     """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and
     a caption), as Hugging Face's imagefolder, or in a .txt file beside each image. `caption` names
     the caption column; by default the first of `CAPTION_NAMES`.
@@ -136,8 +135,8 @@ class ImageFolder:
                 "folder of captioned images."
             )
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         files = [self.metadata] if self.metadata else self.images
         return {
             "kind": "imagefolder",
@@ -146,14 +145,14 @@ class ImageFolder:
             "fingerprint": _fingerprint(files),
         }
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         return (
             len(self.images) if self.metadata is None else sum(1 for _ in self._rows(self.metadata))
         )
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         if self.metadata is None:
             yield from (self._beside(image) for image in self.images[start:])
         else:
@@ -185,7 +184,7 @@ class ImageFolder:
         return _entry(where, f"{name}#{where.rpartition(':')[2]}", caption, self.path / name)
 
 
-class TarShards:
+class TarShards(Source):
     """WebDataset tar files: members sharing a name up to the first dot are one sample; the caption
     is its .txt or a field of its .json.
     """
@@ -193,8 +192,8 @@ class TarShards:
     def __init__(self, path: str, caption: str | None = None) -> None:
         self.files, self.caption = _matching(path, ".tar"), caption
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         return {
             "kind": "webdataset",
             "files": len(self.files),
@@ -202,8 +201,8 @@ class TarShards:
             "fingerprint": _fingerprint(self.files),
         }
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         records = [
             file.with_name(f"{file.stem}_stats.json") for file in self.files
         ]  # img2dataset's, one beside each archive
@@ -212,8 +211,8 @@ class TarShards:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         return islice((entry for file in self.files for entry in self._samples(file)), start, None)
 
     def _samples(self, file: Path) -> Iterator[Entry | Broken]:
@@ -265,7 +264,7 @@ class TarShards:
         )
 
 
-class ParquetShards:
+class ParquetShards(Source):
     """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path}
     struct (Hugging Face's Image), or a path relative to the file. LAION-COCO as published holds
     only URLs: download it first, for example with img2dataset.
@@ -274,8 +273,8 @@ class ParquetShards:
     def __init__(self, path: str, image: str = "image", caption: str | None = None) -> None:
         self.files, self.image, self.caption = _matching(path, ".parquet"), image, caption
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         columns = {"image": self.image, "caption": self.caption}
         return {
             "kind": "parquet",
@@ -284,12 +283,12 @@ class ParquetShards:
             "fingerprint": _fingerprint(self.files),
         }
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         return sum(map(_parquet_rows, self.files))
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         skip = start
         for file in self.files:
             try:
@@ -356,9 +355,9 @@ class ParquetShards:
         return _entry(where, key, caption, value)
 
 
-class CocoCaptions:
+class CocoCaptions(Source):
     """An MS-COCO captions file. With `images` each entry carries that directory's image; without,
-    captions alone (for the target to draw). `per_image` keeps at most so many captions of one
+    captions alone, for the target to generate from. `per_image` limits the captions kept of one
     image; 0 keeps all.
     """
 
@@ -376,8 +375,8 @@ class CocoCaptions:
                 "annotations."
             ) from problem
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         kind = {
             "kind": "coco",
             "path": str(self.path),
@@ -385,12 +384,12 @@ class CocoCaptions:
         }
         return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         return sum(1 for _ in self._chosen())
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         return islice(self._all(), start, None)
 
     def _all(self) -> Iterator[Entry | Broken]:
@@ -408,8 +407,8 @@ class CocoCaptions:
                 )
 
     def _chosen(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Annotations of no more than `per_image` captions an image, with their numbers; `None` for
-        one that is not like that.
+        """Annotations with their numbers, at most `per_image` for an image; None for a malformed
+        one.
         """
         seen: dict[Any, int] = {}
         for index, annotation in enumerate(self.annotations):
@@ -432,7 +431,7 @@ class CocoCaptions:
         )
 
 
-class PromptFile:
+class PromptFile(Source):
     """Captions without images from a text, TSV or MS-COCO file, read as evaluation's prompts are
     (`tempera.data.prompts`).
     """
@@ -440,21 +439,21 @@ class PromptFile:
     def __init__(self, path: str) -> None:
         self.path, self.prompts = _existing(path, "a file of prompts"), file_prompts(path)
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         return {"kind": "prompts", "path": str(self.path), "fingerprint": _fingerprint([self.path])}
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         return len(self.prompts)
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         for index, prompt in enumerate(self.prompts[start:], start):
             yield Entry(f"{self.path} prompt {index}", prompt.id, prompt.text)
 
 
-class Dataset:
+class Dataset(Source):
     """Anything the `datasets` library can stream: a builder with local files, a local data set
     directory, or a hub name.
     """
@@ -471,18 +470,18 @@ class Dataset:
         self.options = {"path": path, "name": name, "split": split, "data_files": data_files}
         self.image, self.caption = image, caption
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         return {"kind": "dataset", **self.options, "image": self.image, "caption": self.caption}
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         splits = self._stream().info.splits or {}  # where the data set's card or builder tells
         split = splits.get(str(self.options["split"]))
         return split.num_examples or None if split else None
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         for position, row in enumerate(self._stream().skip(start), start):
             where, value = (
                 f"{self.options['path']} row {position}",
@@ -514,7 +513,7 @@ class Dataset:
 
 
 def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry | Broken:
-    """An entry, or why its caption will not do."""
+    """An entry, or the reason why its caption is unusable."""
     if not isinstance(caption, str) or not caption.strip():
         return Broken(where, "no caption")
     return Entry(where, key, " ".join(caption.split()), image)
@@ -584,7 +583,7 @@ def _matching(pattern: str, suffix: str) -> list[Path]:
 
 
 def _fingerprint(files: list[Path]) -> str:
-    """Short hash of names and sizes: enough to notice that a source changed."""
+    """Short hash of names and sizes: notices that a source changed."""
     listing = "\n".join(f"{file} {file.stat().st_size}" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 

@@ -147,8 +147,8 @@ class EagleModel(DraftNetwork):
 
     @classmethod
     def untrained(cls, target: Any) -> Self:
-        """A draft of random weights for a `TransformerTarget`: it costs what a trained one does,
-        and proposes hardly anything likely.
+        """A draft of random weights for a `TransformerTarget`: it costs as much as a trained one,
+        and almost none of its tokens are accepted.
         """
         name = "any model: it is random"
         return cls.of(target.network, name, target.vocab_size, target.identity)

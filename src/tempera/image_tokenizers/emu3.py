@@ -35,7 +35,7 @@ class Emu3Tokenizer(nn.Module):
         return codes
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of so many lines and columns of codes."""
+        """Height and width in pixels of an image of these lines and columns of codes."""
         return grid[0] * self.factor, grid[1] * self.factor
 
     def encode(self, images: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The image tokenizer behind continuous tokens: the KL autoencoder of latent diffusion (Rombach et
 al. 2022), as MAR trained it (KL-16).
 
-Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`); what differs is that
-latents are vectors drawn from N(mean, std²), 16 channels at official size, scaled to about unit
+Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`), but latents are vectors
+drawn from N(mean, std²), 16 channels at official size, scaled to about unit
 variance.
 """
 
@@ -25,7 +25,7 @@ class KLConfig:
     Attributes:
         networks: encoder and decoder; `z_channels` is the number of the latents' channels.
         scale: latents are multiplied by it.
-        patch: latents a side that make one token.
+        patch: side of the square of latents that makes one token.
     """
 
     networks: VQConfig = field(default_factory=lambda: VQConfig(z_channels=16))

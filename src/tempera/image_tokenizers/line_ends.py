@@ -1,4 +1,4 @@
-"""An image tokenizer whose rows of codes end with tokens of their own."""
+"""An image tokenizer whose lines of codes end with an extra token."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 
 class LinedTokenizer(nn.Module):
-    """An image tokenizer as a target with ends of lines sees it: every line of codes has one more
-    token, which means no pixels.
+    """An image tokenizer for targets with line-end tokens: every line of codes has one more token,
+    without pixels.
 
     Args:
         vq: the image tokenizer: `encode`, `decode_codes`, `vocab_size`, `codebook`, `image_size`
@@ -26,7 +26,7 @@ class LinedTokenizer(nn.Module):
         return torch.cat([codes, 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])])
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of so many lines and columns of tokens."""
+        """Height and width in pixels of an image of these lines and columns of tokens."""
         size: tuple[int, int] = self.vq.image_size((grid[0], grid[1] - 1))
         return size
 

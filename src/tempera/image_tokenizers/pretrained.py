@@ -23,7 +23,7 @@ def load_chameleon_tokenizer(
     """Chameleon's VQGAN, encoder and decoder (which Hugging Face's has not), from `vqgan.ckpt`.
 
     Args:
-        lines: whether the target ends every line of codes with a token of its own.
+        lines: whether the target ends every line of codes with an extra token.
     """
     sizes = config or CHAMELEON
     vq = load_pretrained(

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.runtime.network_directory import read_network, tuples
@@ -176,8 +177,8 @@ class Encoder(nn.Module):
             nn.Conv2d(widths[-1], config.z_channels, 3, padding=1),
         )
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         x = self.conv_in(x)
         for block in (*self.conv_blocks, *self.mid):
             x = block(x)
@@ -210,8 +211,8 @@ class Decoder(nn.Module):
             nn.Conv2d(outer[-1], 3, 3, padding=1),
         )
 
+    @override
     def forward(self, z: Tensor) -> Tensor:
-        """See the class."""
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
             x = block(x)
@@ -261,7 +262,7 @@ class VQModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Codes there are."""
+        """Number of codes."""
         return self.config.codebook_size
 
     @property
@@ -270,7 +271,7 @@ class VQModel(nn.Module):
         return self.quantize.codebook
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of so many lines and columns of codes."""
+        """Height and width in pixels of an image of these lines and columns of codes."""
         return grid[0] * self.config.factor, grid[1] * self.config.factor
 
     def latents(self, images: Tensor) -> Tensor:
@@ -325,8 +326,8 @@ _VQGAN_NAMES = (
 
 def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`)
-    into this module's; its decoder counts levels from the finest, ours from the coarsest. What
-    belongs to its training (`loss.`) is left out.
+    into this module's; its decoder counts levels from the finest, ours from the coarsest. Tensors
+    of its training (`loss.`) are left out.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

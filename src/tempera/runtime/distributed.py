@@ -8,13 +8,13 @@ T = TypeVar("T")
 
 
 class Processes:
-    """This process among those of the run; without `torchrun` it is the only one and accelerate
-    stays out.
+    """This process and the other processes of the run; without `torchrun` it is alone and
+    accelerate is not used.
 
     Args:
         cpu: talk through gloo instead of NCCL.
-        patience: how long to wait for another process before it is taken for lost; torch's default
-            unless given.
+        patience: how long to wait for another process before giving it up; torch's default unless
+            given.
     """
 
     def __init__(self, cpu: bool, patience: timedelta | None = None) -> None:

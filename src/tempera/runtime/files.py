@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def writable_directory(path: Path) -> Path:
-    """Create `path` if need be and prove that files can be written in it.
+    """Create `path` if necessary and check that files can be written in it.
 
     Raises:
         TemperaError: it cannot be created or written.

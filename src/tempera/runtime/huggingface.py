@@ -1,7 +1,7 @@
-"""What tempera takes from transformers, which must be imported through here.
+"""Names from transformers; import them from here only.
 
 transformers imports torchvision on the way to its models, and next to a CPU-only torch that import
-fails unless it was mended before.
+fails unless `tempera.runtime.torchvision` is imported first.
 """
 
 import importlib
@@ -36,7 +36,7 @@ _LATER = {
     "T5Config": "transformers.models.t5.configuration_t5",
     "T5EncoderModel": "transformers.models.t5.modeling_t5",
 }
-"""What only some models need, and where it is: imported when it is asked for."""
+"""Names that only some models need, and their modules: imported on use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,12 @@ Picture = NDArray[np.uint8]
 
 
 def picture_path(directory: Path, prompt_id: str) -> Path:
-    """Where a run directory keeps a prompt's picture."""
+    """Path of a prompt's picture in a run directory."""
     return directory / "images" / f"{prompt_id}.png"
 
 
 def write_picture(path: Path, picture: Picture) -> None:
-    """As PNG, atomically."""
+    """Write a picture as PNG, atomically."""
     with replacing(path) as temporary:
         Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(
             temporary, format="PNG"
@@ -25,5 +25,5 @@ def write_picture(path: Path, picture: Picture) -> None:
 
 
 def read_picture(path: Path) -> Picture:
-    """From PNG."""
+    """Read a picture from PNG."""
     return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1).copy()

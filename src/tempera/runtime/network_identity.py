@@ -13,8 +13,8 @@ def identity_of(network: Any) -> str:
     configuration and of its weights.
 
     Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in
-    bfloat16 (float16 rounds otherwise: take the identity before converting to it), and of a large
-    tensor some 4,096 evenly spaced entries are taken.
+    bfloat16 (float16 rounds otherwise: take the identity before converting to it), and only about
+    4,096 evenly spaced entries of a large tensor are hashed.
     """
     digest = hashlib.sha256(json.dumps(config_dict(network), sort_keys=True, default=str).encode())
     for name, tensor in sorted(network.state_dict().items()):
@@ -26,7 +26,7 @@ def identity_of(network: Any) -> str:
 
 
 def config_dict(network: Any) -> dict[str, Any]:
-    """What shapes a network, from its dataclass configuration or its Hugging Face one."""
+    """The sizes and options of a network, from its dataclass or Hugging Face configuration."""
     config = network.config
     if hasattr(config, "to_diff_dict"):
         values: dict[str, Any] = config.to_diff_dict()

@@ -40,7 +40,7 @@ class PretrainedFiles:
         files: names that the weights may have in a directory or repository, the usual one first;
             `NAME.index.json` beside it, as Hugging Face writes it, stands for several parts.
         hub: the repository that publishes them.
-        option: what the user sets to say where they are.
+        option: the command-line option that `weights` comes from.
     """
 
     weights: str

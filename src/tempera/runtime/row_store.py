@@ -1,4 +1,4 @@
-"""Rows keyed by id, kept in Parquet parts that survive a kill."""
+"""Rows keyed by id in Parquet parts; a killed process loses at most the part it was writing."""
 
 import hashlib
 import math
@@ -16,8 +16,8 @@ Row = dict[str, Any]
 
 
 class Store:
-    """Rows keyed by their `id`, in Parquet part files named after the ids within; a part appears
-    whole or not at all.
+    """Rows keyed by their `id`, in Parquet part files named after the ids they hold; a part is
+    whole or absent.
 
     Several processes may add rows to one store. When an id appears in two parts, either row serves.
     """
@@ -47,9 +47,7 @@ class Store:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a Parquet file, atomically; columns in the order of the first row; NaN, which
-    nothing equals, as null.
-    """
+    """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null."""
     columns = {name: [_cell(row.get(name)) for row in rows] for name in (rows[0] if rows else {})}
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns), temporary)

@@ -1,6 +1,4 @@
-"""One place that makes `import torchvision` work, for everything here that needs it: open_clip,
-timm, torchmetrics.image.
-"""
+"""Make `import torchvision` work, for open_clip, timm and torchmetrics.image."""
 
 import importlib
 import sys

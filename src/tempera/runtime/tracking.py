@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from tempera.errors import TemperaError
 from tempera.runtime.files import write_text
 
@@ -16,7 +18,7 @@ _RUN_ID = "wandb_run_id"
 
 
 class Tracker(Protocol):
-    """Where a run's numbers and pictures go."""
+    """Receives a run's numbers and pictures."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log scalars as a run goes; a resumed run may log steps again that it logged before it was
@@ -39,31 +41,37 @@ class Tracker(Protocol):
         """Write out what is left and close the run."""
 
 
-class NoTracker:
+class NoTracker(Tracker):
     """Tracks nothing."""
 
+    @override
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Nothing."""
+        pass
 
+    @override
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Nothing."""
+        pass
 
+    @override
     def image(self, name: str, path: Path, caption: str = "") -> None:
-        """Nothing."""
+        pass
 
+    @override
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Nothing."""
+        pass
 
+    @override
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
-        """Nothing."""
+        pass
 
+    @override
     def finish(self) -> None:
-        """Nothing."""
+        pass
 
 
-class WandbTracker:
-    """A live W&B run. Steps are a metric of their own, the x-axis of all others: W&B's internal
-    step refuses to go back on a resume.
+class WandbTracker(Tracker):
+    """A live W&B run. Steps are logged as a metric, the x-axis of all others: W&B's internal step
+    cannot go back when a run resumes.
     """
 
     def __init__(self, run: Any) -> None:
@@ -139,8 +147,8 @@ def wandb_tracker(
     main one get a `NoTracker`.
 
     Args:
-        directory: the run directory; the W&B files lie in it, and the run's id, so that a resumed
-            run goes on in the same W&B run.
+        directory: the run directory. It holds the W&B files and the run's id, so that a resumed run
+            continues the same W&B run.
         mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that
             says how to sync.
         group, job_type, tags, config: shown on the W&B run.

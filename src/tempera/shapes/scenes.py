@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from tempera.data.encoders import VQEncoder, vq_encoder
 from tempera.data.prompts import Prompt, check_slice
 from tempera.data.shards import CodedImages
-from tempera.data.sources import Broken, Entry
+from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.world import World
@@ -44,7 +46,7 @@ class WorldCodes:
         )
 
 
-class WorldScenes:
+class WorldScenes(Source):
     """The shapes world's scenes `first` … `first + count − 1`."""
 
     def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
@@ -52,8 +54,8 @@ class WorldScenes:
             raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
         self.world, self.scenes, self.first = World(seed), count, first
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Source`."""
         return {
             "kind": "world",
             "seed": self.world.seed,
@@ -62,12 +64,12 @@ class WorldScenes:
             "count": self.scenes,
         }
 
+    @override
     def count(self) -> int | None:
-        """See `Source`."""
         return self.scenes
 
+    @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """See `Source`."""
         for index in range(self.first + start, self.first + self.scenes):
             sample = self.world.sample(index)
             yield Entry(

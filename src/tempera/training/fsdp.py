@@ -1,9 +1,10 @@
-"""Splitting a frozen target and the draft that learns from it among processes, where they do not
-fit on one device: fully sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) by PyTorch's
+"""Split a frozen target and its draft among processes when they do not fit on one device: fully
+sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) by PyTorch's
 `fully_shard`.
 
-Every process keeps a part of each tensor. A layer's are gathered while it computes; its gradients
-are summed where their part is. The loop is that of the unsplit draft. What is saved is whole.
+Every process keeps a part of each tensor. A layer gathers its tensors while it computes; each
+process sums the gradients of its own part. The training loop is the same, and checkpoints hold
+whole tensors.
 """
 
 import os
@@ -31,11 +32,12 @@ _UNABLE = {
 
 
 def launched() -> bool:
-    """Whether accelerate was told to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp` in its
+    """Whether accelerate is to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp` in its
     configuration).
 
     Raises:
-        TemperaError: it was told to do what cannot be done; or FSDP is for a single process.
+        TemperaError: accelerate's configuration asks for something unsupported, or for FSDP with
+            one process.
     """
     for option, sentence in _UNABLE.items():
         if parse_flag_from_env(option):
@@ -51,15 +53,15 @@ def launched() -> bool:
 
 
 def split_target(network: Any, device: torch.device) -> None:
-    """Split the layers of a frozen network, one after the other, and move the rest of it: no device
-    holds more than two whole layers, the one that computes and the next.
+    """Split the layers of a frozen network one by one, and move its other tensors to the device. No
+    device holds more than two whole layers, the one that computes and the next.
 
     Embeddings and head stay whole, in every process; decoding uses them directly. All processes
     must pass through the layers equally often from now on, or `in_step`.
 
     Args:
-        network: see `TransformerTarget`; anywhere, best on the CPU.
-        device: where each process's part will be.
+        network: a target's network on any device, best on the CPU.
+        device: the device of each process's part.
     """
     mesh, decoder = _mesh(device), network.model
     for layer in decoder.layers:
@@ -77,9 +79,9 @@ def split_target(network: Any, device: torch.device) -> None:
 
 @contextmanager
 def in_step(network: Any) -> Iterator[None]:
-    """Passes through a network that the processes need unequally many of: held-out images that do
-    not divide, a decode that takes another round where another device rounds otherwise. If it is
-    split, a process that has finished goes on passing until all have.
+    """Let processes pass through a network unequally often: held-out images that do not divide, or
+    a decode that takes one more round because a device rounds differently. A process that has
+    finished keeps passing through a split network until all have finished.
 
     Nothing else inside may wait for other processes.
     """
@@ -103,7 +105,7 @@ def in_step(network: Any) -> Iterator[None]:
 
 
 def _passing(network: Any, this: bool) -> Tensor:
-    """How many processes are about to pass through the network, told whether this one is."""
+    """Number of processes about to pass through the network; `this` says whether this one is."""
     count: Tensor = network.lm_head.weight.new_full((), float(this))
     torch.distributed.all_reduce(count)
     return count
@@ -131,8 +133,8 @@ def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
 
 @contextmanager
 def gradients_stay(model: FSDPModule) -> Iterator[None]:
-    """A split draft's gradients are not summed over the processes yet: those of one part of a
-    batch, with others to come.
+    """Do not sum a split draft's gradients over the processes yet, for all but the last part of a
+    batch.
     """
     model.set_requires_gradient_sync(False)
     try:
@@ -142,8 +144,8 @@ def gradients_stay(model: FSDPModule) -> Iterator[None]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor with nothing left out; of a split one every process gathers its own copy, so that
-    all processes must ask together.
+    """The whole tensor. Every process gathers its own copy of a split one, so all must call this
+    together.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -168,9 +170,7 @@ def _lay_out(module: nn.Module) -> None:
 
 
 def _move_rest(network: nn.Module, device: torch.device) -> None:
-    """Move what is not split: `nn.Module.to` would take the split layers along, which are where
-    they belong.
-    """
+    """Move the tensors that are not split; `nn.Module.to` would move the split layers too."""
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
             if not isinstance(parameter, DTensor):

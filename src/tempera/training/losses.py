@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
@@ -84,7 +85,7 @@ def described(loss: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class EagleLoss:
+class EagleLoss(Loss):
     """EAGLE-1's loss (Li et al. 2024, arXiv 2401.15077, §3.2): smooth-L1 regression of the hidden
     states, plus cross-entropy from the target's distribution to the draft's, before guidance.
 
@@ -103,9 +104,8 @@ class EagleLoss:
                 f"cross_entropy={self.cross_entropy} is not possible: give 0 or more."
             )
 
+    @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
-        """See `Loss`."""
-
         def cross_entropy(mine: Tensor, true: Tensor) -> Tensor:
             with torch.no_grad():
                 p = head.logits(true).float().softmax(-1)
@@ -119,7 +119,7 @@ class EagleLoss:
 
 
 @dataclass(frozen=True)
-class AcceptanceLoss:
+class AcceptanceLoss(Loss):
     """LK (arXiv 2602.23881): λ·KL(p‖q) + (1 − λ)·TV(p, q) with λ = exp(−η·α), α = Σ min(p, q)
     without gradient, at every position.
 
@@ -144,8 +144,8 @@ class AcceptanceLoss:
         if not self.eta >= 0:
             raise TemperaError(f"eta={self.eta} is not possible: give 0 or more.")
 
+    @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
-        """See `Loss`."""
         drawn = replace(head.sampling, temperature=head.sampling.temperature or 1.0)
 
         def compare(mine: Tensor, true: Tensor) -> Tensor:
