@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tempera.errors import TemperaError
+from tempera.runtime.installation import commit
 from tempera.runtime.tracking import NoTracker, WandbTracker, no_tracker, wandb_tracker
 
 SCRIPT = """
@@ -22,8 +24,9 @@ tracker.log({"accepted_length": 2.5}, step=1)
 tracker.summary({"fid": 1.0})
 tracker.image("grid", directory / "a.png", "a caption")
 tracker.table("images", ["id", "image"], [["p", directory / "a.png"]])
-tracker.artifact("results", "evaluation", [directory / "a.png"])
+tracker.artifact("results of a/b", "evaluation", [directory / "a.png"])
 print("id", tracker.run.id)
+assert tracker.run.config["delta"] == 2 and "git_commit" in tracker.run.config
 tracker.finish()
 """
 
@@ -68,6 +71,32 @@ def test_a_resumed_run_may_log_a_step_again() -> None:
         tracker.log({"loss": 1.0 / step}, step=step)
     tracker.log({"loss": 1.0}, step=1)
     assert [values["step"] for values in logged] == [1, 2, 2, 3, 1]
+
+
+def test_a_table_and_a_number_may_have_the_same_name() -> None:
+    logged: dict[str, object] = {}
+
+    class Summary:
+        """As W&B: the last value logged under a key is its summary."""
+
+        summary = logged
+
+        def define_metric(self, name: str, **settings: object) -> None:
+            pass
+
+        def log(self, values: dict[str, object]) -> None:
+            logged.update(values)
+
+    tracker = WandbTracker(Summary())
+    tracker.summary({"images": 64})
+    tracker.table("images", ["id"], [["p"]])
+    assert logged["images"] == 64
+    assert len(logged) == 2
+
+
+def test_the_commit_of_the_checkout_is_known() -> None:
+    found = commit()
+    assert found is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found)
 
 
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,19 +32,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     )
 
     def start_tracker() -> Tracker:
-        tags = [
-            f"{group}={choice}" for group, choice in choices.items() if "/" not in group and choice
-        ]
-        group = choices.get("experiment") or cfg.model.name
-        tracker: Tracker = instantiate(
-            cfg.tracking,
-            directory=plan.directory,
-            job_type="eval",
-            group=group,
-            tags=tags,
-            config={**identity, **notes},
-        )
-        return tracker
+        return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})
 
     return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
 

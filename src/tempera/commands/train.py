@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
@@ -37,14 +38,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     )
 
     def start_tracker() -> Tracker:
-        settings = {
-            "directory": directory,
-            "job_type": "train_draft",
-            "group": cfg.model.name,
-            "config": {**choices, **asdict(recipe)},
-        }
-        tracker: Tracker = instantiate(cfg.tracking, **settings)
-        return tracker
+        chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+        return build.start_tracker(cfg, directory, "train_draft", chosen)
 
     metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, choices)
     if processes.is_main:

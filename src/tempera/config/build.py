@@ -1,10 +1,11 @@
 """From the groups of conf/ to objects: targets, drafters, rules, encoders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from tempera.config.instantiate import (
@@ -20,6 +21,7 @@ from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.rules.schedules import floored
 from tempera.runtime.network_identity import identity_of
+from tempera.runtime.tracking import Tracker
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS_FOR = {
@@ -198,6 +200,42 @@ def build_pipeline(cfg: DictConfig) -> Any:
     )
 
 
+UNTRACKED = ("directory", "choices", "overrides", "tracking")
+"""Top-level options that say nothing about a run's results."""
+
+
+def start_tracker(
+    cfg: DictConfig,
+    directory: Path,
+    job_type: str,
+    choices: Mapping[str, str | None],
+    notes: Mapping[str, Any] | None = None,
+) -> Tracker:
+    """Start `tracking` for a run. It records the whole resolved configuration; its group is the
+    experiment, or else the model, and its tags are the choices.
+
+    Args:
+        cfg: the composed configuration.
+        directory: the run directory.
+        job_type: `eval` or `train_draft`.
+        choices: Hydra's choice in each group.
+        notes: more to record beside the configuration.
+    """
+    tracked = [
+        str(key) for key in cfg if key not in UNTRACKED and not OmegaConf.is_missing(cfg, key)
+    ]
+    options = {key: _resolved(cfg[key]) for key in tracked}
+    tracker: Tracker = instantiate(
+        cfg.tracking,
+        directory=directory,
+        job_type=job_type,
+        group=choices.get("experiment") or cfg.model.name,
+        tags=[f"{group}={name}" for group, name in choices.items() if "/" not in group and name],
+        config={**options, **(notes or {})},
+    )
+    return tracker
+
+
 def parse_device(name: str) -> torch.device:
     """`auto` (CUDA where there is one), or a device by PyTorch's name; raises TemperaError when
     this machine does not have it.
@@ -228,6 +266,11 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
             f"`dtype={name}` is not possible; it must be one of auto, {', '.join(DTYPES)}"
         )
     return DTYPES[name]
+
+
+def _resolved(value: Any) -> Any:
+    """An option's value as plain Python, without interpolations."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _frozen(module: nn.Module, cfg: DictConfig) -> nn.Module:

@@ -2,6 +2,7 @@
 called.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +25,23 @@ def conf_directory() -> Path:
     """
     packaged = PACKAGE / "conf"
     return packaged if packaged.is_dir() else PACKAGE.parents[1] / "conf"
+
+
+def commit() -> str | None:
+    """The git commit of the checkout, followed by `-dirty` if files differ from it; None for an
+    installed package.
+    """
+    checkout = PACKAGE.parents[1]
+    if not (checkout / ".git").exists():
+        return None
+    describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*describe, "--exclude=*"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def command(name: str) -> str:

@@ -3,6 +3,7 @@ Only the main process tracks.
 """
 
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import write_text
+from tempera.runtime.installation import commit
 
 MODES = ("auto", "online", "offline")
 _RUN_ID = "wandb_run_id"
@@ -32,7 +34,7 @@ class Tracker(Protocol):
         """Log one picture from a file."""
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table; a `Path` in a row is shown as a picture."""
+        """Log a table; a `Path` in a row is shown as a picture. Its name may also be a scalar's."""
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Keep files or directories as a versioned artifact."""
@@ -101,13 +103,13 @@ class WandbTracker(Tracker):
             [wandb.Image(str(cell)) if isinstance(cell, Path) else cell for cell in row]
             for row in rows
         ]
-        self.run.log({name: wandb.Table(columns=list(columns), data=data)})
+        self.run.log({f"tables/{name}": wandb.Table(columns=list(columns), data=data)})
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Keep files or directories."""
         import wandb
 
-        artifact = wandb.Artifact(name=name, type=kind)
+        artifact = wandb.Artifact(name=re.sub(r"[^\w.-]", "-", name), type=kind)
         for path in paths:
             if path.is_dir():
                 artifact.add_dir(str(path), name=path.name)
@@ -151,7 +153,8 @@ def wandb_tracker(
             continues the same W&B run.
         mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that
             says how to sync.
-        group, job_type, tags, config: shown on the W&B run.
+        group, job_type, tags: shown on the W&B run.
+        config: the run's options; the git commit is added to them.
 
     Raises:
         TemperaError: unknown mode.
@@ -170,7 +173,7 @@ def wandb_tracker(
         "group": group,
         "job_type": job_type or None,
         "tags": [tag[:64] for tag in tags],
-        "config": dict(config or {}),
+        "config": {**(config or {}), "git_commit": commit()},
         "id": _run_id(directory),
         "resume": "allow",
         "name": directory.name,

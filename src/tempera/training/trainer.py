@@ -171,7 +171,7 @@ class Run:
                     {f"best/{name}": value for name, value in self.state.progress.best.items()}
                 )
                 self.tracker.artifact(
-                    f"draft-{self.draft.config.model}", "draft", [self.directory / DRAFT]
+                    f"draft-{self.draft.config.model}", "model", [self.directory / DRAFT]
                 )
         finally:
             self.tracker.finish()
