@@ -12,8 +12,9 @@ from tempera.errors import TemperaError
 from tempera.evaluation.latency import (
     SpeedProtocol,
     batch_speedups,
+    breakdown,
     measure,
-    summary,
+    speed,
     whole_batches,
 )
 from tempera.evaluation.pipeline import Pipeline
@@ -100,7 +101,7 @@ def test_the_text_encoder_is_left_out_and_runs_once(tmp_path: Path) -> None:
     assert texts == [["ring"], ["ring"]]
 
 
-def test_the_summary_is_of_paired_ratios() -> None:
+def test_speed_is_a_median_of_paired_ratios() -> None:
     parts = {"part_draft": 0.2, "part_target": 0.6, "part_verify": 0.1, "part_commit": 0.1}
     pairs = [(4.0, 2.0), (6.0, 2.0), (3.0, 3.0)]
     rows = [
@@ -115,7 +116,7 @@ def test_the_summary_is_of_paired_ratios() -> None:
         }
         for place, (ar, method) in enumerate(pairs)
     ]
-    result = summary(rows, length=400)
+    result = speed(rows, length=400)
     assert result["speedup"]["value"] == 2  # the median of 2, 3, 1; not the ratio of medians
     assert (result["speedup"]["low"], result["speedup"]["high"], result["speedup"]["n"]) == (
         1,
@@ -125,11 +126,12 @@ def test_the_summary_is_of_paired_ratios() -> None:
     assert result["efficiency"]["value"] == 0.5
     assert result["latency_ar"]["value"] == 4
     assert result["latency"]["q75"] == 2.5
-    assert result["parts"]["target"] == {
+    time = breakdown(rows)
+    assert time["parts"]["target"] == {
         "share": pytest.approx(0.6),
         "ms_per_round": pytest.approx(6),
     }
-    assert (result["text_encoder"], result["image_decoder"]) == (0.5, 0.25)
+    assert (time["text_encoder"], time["image_decoder"]) == (0.5, 0.25)
 
 
 def test_negative_counts_are_refused() -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from paths import SUPPORT
 from PIL import Image
-from tiny_evaluation import Fuse, ToyJudge, tiny_evaluate, tiny_pipeline
+from tiny_evaluation import Fuse, ToyEvaluator, tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -137,7 +137,7 @@ def test_killed_it_ends_the_same(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
-    evaluator = ToyJudge()
+    evaluator = ToyEvaluator()
     tiny_evaluate(tmp_path, evaluator=evaluator)
     before = results(tmp_path)
     timings = json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"]

@@ -4,7 +4,7 @@ import torch
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
-from tempera.metrics.distances import frechet, kernel, precision_recall
+from tempera.metrics.distances import frechet, kernel, precision, recall
 from tempera.runtime.torchvision import import_torchvision
 
 
@@ -76,15 +76,16 @@ def test_precision_and_recall_by_definition() -> None:
                     break
         return inside / len(points)
 
-    precision, recall = precision_recall(left, right, neighbours=3, resamples=50)
-    assert precision.value == pytest.approx(share(left, right))
-    assert recall.value == pytest.approx(share(right, left))
-    for interval in (precision, recall):
+    near = precision(left, right, neighbours=3, resamples=50)
+    far = recall(left, right, neighbours=3, resamples=50)
+    assert near.value == pytest.approx(share(left, right))
+    assert far.value == pytest.approx(share(right, left))
+    for interval in (near, far):
         assert 0 <= interval.low <= interval.value <= interval.high <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", [frechet, kernel, lambda *a, **k: precision_recall(*a, **k)[1]])
+@pytest.mark.parametrize("metric", [frechet, kernel, recall])
 def test_intervals_have_the_spread_of_repeated_experiments(metric: object) -> None:
     """The bootstrap's standard error of one sample agrees with the scatter over fresh samples."""
     right = features(300, 4, seed=1)
@@ -101,10 +102,7 @@ def test_worse_images_score_worse() -> None:
     near, far = features(100), features(100, shift=4.0)
     assert frechet(far, right, 20).low > frechet(near, right, 20).high
     assert kernel(far, right, 20).low > kernel(near, right, 20).high
-    assert (
-        precision_recall(far, right, resamples=20)[0].value
-        < precision_recall(near, right, resamples=20)[0].value
-    )
+    assert precision(far, right, resamples=20).value < precision(near, right, resamples=20).value
 
 
 def test_mismatched_and_tiny_sets_are_refused() -> None:
@@ -113,7 +111,9 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
     with pytest.raises(TemperaError, match="too few"):
         kernel(features(1), features(9))
     with pytest.raises(TemperaError, match="needs at least 8"):
-        precision_recall(features(3), features(9))
+        precision(features(3), features(9))
+    with pytest.raises(TemperaError, match="needs at least 8"):
+        recall(features(3), features(9))
 
 
 def test_intervals_of_means_ratios_and_medians() -> None:

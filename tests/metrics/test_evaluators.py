@@ -9,8 +9,8 @@ from PIL import Image
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Networks, RealEvaluator, clip_scorer
-from tempera.metrics.quality import evaluate_pictures, quality, reference_features
+from tempera.metrics.evaluators import Networks, StandardEvaluator, clip_scorer
+from tempera.metrics.quality import score_pictures, quality, reference_features
 from tempera.runtime.row_store import Store
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes import classifier as classifiers
@@ -60,20 +60,20 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float()
 
 
-def test_the_embedded_evaluator(shapes: ShapesEvaluator, tmp_path: Path) -> None:
+def test_the_evaluator_of_shapes(shapes: ShapesEvaluator, tmp_path: Path) -> None:
     prompts, pictures = scenes(20)
     prompts[3] = Prompt("3", "a photo of a cat")
     networks = shapes.load(CPU)
-    verdicts = evaluate_pictures(
+    scores = score_pictures(
         networks,
         prompts,
         lambda prompt: pictures[int(prompt.id)],
         Store(tmp_path / "evaluated"),
         batch=8,
     )
-    assert len(verdicts["0"]["features"]) == 16
-    assert verdicts["3"]["shape1"] is None
-    assert verdicts["0"]["shape1"] in (0.0, 1.0)
+    assert len(scores["0"]["features"]) == 16
+    assert scores["3"]["shape1"] is None
+    assert scores["0"]["shape1"] in (0.0, 1.0)
     signed = torch.from_numpy(pictures).float() / 127.5 - 1
     guess = classifiers.load_classifier().attributes(signed)["background"].argmax(-1)
     truth = [
@@ -82,11 +82,11 @@ def test_the_embedded_evaluator(shapes: ShapesEvaluator, tmp_path: Path) -> None
     ]
     for place, prompt in enumerate(prompts):
         if "background" in prompt.text:
-            assert verdicts[prompt.id]["background"] == float(truth[place][int(guess[place])])
+            assert scores[prompt.id]["background"] == float(truth[place][int(guess[place])])
     reference = reference_features(shapes, networks, tmp_path)
     assert reference is not None
     assert reference.shape == (130, 16)
-    metrics = quality([verdicts[prompt.id] for prompt in prompts], reference, 3, 20)
+    metrics = quality([scores[prompt.id] for prompt in prompts], networks, reference, 20)
     assert {
         "fid",
         "kid",
@@ -127,7 +127,8 @@ def test_clip_score_goes_through_open_clip() -> None:
     tokenizer = open_clip.SimpleTokenizer(context_length=32)
     prompts, pictures = scenes(3)
     with torch.no_grad():
-        score = clip_scorer(model, tokenizer, preprocess, CPU)(torch.from_numpy(pictures), prompts)
+        scorer = clip_scorer(model, tokenizer, preprocess, CPU)
+        score = scorer(torch.from_numpy(pictures), prompts)["clip_score"]
         image = model.encode_image(
             preprocess(Image.fromarray(pictures[1].transpose(1, 2, 0)))[None]
         )[0]
@@ -164,7 +165,7 @@ def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module.FeatureExtractorInceptionV3 = Extractor  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_fidelity", package)
     monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", module)
-    evaluator = RealEvaluator(
+    evaluator = StandardEvaluator(
         inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=16
     )
     evaluator.check("large")
@@ -173,13 +174,13 @@ def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert features[:, 0].tolist() == [10.0 * number for number in range(9)]
     assert (
         evaluator.identity
-        != RealEvaluator(
+        != StandardEvaluator(
             inception=str(weights), reference_dir=str(tmp_path / "real"), reference_size=32
         ).identity
     )
 
 
-def test_what_a_evaluator_lacks_is_said_before_anything_is_generated(
+def test_what_an_evaluator_lacks_is_said_before_anything_is_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = tmp_path / "weights.pth"
@@ -191,21 +192,21 @@ def test_what_a_evaluator_lacks_is_said_before_anything_is_generated(
     with pytest.raises(TemperaError, match=r"metrics\.reference_count=3 is too small"):
         ShapesEvaluator(reference_count=3).check("shapes")
     with pytest.raises(TemperaError, match="metrics=real has no network"):
-        RealEvaluator().check("large")
+        StandardEvaluator().check("large")
     with pytest.raises(TemperaError, match=r"reference_dir=None holds 0 images"):
-        RealEvaluator(inception=str(weights)).check("large")
+        StandardEvaluator(inception=str(weights)).check("large")
     module = ModuleType("torch_fidelity.feature_extractor_inceptionv3")
     module.FeatureExtractorInceptionV3 = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_fidelity", ModuleType("torch_fidelity"))
     monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", module)
     with pytest.raises(TemperaError, match="does not hold torch-fidelity's Inception weights"):
-        RealEvaluator(inception=str(weights), reference_dir=str(tmp_path)).load(CPU)
+        StandardEvaluator(inception=str(weights), reference_dir=str(tmp_path)).load(CPU)
     with pytest.raises(TemperaError, match="clip_model=ViT is not a model that open_clip knows"):
-        RealEvaluator(clip_model="ViT", clip_weights=str(weights)).load(CPU)
+        StandardEvaluator(clip_model="ViT", clip_weights=str(weights)).load(CPU)
     for name in ("torch_fidelity", "torch_fidelity.feature_extractor_inceptionv3"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TemperaError, match="needs torch-fidelity, which is not installed"):
-        RealEvaluator(inception=str(weights), reference_dir=str(tmp_path)).load(CPU)
+        StandardEvaluator(inception=str(weights), reference_dir=str(tmp_path)).load(CPU)
     (tmp_path / "broken.png").write_bytes(b"junk")
     with pytest.raises(TemperaError, match=r"broken\.png cannot be read as an image"):
-        list(RealEvaluator(reference_dir=str(tmp_path)).reference())
+        list(StandardEvaluator(reference_dir=str(tmp_path)).reference())

@@ -12,7 +12,8 @@ from paths import ROOT
 
 from tempera.errors import TemperaError
 from tempera.reporting import console, report
-from tempera.reporting.report import collect, find_runs, report_markdown, write_report
+from tempera.reporting.collect import ReportRow, collect, find_runs
+from tempera.reporting.report import report_markdown, write_report
 from tempera.reporting.wandb_report import blocks, publish
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import write_table
@@ -73,6 +74,8 @@ def make_run(
             "id": prompt.id,
             "text": prompt.text,
             "tokens": [0, 1],
+            "rounds": 2 / gain,
+            "accepted_length": gain,
             "logprob": -4.0 - quality,
             "clip_score": 0.6 - quality / 50 + 0.01 * place,
             "shape1": float(place % 2),
@@ -94,6 +97,13 @@ def make_run(
     return directory
 
 
+def read(*paths: Path, baseline: str | None = None) -> list[ReportRow]:
+    """The rows of the finished runs, none of which is damaged."""
+    rows, damaged = collect(find_runs(paths)[0], baseline)
+    assert damaged == []
+    return rows
+
+
 def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
     tmp_path: Path,
 ) -> None:
@@ -108,14 +118,17 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
             for row in pq.read_table(directory / "results.parquet").to_pylist()
         ]
         write_table(directory / "results.parquet", rows)
-    rows = collect(directories)
-    assert [bool(row["versus_ar"]) for row in rows] == [False, True, True]
-    assert rows[0]["settings"]["steps"] is None and "logprob_per_token" not in rows[1]["versus_ar"]
-    text = report_markdown(rows, tmp_path, [])
+    rows = read(*directories)
+    assert [bool(row["differences"]) for row in rows] == [False, True, True]
+    assert rows[0]["settings"]["steps"] is None
+    assert "logprob_per_token" not in rows[1]["differences"]
+    write_report(rows, tmp_path / "a")
+    text = (tmp_path / "a" / "report.md").read_text()
     assert "no run of plain autoregression" not in text and "mar steps=16" in text
+    write_report(rows[1:], tmp_path / "b")
     assert (
         "no run of plain autoregression here (method=ar, of continuous tokens mar)"
-        in report_markdown(rows[1:], tmp_path, [])
+        in (tmp_path / "b" / "report.md").read_text()
     )
 
 
@@ -143,7 +156,7 @@ def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
     finished, unfinished = find_runs([runs])
     assert len(finished) == 6
     assert [path.name for path in unfinished] == ["unfinished"]
-    rows = collect(finished)
+    rows, _ = collect(finished)
     assert [row["family"] for row in rows] == [
         "ar",
         "eagle",
@@ -167,21 +180,21 @@ def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
 
 
 def test_differences_to_plain_autoregression_are_paired(runs: Path) -> None:
-    rows = collect(find_runs([runs])[0])
-    assert rows[0]["versus_ar"] == {}
-    difference = rows[3]["versus_ar"]["clip_score"]
+    rows = read(runs)
+    assert rows[0]["differences"] == {}
+    difference = rows[3]["differences"]["clip_score"]
     assert difference["value"] == pytest.approx(-0.04)
     assert difference["high"] - difference["low"] == pytest.approx(
         0, abs=1e-9
     )  # each prompt differs by the same
-    assert rows[3]["versus_ar"]["logprob_per_token"]["value"] == pytest.approx(-1.0)
+    assert rows[3]["differences"]["logprob_per_token"]["value"] == pytest.approx(-1.0)
     make_run(runs / "other", "coolsd", 3.0, seed=1)
-    assert [row["versus_ar"] for row in collect(find_runs([runs])[0]) if row["delta"] == 3] == [{}]
+    assert [row["differences"] for row in read(runs) if row["delta"] == 3] == [{}]
 
 
 def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
-    rows = collect(find_runs([runs / "sweep", runs / "ar"])[0])
-    assert rows == collect(find_runs([runs / "ar", runs / "sweep", runs / "sweep" / "0"])[0])
+    rows = read(runs / "sweep", runs / "ar")
+    assert rows == read(runs / "ar", runs / "sweep", runs / "sweep" / "0")
     first, second = write_report(rows, tmp_path / "a"), write_report(rows, tmp_path / "b")
     for left, right in zip(first, second, strict=True):
         assert left.read_bytes() == right.read_bytes(), left.name
@@ -195,7 +208,7 @@ def test_runs_of_several_models_and_missing_metrics(runs: Path, tmp_path: Path) 
         "fid": {"value": None, "low": None, "high": None, "n": 0},
     }
     (directory / "metrics.json").write_text(json.dumps(content | {"images": 3}))
-    rows = collect(find_runs([runs / "ar", directory])[0])
+    rows = read(runs / "ar", directory)
     names = {path.name for path in write_report(rows, tmp_path / "out")}
     assert {"pareto_shapes.png", "report.md"} <= names
     text = (tmp_path / "out" / "report.md").read_text()
@@ -208,13 +221,6 @@ def test_bad_directories(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
     with pytest.raises(TemperaError, match="there is no finished run in"):
         find_runs([tmp_path])
-    directory = make_run(tmp_path / "a", "ar")
-    (directory / "metrics.json").write_text("{}")
-    with pytest.raises(TemperaError, match=r"metrics\.json is not a result of eval/run\.py"):
-        collect([directory])
-    (directory / "metrics.json").write_text('{"half')
-    with pytest.raises(TemperaError, match=r"metrics\.json is not valid JSON"):
-        collect([directory])
 
 
 def test_the_script(runs: Path, tmp_path: Path) -> None:
@@ -244,7 +250,7 @@ class Reports:
 def test_the_published_report_shows_tables_figures_and_scatter_plots(
     runs: Path, tmp_path: Path
 ) -> None:
-    rows = collect(find_runs([runs])[0])
+    rows = read(runs)
     text = report_markdown(rows, tmp_path, [tmp_path / "pareto.png"])
     markdown, pictures, evaluations = blocks(Reports(), rows, text, ["pareto"], "tempera", None)
     assert "| coolsd floor=1 |" in markdown["text"]
@@ -261,7 +267,7 @@ def test_publishing_without_its_library_is_one_sentence(
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     with pytest.raises(
         TemperaError,
-        match="--publish needs wandb-workspaces, which is not installed: pip install "
+        match="publish=true needs wandb-workspaces, which is not installed: pip install "
         "wandb-workspaces",
     ):
         publish([], tmp_path)

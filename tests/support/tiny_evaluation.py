@@ -22,7 +22,7 @@ from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.evaluation.run import RunPlan, evaluate
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.metrics.evaluators import Networks
+from tempera.metrics.evaluators import Evaluator, Networks
 from tempera.rules.standard import Exact, Relaxed
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import NoTracker, Tracker
@@ -44,11 +44,10 @@ class Blocks:
 
 
 @dataclass
-class ToyJudge:
+class ToyEvaluator(Evaluator):
     """Features are mean greys of the blocks; the CLIP score is the first of them."""
 
     identity: str = "toy"
-    neighbours: int = 3
     resamples: int = 50
     loaded: int = 0
 
@@ -72,9 +71,12 @@ class ToyJudge:
                 "background": 1 - right,
             }
 
-        return Networks(
-            features, lambda pictures, prompts: features(pictures)[:, 0] / 255, attributes
-        )
+        def clip_score(
+            pictures: torch.Tensor, prompts: Sequence[Prompt]
+        ) -> dict[str, torch.Tensor]:
+            return {"clip_score": features(pictures)[:, 0] / 255}
+
+        return Networks(features, [clip_score, attributes])
 
     def reference(self) -> Iterator[np.ndarray]:
         yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
@@ -95,7 +97,7 @@ def tiny_evaluate(
     directory: Path,
     pipeline: Pipeline | None = None,
     prompts: Sequence[Prompt] | None = None,
-    evaluator: ToyJudge | None = None,
+    evaluator: Evaluator | None = None,
     tracker: Tracker | None = None,
     timed: int = 3,
     batch_size: int = 8,
@@ -113,7 +115,7 @@ def tiny_evaluate(
         plan,
         pipeline or tiny_pipeline(),
         world_prompts(20) if prompts is None else prompts,
-        evaluator or ToyJudge(),
+        evaluator or ToyEvaluator(),
         SpeedProtocol(timed),
         lambda: tracker or NoTracker(),
         Processes(cpu=True),

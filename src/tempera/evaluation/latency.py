@@ -1,10 +1,10 @@
-"""The latency protocol: seconds per image at batch 1, after warm-up, device synchronised, plain
-autoregression and the method in turn. Larger batches, where they are asked for, are timed in the
-same way, an image's share of each.
+"""The latency protocol: seconds per image at batch 1, after a warm-up, with the device synchronised,
+plain autoregression and the method in turn. Larger batches are timed in the same way on request, as
+seconds per image.
 
-Text encoder and image decoder are left out and reported apart. The speed-up is the median of the
-paired ratios. Where the time goes is measured in a decode of its own, since its clock synchronises
-the device around each part.
+The text encoder and the image decoder are excluded and reported separately. The speed-up is the
+median of the paired ratios. Where the time goes is measured in a separate decode, because its clock
+synchronises the device around each part.
 """
 
 import re
@@ -31,10 +31,10 @@ class SpeedProtocol:
     """How speed is measured.
 
     Args:
-        prompts: how many prompts are timed, the first of the run; 0 leaves speed out.
+        prompts: number of timed prompts, the first ones of the run; 0 skips timing.
         warmup: untimed images of each kind before the first timed one, once per process.
-        batches: sizes of larger batches to time as well, of `BATCHES`; in each so many prompts,
-            rounded up to whole batches.
+        batches: sizes of larger batches to time as well, out of `BATCHES`; each with as many
+            prompts, rounded up to whole batches.
     """
 
     prompts: int = 8
@@ -51,7 +51,7 @@ class SpeedProtocol:
         if self.prompts < 0 or self.warmup < 0:
             raise TemperaError(
                 f"speed.prompts={self.prompts} and speed.warmup={self.warmup} must not be "
-                "negative: 0 leaves timing out."
+                "negative: 0 skips timing."
             )
 
 
@@ -63,12 +63,13 @@ def measure(
     progress: Callable[[Prompt], None] | None = None,
     batch_size: int = 1,
 ) -> list[Row]:
-    """Time each batch of prompts that has no timing yet; returns the rows of all, in the prompts'
-    order, each under its first prompt's id.
+    """Time each batch of prompts that has no timing in the store yet.
 
-    A row holds `ar` and `method` (seconds an image; equal for plain autoregression, which is timed
-    once), `text_encoder`, `image_decoder`, `rounds` (mean of the images), and under `part_<name>`
-    the seconds of each part of the method in the clocked decode.
+    Returns:
+        A row for each batch in the prompts' order, under the id of its first prompt: `ar` and
+        `method` (seconds per image; equal for plain autoregression, which is timed once),
+        `text_encoder` and `image_decoder` (seconds per batch), `rounds` (mean over images), and
+        `part_<name>`, the seconds of each part of the method in the clocked decode.
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -91,13 +92,13 @@ def measure(
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
-    """At least `count` prompts in whole batches. Where there are not as many, they come again with
-    other ids: other random draws.
+    """At least `count` prompts in whole batches. If there are too few, they are repeated under other
+    ids, with other random draws.
     """
-    wanted, there = -(-count // size) * size, len(prompts)
+    wanted, known = -(-count // size) * size, len(prompts)
     again = [
-        Prompt(f"{prompts[i % there].id}-again-{i // there}", prompts[i % there].text)
-        for i in range(there, wanted)
+        Prompt(f"{prompts[i % known].id}-again-{i // known}", prompts[i % known].text)
+        for i in range(known, wanted)
     ]
     return [*prompts[:wanted], *again]
 
@@ -128,36 +129,40 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
     }
 
 
-def summary(
+def speed(
     rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 1000
-) -> dict[str, Any]:
-    """Medians with their interval and quartiles, and where the time goes.
+) -> dict[str, dict[str, float]]:
+    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency` (speed-up ÷ accepted length of
+    the timed images, which are `length` tokens long): median, bootstrap interval, and the quartiles
+    `q25` and `q75`.
+    """
+    ar, method, rounds = (_column(rows, name) for name in ("ar", "method", "rounds"))
+    return {
+        "latency_ar": _spread(ar, resamples),
+        "latency": _spread(method, resamples),
+        "speedup": _spread(ar / method, resamples),
+        "efficiency": _spread(ar / method / (length / rounds), resamples),
+    }
+
+
+def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where the time goes.
 
     Returns:
-        Under `latency_ar`, `latency` and `speedup` the median, its bootstrap interval and the
-        quartiles `q25`, `q75`; under `efficiency` the speed-up ÷ accepted length of the timed
-        images, 1 being the limit; under `parts` for each part its share of all clocked time and
-        median milliseconds a round; `text_encoder`, `image_decoder` median seconds.
+        `text_encoder` and `image_decoder`: median seconds. `parts`: for each part of a round its
+        share of all clocked time and its median milliseconds per round.
     """
-    columns = {
-        name: np.array([row[name] for row in rows], np.float64) for name in rows[0] if name != "id"
-    }
-    ratios = columns["ar"] / columns["method"]
-    clocked = {part: columns[f"part_{part}"] for part in PARTS}
-    total, rounds = np.sum(list(clocked.values())), columns["rounds"]
+    parts = {part: _column(rows, f"part_{part}") for part in PARTS}
+    total, rounds = np.sum(list(parts.values())), _column(rows, "rounds")
     return {
-        "latency_ar": _spread(columns["ar"], resamples),
-        "latency": _spread(columns["method"], resamples),
-        "speedup": _spread(ratios, resamples),
-        "efficiency": _spread(ratios / (length / rounds), resamples),
-        "text_encoder": float(np.median(columns["text_encoder"])),
-        "image_decoder": float(np.median(columns["image_decoder"])),
+        "text_encoder": float(np.median(_column(rows, "text_encoder"))),
+        "image_decoder": float(np.median(_column(rows, "image_decoder"))),
         "parts": {
             part: {
                 "share": float(values.sum() / total),
                 "ms_per_round": float(np.median(1000 * values / rounds)),
             }
-            for part, values in clocked.items()
+            for part, values in parts.items()
         },
     }
 
@@ -165,7 +170,7 @@ def summary(
 def batch_speedups(
     timings: Mapping[int, Sequence[Mapping[str, Any]]], resamples: int = 1000
 ) -> dict[str, Any]:
-    """`speedup_<batch size>`: median and interval over the batches, as in `summary`."""
+    """The metrics `speedup_<batch size>`: median and interval over the batches, as in `speed`."""
     ratios = {
         size: np.array([row["ar"] / row["method"] for row in rows], np.float64)
         for size, rows in timings.items()
@@ -174,13 +179,17 @@ def batch_speedups(
     return {f"speedup_{size}": _spread(values, resamples) for size, values in ratios.items()}
 
 
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> bootstrap.Array:
+    return np.array([row[name] for row in rows], np.float64)
+
+
 def _spread(values: bootstrap.Array, resamples: int) -> dict[str, float]:
     low, high = np.quantile(values, [0.25, 0.75])
     return {**bootstrap.median(values, resamples).as_dict(), "q25": float(low), "q75": float(high)}
 
 
 def machine(device: torch.device) -> str:
-    """What timings were taken on, as a file name: the GPU, or the number of CPU threads."""
+    """The machine that timings belong to, as a file name: the GPU, or the number of CPU threads."""
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

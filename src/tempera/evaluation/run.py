@@ -1,5 +1,5 @@
-"""An evaluation, from prompts to metrics.json: generate, time, evaluate, report. Interrupted
-anywhere, it goes on where it was.
+"""An evaluation, from prompts to metrics.json: generate, time, score the pictures, report.
+Interrupted anywhere, it resumes where it stopped.
 """
 
 import math
@@ -14,14 +14,14 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
-from tempera.evaluation.latency import SpeedProtocol, batch_speedups, whole_batches
+from tempera.evaluation.latency import SpeedProtocol, whole_batches
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.progress import Bar
 from tempera.evaluation.run_directory import claim
-from tempera.metrics import bootstrap
-from tempera.metrics.bootstrap import Array, Interval
+from tempera.metrics.acceptance import acceptance
+from tempera.metrics.bootstrap import Interval
 from tempera.metrics.evaluators import Evaluator
-from tempera.metrics.quality import ENOUGH, evaluate_pictures, quality, reference_features
+from tempera.metrics.quality import ENOUGH, quality, reference_features, score_pictures
 from tempera.reporting import figures
 from tempera.reporting.console import print_results
 from tempera.reporting.run_names import method_label
@@ -37,14 +37,14 @@ SHOWN = 24
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What to measure, and how.
+    """One run: where it is written, and how its images are decoded.
 
     Attributes:
         directory: the run directory.
         model: name of the model preset.
-        settings: every option that results depend on, by its command-line name, and the identities
-            of the networks; the run's identity.
-        about: what else run.json notes.
+        settings: the run's identity: every option that results depend on, by its command-line
+            name, and the identities of the networks.
+        about: other facts to note in run.json.
         batch_size: prompts decoded together.
         diagnostics: record TV(p, q), the TV bound and KL.
     """
@@ -65,7 +65,7 @@ def evaluate(
     plan: RunPlan,
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
-    evaluator: Evaluator | None,
+    evaluator: Evaluator,
     protocol: SpeedProtocol,
     start_tracker: Callable[[], Tracker],
     processes: Processes,
@@ -73,14 +73,13 @@ def evaluate(
     """Run the plan and write the run directory (see `tempera.evaluation.run_directory`).
 
     Returns:
-        The metrics by name, without intervals; in processes other than the main one nothing.
+        The metrics by key, without intervals; empty in processes other than the main one.
 
     Raises:
-        TemperaError: the evaluator does not fit, the directory is another run's or cannot be
-            written, or decoding failed.
+        TemperaError: the evaluator does not fit the model, the directory belongs to another run or
+            cannot be written, or decoding failed.
     """
-    if evaluator is not None:
-        evaluator.check(plan.model)
+    evaluator.check(plan.model)
     claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
     tracker = start_tracker()
     rows = _generated(plan, pipeline, prompts, processes)
@@ -91,11 +90,14 @@ def evaluate(
         size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size)
         for size in protocol.batches
     }
-    verdicts, metrics = _evaluated(plan, pipeline, prompts, evaluator)
-    metrics = acceptance(rows) | metrics
-    result = _assemble(plan, rows, timings, metrics, evaluator)
-    result["metrics"] |= batch_speedups(larger)
-    _write(plan, pipeline, rows, timings, verdicts, result)
+    scores, metrics = _evaluated(plan, pipeline, prompts, evaluator)
+    intervals = {name: one.as_dict() for name, one in (acceptance(rows) | metrics).items()}
+    if timings:
+        intervals |= latency.speed(timings, len(rows[0]["tokens"]))
+    intervals |= latency.batch_speedups(larger)
+    time = latency.breakdown(timings) if timings else {}
+    result = _assemble(plan, rows, intervals, time, evaluated=bool(scores))
+    _write(plan, pipeline, rows, timings, scores, result)
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
     print(f"results in {plan.directory}")
@@ -109,10 +111,10 @@ def evaluate(
 def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
-    """Generate what is missing; the records in the prompts' order."""
+    """Generate the missing images; returns the records in the prompts' order."""
     store = Store(plan.directory / "records")
     waiting = todo(store, prompts, plan.batch_size)
-    processes.wait()  # everyone has seen the same gaps
+    processes.wait()  # all processes have listed the same missing images
     missing = sum(map(len, waiting))
     mine = waiting[processes.rank :: processes.count]
     with Bar(
@@ -134,142 +136,71 @@ def _timed(
     """Timings of the prompts in batches, kept apart by machine and batch size."""
     if not prompts:
         return []
-    store = Store(
-        plan.directory
-        / "timings"
-        / f"{latency.machine(pipeline.device)}{f'-batch-{batch_size}' if batch_size > 1 else ''}"
-    )
+    batch = f"-batch-{batch_size}" if batch_size > 1 else ""
+    store = Store(plan.directory / "timings" / f"{latency.machine(pipeline.device)}{batch}")
     groups = prompts[::batch_size]
-    with Bar(
-        len(groups),
-        len(groups) - len(store.missing([prompt.id for prompt in groups])),
-        1,
-        title="timing",
-    ) as bar:
+    done = len(groups) - len(store.missing([prompt.id for prompt in groups]))
+    with Bar(len(groups), done, 1, title="timing") as bar:
         return latency.measure(
             pipeline, prompts, store, warmup, lambda _: bar.advance(1, 1, 0), batch_size
         )
 
 
 def _evaluated(
-    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator | None
+    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
 ) -> tuple[dict[str, Row], dict[str, Interval]]:
-    """Verdicts by prompt id, and the quality metrics."""
-    if evaluator is None:
-        return {}, {}
+    """Scores by prompt id, and the quality metrics; nothing without networks."""
     networks = evaluator.load(pipeline.device)
-    store = Store(plan.directory / f"evaluated-{evaluator.identity}")
-    verdicts = evaluate_pictures(
+    if not networks:
+        return {}, {}
+    scores = score_pictures(
         networks,
         prompts,
         lambda prompt: read_picture(picture_path(plan.directory, prompt.id)),
-        store,
+        Store(plan.directory / f"evaluated-{evaluator.identity}"),
     )
+    rows = [scores[prompt.id] for prompt in prompts]
     reference = reference_features(evaluator, networks)
-    return verdicts, quality(
-        [verdicts[prompt.id] for prompt in prompts],
-        reference,
-        evaluator.neighbours,
-        evaluator.resamples,
-    )
-
-
-def acceptance(rows: Sequence[Row]) -> dict[str, Interval]:
-    """Metrics of the decoding itself; the prompts are the units of every interval."""
-    column = {
-        name: np.array([row[name] for row in rows], np.float64)
-        for name in rows[0]
-        if isinstance(rows[0][name], int | float)
-    }
-    tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
-    kept = np.array([sum(row["accepted"]) for row in rows], np.float64)
-    metrics = {
-        "accepted_length": bootstrap.ratio(tokens, column["rounds"]),
-        "tau": bootstrap.ratio(kept, column["rounds"]),
-        "throughput": bootstrap.ratio(tokens, column["seconds"]),
-    }
-    if "logprob" in column:
-        metrics["logprob_per_token"] = bootstrap.ratio(column["logprob"], tokens)
-    tested = np.array([sum(row["tested"]) for row in rows], np.float64)
-    if tested.any():
-        metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
-    for name in ("residual_trials", "residual_failures"):
-        if name in column:
-            metrics[name] = bootstrap.mean(column[name])
-    if "residual_trials" in column and (tested > kept).any():
-        metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
-    for name in ("tv", "tv_bound", "kl_per_token"):
-        if name in column and not np.isnan(column[name]).all():
-            metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
-    if "logprob" in column and "logprob_squares" in column:
-        metrics["logprob_deviation"] = _deviation(
-            column["logprob"], column["logprob_squares"], tokens
-        )
-    return metrics
-
-
-def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
-    """Standard deviation over all tokens, from each prompt's sum and sum of squares; prompts are
-    the units of the interval.
-    """
-
-    def deviation(drawn: Array) -> Array:
-        return np.sqrt(
-            np.maximum(
-                drawn @ squares / (drawn @ tokens) - (drawn @ sums / (drawn @ tokens)) ** 2, 0
-            )
-        )
-
-    whole = np.ones((1, len(tokens)))
-    return bootstrap.percentile(
-        float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens)
-    )
+    return scores, quality(rows, networks, reference, evaluator.resamples)
 
 
 def _assemble(
     plan: RunPlan,
     rows: Sequence[Row],
-    timings: Sequence[Row],
-    metrics: Mapping[str, Interval],
-    evaluator: Evaluator | None,
+    metrics: Mapping[str, Mapping[str, Any]],
+    time: Mapping[str, Any],
+    evaluated: bool,
 ) -> dict[str, Any]:
     """The content of metrics.json."""
-    timing = latency.summary(timings, len(rows[0]["tokens"])) if timings else {}
-    spreads = {
-        name: timing.pop(name)
-        for name in ("latency_ar", "latency", "speedup", "efficiency")
-        if name in timing
-    }
     tested, accepted = (
         np.array([row[name] for row in rows]).sum(0) for name in ("tested", "accepted")
     )
-    intervals = {name: interval.as_dict() for name, interval in metrics.items()} | spreads
     return {
         "name": method_label(plan.settings),
         "settings": dict(plan.settings),
         "images": len(rows),
-        "metrics": {name: _plain(interval) for name, interval in intervals.items()},
+        "metrics": {name: _plain(interval) for name, interval in metrics.items()},
         "acceptance_by_depth": _shares(accepted, tested),
         "acceptance_by_tenth": _by_tenth(rows),
         "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested)
         if "tv_sums" in rows[0]
         else [],
-        "time": _plain(timing),
+        "time": _plain(time),
         "about": dict(plan.about),
-        "notes": _notes(len(rows), evaluator is not None, timing),
+        "notes": _notes(len(rows), evaluated, time),
     }
 
 
 def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
-    """The ratio at each depth; none where nothing was tested."""
+    """The ratio at each depth; None where nothing was tested."""
     return [
         float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)
     ]
 
 
 def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
-    """Acceptance in each tenth of the image in the order of decoding; nothing for records of before
-    it was counted.
+    """Acceptance in each tenth of the image in the order of decoding; empty for older records,
+    which do not count it.
     """
     if not all("tested_by_tenth" in row for row in rows):
         return []
@@ -281,7 +212,7 @@ def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """NaN as null, which JSON has."""
+    """NaN and infinities as None, since JSON has neither."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
@@ -312,8 +243,8 @@ def _notes(images: int, evaluated: bool, timing: Mapping[str, Any]) -> list[str]
             f"{name.replace('_', ' ')} {milliseconds:.0f} ms"
             for name, milliseconds in apart.items()
         )
-        notes.append(f"Time of a round (in a decode of its own, synchronised): {parts}.")
-        notes.append(f"Not part of the latency of an image: {outside}.")
+        notes.append(f"Time of a round (measured separately, synchronised): {parts}.")
+        notes.append(f"Not included in the latency of an image: {outside}.")
     return notes
 
 
@@ -322,22 +253,22 @@ def _write(
     pipeline: Pipeline,
     rows: Sequence[Row],
     timings: Sequence[Row],
-    verdicts: Mapping[str, Row],
+    scores: Mapping[str, Row],
     result: Mapping[str, Any],
 ) -> None:
-    """metrics.json, results.parquet, grid.png, acceptance_map.png and, of drafts, accepted.png;
-    metrics.json last, as the sign of a finished run.
+    """Write results.parquet, grid.png, acceptance_map.png, accepted.png if anything was drafted, and
+    last metrics.json, the sign of a finished run.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
     table = []
     for row in rows:
-        verdict = {
+        scored = {
             name: value
-            for name, value in verdicts.get(row["id"], {}).items()
+            for name, value in scores.get(row["id"], {}).items()
             if name not in ("id", "features")
         }
-        table.append({**row, **timed.get(row["id"], empty), **verdict})
+        table.append({**row, **timed.get(row["id"], empty), **scored})
     write_table(plan.directory / "results.parquet", table)
     shown = rows[:SHOWN]
     pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]

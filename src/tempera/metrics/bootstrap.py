@@ -1,5 +1,4 @@
-"""Bootstrap confidence intervals: prompts are the units that are drawn again (Efron and Tibshirani,
-1993).
+"""Bootstrap confidence intervals (Efron and Tibshirani, 1993). The units of resampling are prompts.
 
 A resample is a row of counts: how often each of n prompts was drawn. The same seed draws the same
 resamples, so intervals are reproducible.
@@ -25,7 +24,7 @@ class Interval:
     n: int
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """The interval as JSON."""
         return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
 
 
@@ -44,23 +43,18 @@ def mean(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
 
 
 def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: int = 0) -> Interval:
-    """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0
-    (nothing to say) are left out.
+    """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0 are
+    left out.
     """
     keep = np.asarray(denominators) > 0
-    above, below = (
-        np.asarray(numerators, np.float64)[keep],
-        np.asarray(denominators, np.float64)[keep],
-    )
+    above = np.asarray(numerators, np.float64)[keep]
+    below = np.asarray(denominators, np.float64)[keep]
     if not len(above):
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     drawn = counts(len(above), resamples, seed)
-    with np.errstate(
-        invalid="ignore"
-    ):  # an infinite unit makes the interval NaN, and that is what is told
-        return percentile(
-            float(above.sum() / below.sum()), (drawn @ above) / (drawn @ below), len(above)
-        )
+    with np.errstate(invalid="ignore"):  # one infinite unit makes the interval NaN, as it should
+        replicates = (drawn @ above) / (drawn @ below)
+        return percentile(float(above.sum() / below.sum()), replicates, len(above))
 
 
 def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
@@ -83,10 +77,10 @@ def percentile(value: float, replicates: Array, n: int) -> Interval:
 def centred(
     value: float, replicates: Array, n: int, bounds: tuple[float, float] = (-np.inf, np.inf)
 ) -> Interval:
-    """The spread of the replicates, moved to the estimate.
+    """A percentile interval of the replicates, shifted to be centred on the estimate.
 
-    For estimates that resampling itself shifts (FID grows with every repeated image, recall falls):
-    their replicates scatter rightly but around another centre.
+    For estimates that resampling biases (repeated images raise FID and lower recall): their
+    replicates have the right spread around the wrong centre.
     """
     interval = percentile(value, replicates - replicates.mean() + value, n)
     return Interval(

@@ -5,11 +5,18 @@ Features are float64 [n, D]. The reference set is held fixed. FID and recall dep
 images, so compare runs of equal size.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
+
+Distance = Callable[[Array, Array, int], Interval]
+"""Features of generated [n, D] and of real [m, D] pictures, and how many resamples -> the distance
+of the two sets with its interval.
+"""
 
 
 def frechet(generated: Array, real: Array, resamples: int = 200, seed: int = 0) -> Interval:
@@ -25,11 +32,8 @@ def frechet(generated: Array, real: Array, resamples: int = 200, seed: int = 0) 
     def distance(weights: Array) -> float:
         average = weights @ generated / weights.sum()
         spread = np.sqrt(weights / (weights.sum() - 1))[:, None] * (generated - average)
-        half = (
-            spread @ root
-            # (Σ'^½ Σ Σ'^½) = halfᵀ half; the square roots of its eigenvalues are half's singular
-            # values
-        )
+        # Σ'^½ Σ Σ'^½ = halfᵀ half: the roots of its eigenvalues are half's singular values
+        half = spread @ root
         gram = half @ half.T if len(half) < half.shape[1] else half.T @ half
         overlap = np.sqrt(np.linalg.eigvalsh(gram).clip(0)).sum()
         return float(((average - centre) ** 2).sum() + (spread**2).sum() + total - 2 * overlap)
@@ -67,19 +71,26 @@ def kernel(generated: Array, real: Array, resamples: int = 200, seed: int = 0) -
     return bootstrap.centred(float(distance(np.ones(n))), replicates, n)
 
 
-def precision_recall(
+def precision(
     generated: Array, real: Array, neighbours: int = 3, resamples: int = 200, seed: int = 0
-) -> tuple[Interval, Interval]:
-    """Improved precision and recall (Kynkäänniemi et al. 2019): the share of generated images
-    within the real manifold, and of real images within the generated one. A manifold is the union
-    of balls around its points that reach to their k-th neighbour.
-
-    Precision is a mean over generated images, so its interval is a plain bootstrap. Repeated images
-    would shrink the balls of recall, so its interval comes from subsets without repeats (delete-d
-    jackknife; Shao and Wu 1989), whose spread is scaled by √(b/(n−b)).
+) -> Interval:
+    """Improved precision (Kynkäänniemi et al. 2019): the share of generated images within the real
+    manifold, the union of balls around its points that reach to their k-th neighbour.
     """
     _check(generated, real, 2 * (neighbours + 1))
-    inside = _within(generated, real, neighbours)
+    return bootstrap.mean(_within(generated, real, neighbours), resamples, seed)
+
+
+def recall(
+    generated: Array, real: Array, neighbours: int = 3, resamples: int = 200, seed: int = 0
+) -> Interval:
+    """Improved recall (Kynkäänniemi et al. 2019): the share of real images within the manifold of
+    the generated ones.
+
+    Repeated images would shrink the balls of the manifold, so the interval comes from subsets
+    without repeats (delete-d jackknife; Shao and Wu 1989), whose spread is scaled by √(b/(n−b)).
+    """
+    _check(generated, real, 2 * (neighbours + 1))
     n = len(generated)
     size = max(neighbours + 1, min(n // 2, 1000))
     order = np.random.default_rng([seed, n])
@@ -88,10 +99,19 @@ def precision_recall(
         [_within(real, generated[subset], neighbours).mean() for subset in subsets]
     )
     scaled = (replicates - replicates.mean()) * np.sqrt(size / (n - size))
-    recall = bootstrap.centred(
-        float(_within(real, generated, neighbours).mean()), scaled, n, (0, 1)
-    )
-    return bootstrap.mean(inside, resamples, seed), recall
+    return bootstrap.centred(float(_within(real, generated, neighbours).mean()), scaled, n, (0, 1))
+
+
+def feature_distances(neighbours: int = 3) -> dict[str, Distance]:
+    """FID, KID, precision and recall by metric key; `neighbours` is the k of the last two."""
+    return {
+        "fid": frechet,
+        "kid": kernel,
+        "precision": lambda generated, real, resamples: precision(
+            generated, real, neighbours, resamples
+        ),
+        "recall": lambda generated, real, resamples: recall(generated, real, neighbours, resamples),
+    }
 
 
 def _within(points: Array, manifold: Array, neighbours: int) -> Array:

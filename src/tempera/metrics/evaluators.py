@@ -1,13 +1,13 @@
-"""Who evaluates pictures: the networks behind FID, KID, precision and recall, CLIP score and
-attribute accuracy, and their reference images.
+"""Evaluators: the networks and the reference images behind FID, KID, precision and recall, CLIP
+score and other scores of pictures.
 
-Pictures are uint8 [B, 3, h, w]. Networks are loaded late, when the first pictures exist; what they
-need is checked early.
+Pictures are uint8 [B, 3, h, w]. Options are checked before anything is generated; networks are
+loaded when the pictures exist.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,60 +16,94 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import normalize
+from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.metrics.distances import Distance, feature_distances
 from tempera.runtime.torchvision import import_open_clip, import_torchvision
 
 Pictures = NDArray[np.uint8]
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
+Score = Callable[[Tensor, Sequence[Prompt]], Mapping[str, Tensor]]
+"""Pictures, uint8 [B, 3, h, w], and their prompts -> named scores [B] of each picture; NaN where a
+prompt leaves a score open.
+"""
+
+
 @dataclass(frozen=True)
 class Networks:
-    """Loaded networks; a missing one leaves its metrics out.
+    """Loaded networks; metrics whose network is missing are left out.
 
     Attributes:
-        features: pictures, uint8 tensor [B, 3, h, w] -> [B, D].
-        clip_score: pictures and prompts -> cosine similarity of image and text embeddings, [B].
-        attributes: pictures and prompts -> for every attribute 1 (right), 0 (wrong) or NaN (not
-            told by the prompt), [B].
+        features: pictures, uint8 [B, 3, h, w] -> [B, D].
+        scores: what scores each picture; the entries of `tempera.metrics.table` name the scores
+            whose means are metrics.
+        distances: between the features of generated and of real pictures, by metric key.
     """
 
     features: Callable[[Tensor], Tensor] | None = None
-    clip_score: Callable[[Tensor, Sequence[Prompt]], Tensor] | None = None
-    attributes: Callable[[Tensor, Sequence[Prompt]], dict[str, Tensor]] | None = None
+    scores: Sequence[Score] = ()
+    distances: Mapping[str, Distance] = field(default_factory=feature_distances)
+
+    def __bool__(self) -> bool:
+        """Whether there is any network."""
+        return self.features is not None or bool(self.scores)
 
 
 class Evaluator(Protocol):
-    """The networks and the reference images that a run's quality is measured with."""
+    """Measures the quality of a run's pictures."""
 
-    identity: str
-    """Names networks and settings; verdicts of another identity are not reused."""
-    neighbours: int
-    resamples: int
+    @property
+    def identity(self) -> str:
+        """Names networks and settings: scores made under another identity are not reused."""
+
+    @property
+    def resamples(self) -> int:
+        """Bootstrap resamples behind each interval."""
 
     def check(self, model: str) -> None:
-        """Raise TemperaError when something is missing or this evaluator does not fit the model;
-        before anything is generated.
+        """Check, before anything is generated, that all files are there and that this evaluator
+        fits the model preset.
+
+        Raises:
+            TemperaError: something is missing, or the evaluator is for other models.
         """
 
     def load(self, device: torch.device) -> Networks:
         """Load the networks."""
 
     def reference(self) -> Iterator[Pictures]:
-        """Real pictures in batches, uint8 [B, 3, h, w]; none when there is no reference."""
-
-
-def no_evaluator() -> None:
-    """`metrics=none`: speed and acceptance only."""
-    return
+        """Real pictures in batches, uint8 [B, 3, h, w]; no batches without a reference."""
 
 
 @dataclass(frozen=True)
-class RealEvaluator:
-    """Evaluates pictures of any model with networks that the user supplies, against a directory of
-    real images.
+class NoEvaluator(Evaluator):
+    """`metrics=none`: acceptance and speed only."""
+
+    identity = "none"
+    resamples = 0
+
+    @override
+    def check(self, model: str) -> None:
+        pass
+
+    @override
+    def load(self, device: torch.device) -> Networks:
+        return Networks()
+
+    @override
+    def reference(self) -> Iterator[Pictures]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class StandardEvaluator(Evaluator):
+    """`metrics=real`: the field's networks, Inception for FID and an open_clip model for CLIP score,
+    from the user's files, against a directory of real images. Fits any model.
 
     Args:
         inception: weights of the FID Inception network in torch-fidelity's format
@@ -92,22 +126,22 @@ class RealEvaluator:
     resamples: int = 200
 
     @property
+    @override
     def identity(self) -> str:
-        """Hash of the options and of the files' sizes."""
+        """A hash of the options and of the sizes of the files."""
         files = [
             Path(path) for path in (self.inception, self.clip_weights) if path
         ] + self._images()
         text = [repr(self), *(f"{file.name}:{file.stat().st_size}" for file in files)]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
+    @override
     def check(self, model: str) -> None:
-        """The files exist."""
         if not self.inception and not self.clip_weights:
             raise TemperaError(
                 "metrics=real has no network to evaluate with: give metrics.inception=FILE "
-                "(weights-inception-2015-12-05-6726825d.pth of "
-                "torch-fidelity) with metrics.reference_dir=DIR for FID, and "
-                "metrics.clip_weights=FILE for CLIP score."
+                "(weights-inception-2015-12-05-6726825d.pth of torch-fidelity) with "
+                "metrics.reference_dir=DIR for FID, and metrics.clip_weights=FILE for CLIP score."
             )
         for name, path in (("inception", self.inception), ("clip_weights", self.clip_weights)):
             if path and not Path(path).is_file():
@@ -117,21 +151,22 @@ class RealEvaluator:
         if self.inception and len(self._images()) < 2 * (self.neighbours + 1):
             raise TemperaError(
                 f"metrics.reference_dir={self.reference_dir} holds {len(self._images())} images: "
-                "FID needs a directory of real images to "
-                "compare with, png, jpg or webp."
+                "FID needs a directory of real images (png, jpg or webp) to compare with."
             )
 
+    @override
     def load(self, device: torch.device) -> Networks:
-        """The user's networks."""
+        scores = []
+        if self.clip_weights:
+            scores.append(clip_scorer(*_open_clip(self.clip_model, self.clip_weights), device))
         return Networks(
             features=_inception(self.inception, device) if self.inception else None,
-            clip_score=clip_scorer(*_open_clip(self.clip_model, self.clip_weights), device)
-            if self.clip_weights
-            else None,
+            scores=scores,
+            distances=feature_distances(self.neighbours),
         )
 
+    @override
     def reference(self) -> Iterator[Pictures]:
-        """The real images."""
         images = self._images()
         for first in range(0, len(images), 50):
             yield np.stack(
@@ -153,32 +188,25 @@ def clip_scorer(
     tokenizer: Callable[[list[str]], Tensor],
     preprocess: Callable[[Any], Tensor],
     device: torch.device,
-) -> Callable[[Tensor, Sequence[Prompt]], Tensor]:
-    """CLIP score (Hessel et al. 2021) without its factor: the cosine of image and text embeddings,
-    through open_clip.
+) -> Score:
+    """The score `clip_score` (Hessel et al. 2021) without its factor 2.5: the cosine of the image's
+    and the prompt's embedding by an open_clip model.
     """
     model = model.to(device).eval()
 
-    def score(pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         images = torch.stack(
             [
                 preprocess(Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()))
                 for picture in pictures
             ]
         )
-        seen = torch.nn.functional.normalize(model.encode_image(images.to(device)).float(), dim=-1)
-        read = torch.nn.functional.normalize(
-            model.encode_text(tokenizer([prompt.text for prompt in prompts]).to(device)).float(),
-            dim=-1,
-        )
-        return (seen * read).sum(-1)
+        texts = tokenizer([prompt.text for prompt in prompts])
+        image = normalize(model.encode_image(images.to(device)).float(), dim=-1)
+        text = normalize(model.encode_text(texts.to(device)).float(), dim=-1)
+        return {"clip_score": (image * text).sum(-1)}
 
     return score
-
-
-def _signed(pictures: Tensor, device: torch.device) -> Tensor:
-    """uint8 -> float32 in [−1, 1]."""
-    return pictures.to(device).float() / 127.5 - 1
 
 
 def _open_clip(
@@ -230,7 +258,7 @@ def _square(path: Path, size: int) -> Pictures:
         image = Image.open(path).convert("RGB")
     except OSError as problem:
         raise TemperaError(
-            f"{path} cannot be read as an image ({problem}): mend it or take it out of the "
+            f"{path} cannot be read as an image ({problem}): repair it or remove it from the "
             "reference directory."
         ) from None
     edge = min(image.size)

@@ -1,4 +1,4 @@
-"""Quality of a set of pictures: verdicts per picture, then metrics over the set, each with a
+"""Quality of a set of pictures: scores of each picture, then metrics over the set, each with a
 bootstrap interval.
 """
 
@@ -11,60 +11,52 @@ import numpy as np
 import torch
 
 from tempera.data.prompts import Prompt
-from tempera.metrics import bootstrap, distances
+from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures
 from tempera.runtime.files import replacing
 from tempera.runtime.row_store import Row, Store
 
 ENOUGH = 16
-"""Fewer pictures than this have no FID, KID, precision or recall."""
-GROUPS = {
-    "shape": ("shape1", "shape2"),
-    "colour": ("colour1", "colour2"),
-    "size": ("size1", "size2"),
-    "relation": ("relation",),
-    "background": ("background",),
-    "pattern": ("pattern",),
-}
-"""Attribute accuracies, and the classifier's attributes behind each."""
-MAIN = ("shape", "colour", "background")
-"""Those that make up `attribute_accuracy`."""
+"""Distances between sets (FID, KID, precision, recall) need this many pictures."""
 
 
-def evaluate_pictures(
+def score_pictures(
     networks: Networks,
     prompts: Sequence[Prompt],
-    pictures: Callable[[Prompt], Pictures],
+    picture: Callable[[Prompt], Pictures],
     store: Store,
     batch: int = 64,
 ) -> dict[str, Row]:
-    """Verdicts on each prompt's picture: those missing are made, in batches; returns all, by prompt
-    id.
+    """Score each prompt's picture, in batches, unless the store holds its scores already.
 
     Args:
-        pictures: the prompt's picture, uint8 [3, h, w].
-        store: where verdicts are kept.
+        networks: what scores them.
+        prompts: what was asked for.
+        picture: the prompt's picture, uint8 [3, h, w].
+        store: where scores are kept.
+        batch: pictures scored at once.
+
+    Returns:
+        All rows of the store by prompt id: `features` [D] and a column for each score.
     """
-    waiting = set(store.missing([prompt.id for prompt in prompts]))
-    todo = [prompt for prompt in prompts if prompt.id in waiting]
+    missing = set(store.missing([prompt.id for prompt in prompts]))
+    todo = [prompt for prompt in prompts if prompt.id in missing]
     for first in range(0, len(todo), batch):
         group = todo[first : first + batch]
-        store.add(_verdicts(networks, group, np.stack([pictures(prompt) for prompt in group])))
+        store.add(_scored(networks, group, np.stack([picture(prompt) for prompt in group])))
     return store.rows()
 
 
 @torch.inference_mode()
-def _verdicts(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -> list[Row]:
+def _scored(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -> list[Row]:
     images = torch.from_numpy(pictures)
     columns: dict[str, Any] = {"id": [prompt.id for prompt in prompts]}
     if networks.features is not None:
         columns["features"] = networks.features(images).double().cpu().tolist()
-    if networks.clip_score is not None:
-        columns["clip_score"] = networks.clip_score(images, prompts).double().cpu().tolist()
-    if networks.attributes is not None:
+    for score in networks.scores:
         columns |= {
-            name: verdict.tolist() for name, verdict in networks.attributes(images, prompts).items()
+            name: values.double().cpu().tolist() for name, values in score(images, prompts).items()
         }
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
@@ -75,8 +67,9 @@ def _verdicts(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures)
 def reference_features(
     evaluator: Evaluator, networks: Networks, cache: Path | None = None
 ) -> Array | None:
-    """Features of the evaluator's real pictures, [m, D]; kept in `cache` (~/.cache/tempera) under
-    the evaluator's identity. None without any.
+    """Features of the evaluator's real pictures, float64 [m, D], or None where it has none.
+
+    They are kept in `cache` (~/.cache/tempera unless given) under the evaluator's identity.
     """
     if networks.features is None:
         return None
@@ -101,44 +94,48 @@ def reference_features(
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, features)
-    except ValueError:  # the cache is a convenience; without it the features are made again
+    except ValueError:  # the cache only saves time: without it the features are computed again
         pass
     return features
 
 
 def quality(
-    verdicts: Sequence[Mapping[str, Any]], reference: Array | None, neighbours: int, resamples: int
+    rows: Sequence[Mapping[str, Any]],
+    networks: Networks,
+    reference: Array | None,
+    resamples: int,
 ) -> dict[str, Interval]:
-    """The metrics over a set of pictures, from their verdicts."""
-    metrics: dict[str, Interval] = {}
-    if (
-        reference is not None
-        and len(verdicts) >= ENOUGH
-        and all(row.get("features") is not None for row in verdicts)
-    ):
-        features = np.array([row["features"] for row in verdicts], np.float64)
-        few = min(resamples, 200)
-        metrics["fid"] = distances.frechet(features, reference, few)
-        metrics["kid"] = distances.kernel(features, reference, few)
-        metrics["precision"], metrics["recall"] = distances.precision_recall(
-            features, reference, neighbours, few
-        )
-    if all(row.get("clip_score") is not None for row in verdicts):
-        metrics["clip_score"] = bootstrap.mean(
-            np.array([row["clip_score"] for row in verdicts]), resamples
-        )
-    return metrics | _accuracies(verdicts, resamples)
+    """The metrics over a set of pictures, by key: distances from the reference features [m, D], and
+    means of the scores.
+
+    Raises:
+        TemperaError: a distance has no entry in the table of metrics.
+    """
+    return _distances(rows, networks, reference, min(resamples, 200)) | _means(rows, resamples)
 
 
-def _accuracies(verdicts: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Interval]:
-    """Right ÷ told, over prompts, of every attribute."""
+def _distances(
+    rows: Sequence[Mapping[str, Any]], networks: Networks, reference: Array | None, resamples: int
+) -> dict[str, Interval]:
+    if reference is None or len(rows) < ENOUGH or any(row.get("features") is None for row in rows):
+        return {}
+    features = np.array([row["features"] for row in rows], np.float64)
+    return {
+        table.find(key).key: distance(features, reference, resamples)
+        for key, distance in networks.distances.items()
+    }
+
+
+def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Interval]:
+    """The mean of every metric's scores; prompts are the units, and what a prompt leaves open does
+    not count.
+    """
     metrics = {}
-    combined = {"attribute": sum((GROUPS[name] for name in MAIN), ()), **GROUPS}
-    for name, columns in combined.items():
-        table = np.array([[_number(row.get(column)) for column in columns] for row in verdicts])
-        interval = bootstrap.ratio(np.nansum(table, 1), (~np.isnan(table)).sum(1), resamples)
+    for metric in table.METRICS:
+        values = np.array([[_number(row.get(name)) for name in metric.columns] for row in rows])
+        interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
         if interval.n:
-            metrics[f"{name}_accuracy"] = interval
+            metrics[metric.key] = interval
     return metrics
 
 

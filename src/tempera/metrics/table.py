@@ -1,41 +1,256 @@
-"""The names of the metrics."""
+"""The table of metrics: one entry each, from which the console, report.md, results.csv, the Pareto
+plots, the paper tables and the W&B report are derived.
 
-NAMES = {
-    "accepted_length": ("accepted length", "tokens a round; AR has 1.00", ".2f"),
-    "tau": ("τ", "accepted drafted tokens a round", ".2f"),
-    "acceptance_rate": ("α", "accepted ÷ tested drafted tokens", ".3f"),
-    "residual_trials": ("residual trials", "an image", ".1f"),
-    "trials_per_rejection": ("  a rejected token", "", ".2f"),
-    "residual_failures": ("residual failures", "an image; the target drew instead", ".2f"),
-    "tv": ("TV(p, q)", "draft against target", ".3f"),
-    "tv_bound": ("TV bound", "summed over an image", ".2f"),
-    "kl_per_token": ("KL per token", "nats, emitted law against target", ".4f"),
-    "logprob_per_token": ("log-probability", "nats a token, under the target", ".3f"),
-    "logprob_deviation": ("  its deviation", "over all tokens", ".3f"),
-    "throughput": ("throughput", "tokens a second, in batches", ".0f"),
-    "latency_ar": ("latency, AR", "seconds an image, batch 1", ".3f"),
-    "latency": ("latency", "seconds an image, batch 1", ".3f"),
-    "speedup": ("speed-up", "paired with AR", ".2f"),
-    **{
-        f"speedup_{size}": (f"  at batch {size}", "of an image's share", ".2f")
-        for size in (8, 32, 128, 256)
-    },
-    "efficiency": ("speed-up ÷ accepted length", "1 is the limit", ".2f"),
-    "fid": ("FID ↓", "", ".2f"),
-    "kid": ("KID ↓", "", ".4f"),
-    "precision": ("precision ↑", "", ".3f"),
-    "recall": ("recall ↑", "", ".3f"),
-    "clip_score": ("CLIP score ↑", "cosine", ".4f"),
-    "attribute_accuracy": ("attribute accuracy ↑", "shape, colour, background", ".3f"),
-    "shape_accuracy": ("  shape ↑", "", ".3f"),
-    "colour_accuracy": ("  colour ↑", "", ".3f"),
-    "background_accuracy": ("  background ↑", "", ".3f"),
-    "size_accuracy": ("  size ↑", "", ".3f"),
-    "relation_accuracy": ("  relation ↑", "", ".3f"),
-    "pattern_accuracy": ("  pattern ↑", "", ".3f"),
-}
-"""Metrics in the order they are shown: name, explanation, format."""
+A new metric is one entry here and the function that computes it: a score of each picture or a
+distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a number from the
+records of decoding (`tempera.metrics.acceptance`).
+"""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from tempera.errors import TemperaError
+
+Section = Literal["acceptance", "divergence", "speed", "quality"]
 BATCHES = (8, 32, 128, 256)
 """Larger batches that can be timed."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What readers see of a metric, and where they see it.
+
+    Args:
+        key: its name in metrics.json, results.csv and W&B.
+        title: its name in tables and figures.
+        unit: unit or explanation, for the console.
+        format: format of its values.
+        higher_is_better: which way quality improves, shown as an arrow; None for acceptance, speed
+            and what only describes.
+        section: what kind of number it is; reports show acceptance and speed first, then quality,
+            then divergence from the target's distribution.
+        in_report: whether it is a column of report.md; the console, results.csv and W&B have all.
+        in_pareto: an axis of the Pareto plots: `gain` on x; `quality` on y of pareto.png, `more` on
+            y of pareto_more.png.
+        paired: whether reports compare it with a baseline prompt by prompt.
+        scores: columns of results.parquet whose mean over prompts is the metric, empty cells left
+            out; `key` unless given.
+        per_token: divide a prompt's value by its number of tokens.
+        weight: column that weights the prompts' values; all count the same unless given.
+    """
+
+    key: str
+    title: str
+    unit: str = ""
+    format: str = ".3f"
+    higher_is_better: bool | None = None
+    section: Section = "quality"
+    in_report: bool = False
+    in_pareto: Literal["gain", "quality", "more"] | None = None
+    paired: bool = False
+    scores: tuple[str, ...] = ()
+    per_token: bool = False
+    weight: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of results.parquet behind it."""
+        return self.scores or (self.key,)
+
+    @property
+    def heading(self) -> str:
+        """The title with an arrow towards better quality."""
+        arrow = {None: "", True: " ↑", False: " ↓"}[self.higher_is_better]
+        return self.title + arrow
+
+    def of_prompt(self, row: Mapping[str, Any]) -> tuple[float, float] | None:
+        """A prompt's value from its row of results.parquet, and its weight; None where the row has
+        no value.
+        """
+        known = [row[name] for name in self.columns if row.get(name) is not None]
+        if not known:
+            return None
+        value = float(sum(known)) / len(known)
+        weight = float(row[self.weight]) if self.weight else 1.0
+        return (value / len(row["tokens"]) if self.per_token else value), weight
+
+
+def _speedup_at(batch: int) -> Metric:
+    return Metric(
+        f"speedup_{batch}",
+        f"speed-up at batch {batch}",
+        "seconds per image, paired with AR",
+        ".2f",
+        section="speed",
+        in_report=True,
+    )
+
+
+def _accuracy(
+    name: str,
+    *attributes: str,
+    unit: str = "",
+    in_report: bool = False,
+    in_pareto: Literal["quality"] | None = None,
+    paired: bool = False,
+) -> Metric:
+    """The share of the attributes that the prompts name and the pictures show."""
+    return Metric(
+        f"{name}_accuracy",
+        f"{name} accuracy",
+        unit,
+        ".3f",
+        higher_is_better=True,
+        in_report=in_report,
+        in_pareto=in_pareto,
+        paired=paired,
+        scores=attributes,
+    )
+
+
+_SHAPE, _COLOUR = ("shape1", "shape2"), ("colour1", "colour2")
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "accepted_length",
+        "accepted length",
+        "tokens per round; AR has 1.00",
+        ".2f",
+        section="acceptance",
+        in_report=True,
+        in_pareto="gain",
+        paired=True,
+        weight="rounds",
+    ),
+    Metric("tau", "τ", "accepted draft tokens per round", ".2f", section="acceptance"),
+    Metric(
+        "acceptance_rate",
+        "α",
+        "accepted ÷ tested draft tokens",
+        section="acceptance",
+        in_report=True,
+    ),
+    Metric("residual_trials", "residual trials", "per image", ".1f", section="acceptance"),
+    Metric(
+        "trials_per_rejection",
+        "residual trials per rejection",
+        "",
+        ".2f",
+        section="acceptance",
+        in_report=True,
+    ),
+    Metric(
+        "residual_failures",
+        "residual failures",
+        "per image; the target drew instead",
+        ".2f",
+        section="acceptance",
+    ),
+    Metric("tv", "TV(p, q)", "draft against target", section="divergence"),
+    Metric(
+        "tv_bound",
+        "TV bound",
+        "summed over an image",
+        ".2f",
+        higher_is_better=False,
+        section="divergence",
+        in_pareto="more",
+    ),
+    Metric(
+        "kl_per_token",
+        "KL per token",
+        "nats, emitted distribution against target",
+        ".4f",
+        higher_is_better=False,
+        section="divergence",
+        in_report=True,
+        in_pareto="quality",
+    ),
+    Metric(
+        "logprob_per_token",
+        "log-probability per token",
+        "nats, under the target",
+        section="divergence",
+        paired=True,
+        scores=("logprob",),
+        per_token=True,
+    ),
+    Metric(
+        "logprob_deviation",
+        "deviation of log-probability",
+        "nats, over all tokens",
+        section="divergence",
+    ),
+    Metric("throughput", "throughput", "tokens per second, in batches", ".0f", section="speed"),
+    Metric("latency_ar", "latency, AR", "seconds per image, batch 1", section="speed"),
+    Metric("latency", "latency", "seconds per image, batch 1", section="speed"),
+    Metric(
+        "speedup",
+        "speed-up",
+        "batch 1, paired with AR",
+        ".2f",
+        section="speed",
+        in_report=True,
+        in_pareto="gain",
+    ),
+    *map(_speedup_at, BATCHES),
+    Metric(
+        "efficiency",
+        "speed-up ÷ accepted length",
+        "1 is the limit",
+        ".2f",
+        section="speed",
+        in_report=True,
+    ),
+    Metric("fid", "FID", "", ".2f", False, in_report=True, in_pareto="quality"),
+    Metric("kid", "KID", "", ".4f", False, in_report=True, in_pareto="more"),
+    Metric("precision", "precision", "", ".3f", True, in_report=True, in_pareto="more"),
+    Metric("recall", "recall", "", ".3f", True, in_report=True, in_pareto="more"),
+    Metric(
+        "clip_score",
+        "CLIP score",
+        "cosine",
+        ".4f",
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="quality",
+        paired=True,
+    ),
+    _accuracy(
+        "attribute",
+        *_SHAPE,
+        *_COLOUR,
+        "background",
+        unit="shape, colour, background",
+        in_report=True,
+        in_pareto="quality",
+    ),
+    _accuracy("shape", *_SHAPE, paired=True),
+    _accuracy("colour", *_COLOUR, paired=True),
+    _accuracy("background", "background", paired=True),
+    _accuracy("size", "size1", "size2"),
+    _accuracy("relation", "relation"),
+    _accuracy("pattern", "pattern"),
+)
+"""All metrics, in the order of the console and of results.csv."""
+
+
+def find(key: str) -> Metric:
+    """The metric of that key.
+
+    Raises:
+        TemperaError: the table has none.
+    """
+    found = next((metric for metric in METRICS if metric.key == key), None)
+    if found is None:
+        raise TemperaError(
+            f"there is no metric `{key}`: give it an entry in METRICS of tempera/metrics/table.py."
+        )
+    return found
+
+
+def report_order() -> list[Metric]:
+    """All metrics in the order of a report's columns and panels."""
+    sections: tuple[Section, ...] = ("acceptance", "speed", "quality", "divergence")
+    return sorted(METRICS, key=lambda metric: sections.index(metric.section))

@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tempera.metrics.table import NAMES
+from tempera.metrics import table
 
 
 def print_results(
@@ -16,21 +16,22 @@ def print_results(
     notes: list[str],
     console: Console | None = None,
 ) -> None:
-    """Print the table of a run: every metric with its 95% interval and the number of units behind
-    it.
+    """Print the table of a run: every metric with its 95% interval and the number of prompts behind
+    it, then the notes.
     """
     console = console or Console()
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("metric", no_wrap=True)
+    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    shown.add_column("metric", no_wrap=True)
     for name in ("value", "95% interval", "n"):
-        table.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", no_wrap=True)
     roomy = console.width >= 105
     if roomy:
-        table.add_column("", no_wrap=True, style="dim")
-    for key, (name, explanation, form) in NAMES.items():
-        if key in metrics:
-            table.add_row(*row(name, metrics[key], form), *([explanation] if roomy else []))
-    console.print(table)
+        shown.add_column("", no_wrap=True, style="dim")
+    for metric in table.METRICS:
+        if metric.key in metrics:
+            cells = row(metric.heading, metrics[metric.key], metric.format)
+            shown.add_row(*cells, *([metric.unit] if roomy else []))
+    console.print(shown)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
 

@@ -2,8 +2,8 @@
 `data/paper_results.yaml`, whose rows meet the runs here.
 
 A run belongs to a row of the paper when it has the row's options. Where the shipped model needs
-another value, as its codebook is smaller than the papers', the preset says so under `paper.same`,
-as {option: {the paper's value: ours}}.
+another value, because its codebook is smaller than the papers', the preset says so under
+`paper.same`, as {option: {the paper's value: ours}}.
 """
 
 import math
@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tempera.metrics.table import BATCHES
+from tempera.metrics import table
 
 PaperRow = Mapping[str, Any]
 DATA = Path(__file__).resolve().with_name("paper_results.yaml")
@@ -26,8 +26,13 @@ DATA = Path(__file__).resolve().with_name("paper_results.yaml")
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A quantity of the papers: its heading, its format, ours from a run's row (none where it is
-    not measured here), and what to know.
+    """A quantity of the papers.
+
+    Attributes:
+        title: heading.
+        form: format of the values.
+        ours: our value from a run's row; None where it is not measured here.
+        note: printed under the table.
     """
 
     title: str
@@ -38,7 +43,9 @@ class PaperColumn:
 
 @dataclass
 class PaperComparison:
-    """A table: one line a row of the paper, two cells a quantity."""
+    """A table: a line for each row of the paper, and in it two cells for each quantity, the paper's
+    and ours.
+    """
 
     title: str
     columns: list[PaperColumn]
@@ -92,13 +99,12 @@ def _perplexity(row: PaperRow) -> float | None:
     return None if logprob is None else math.exp(-logprob)
 
 
-def _nothing(row: PaperRow) -> None:
+def _not_measured(row: PaperRow) -> None:
     return None
 
 
-_UNTRAINED = "needs a network that is not part of this package, so that ours is empty"
-COLUMNS = {
-    "accepted_length": PaperColumn("accepted length", ".2f", _metric("accepted_length")),
+_UNTRAINED = "needs a network that is not part of this package, so ours is empty"
+SPECIAL = {
     "step": PaperColumn(
         "step compression",
         ".2f",
@@ -118,17 +124,13 @@ COLUMNS = {
         "α",
         ".2f",
         _metric("acceptance_rate"),
-        "α is accepted ÷ tested drafted tokens; what follows a rejected one is not tested.",
+        "α is accepted ÷ tested draft tokens; those after a rejected one are not tested.",
     ),
     **{
         f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth))
         for tenth in (1, 2, 5, 10)
     },
-    **{
-        f"speedup_{size}": PaperColumn(f"speed-up, batch {size}", ".2f", _metric(f"speedup_{size}"))
-        for size in BATCHES
-    },
-    "trials": PaperColumn("trials of a rejected token", ".2f", _metric("trials_per_rejection")),
+    "trials": PaperColumn("trials per rejected token", ".2f", _metric("trials_per_rejection")),
     "accept": PaperColumn("acceptance of the first draft", ".3f", _first_acceptance),
     "single": PaperColumn("rounds of a single token", ".2f", _single),
     "tv": PaperColumn("TV(p, q)", ".2f", _metric("tv")),
@@ -136,16 +138,15 @@ COLUMNS = {
         f"tv_{distance}": PaperColumn(f"TV at {distance}", ".3f", _tv_at(distance))
         for distance in (1, 2, 4, 8, 16)
     },
-    "fid": PaperColumn("FID ↓", ".2f", _metric("fid")),
     "clip": PaperColumn("CLIP score ↑", ".4f", _metric("clip_score")),
     "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", 100)),
     "inception_score": PaperColumn(
-        "inception score ↑", ".1f", _nothing, f"Inception score {_UNTRAINED}."
+        "inception score ↑", ".1f", _not_measured, f"Inception score {_UNTRAINED}."
     ),
-    "precision": PaperColumn("precision ↑", ".3f", _metric("precision")),
-    "recall": PaperColumn("recall ↑", ".3f", _metric("recall")),
-    "image_reward": PaperColumn("ImageReward ↑", ".4f", _nothing, f"ImageReward {_UNTRAINED}."),
-    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _nothing, f"HPSv2 {_UNTRAINED}."),
+    "image_reward": PaperColumn(
+        "ImageReward ↑", ".4f", _not_measured, f"ImageReward {_UNTRAINED}."
+    ),
+    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _not_measured, f"HPSv2 {_UNTRAINED}."),
     "perplexity": PaperColumn("perplexity", ".2f", _perplexity),
     "logprob": PaperColumn("log-probability, mean", ".3f", _metric("logprob_per_token")),
     "logprob_deviation": PaperColumn("its deviation", ".3f", _metric("logprob_deviation")),
@@ -155,7 +156,21 @@ COLUMNS = {
         "proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."
     ),
 }
-"""The papers' quantities by their name in the data."""
+"""Quantities of the papers, by their name in the data, that are no metric of the table, or are
+shown otherwise.
+"""
+
+
+def column(name: str) -> PaperColumn:
+    """The papers' quantity of this name: a special one, or the metric of this key.
+
+    Raises:
+        TemperaError: there is neither.
+    """
+    if name in SPECIAL:
+        return SPECIAL[name]
+    metric = table.find(name)
+    return PaperColumn(metric.heading, metric.format, _metric(name))
 
 
 @cache
@@ -192,25 +207,23 @@ def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComp
                 ]
             )
         )
-        table = PaperComparison(
-            f"{data['title']}{f', {model}' if model else ''}", [COLUMNS[name] for name in names]
+        comparison = PaperComparison(
+            f"{data['title']}{f', {model}' if model else ''}", [column(name) for name in names]
         )
         for line in lines:
             ours = [run for run in runs if fits(run, line["run"])]
             used += ours
-            table.lines.append(
-                (
-                    _label(line["run"]),
-                    [_cell(COLUMNS[name], line.get(name), ours) for name in names],
-                )
-            )
-        tables.append(table)
+            cells = [_cell(column(name), line.get(name), ours) for name in names]
+            comparison.lines.append((_label(line["run"]), cells))
+        tables.append(comparison)
     last = tables[-1]
     for run in (run for run in runs if all(run is not one for one in used)):
-        last.lines.append((_name(run), [_cell(column, None, [run]) for column in last.columns]))
+        last.lines.append((_name(run), [_cell(shown, None, [run]) for shown in last.columns]))
     last.notes = [f"Paper: {citation}", *(data.get("notes") or []), *_about(runs)]
     last.notes += list(
-        dict.fromkeys(column.note for table in tables for column in table.columns if column.note)
+        dict.fromkeys(
+            shown.note for comparison in tables for shown in comparison.columns if shown.note
+        )
     )
     return tables
 
@@ -270,20 +283,20 @@ def _about(runs: Sequence[PaperRow]) -> list[str]:
 def markdown(tables: Sequence[PaperComparison]) -> list[str]:
     """Lines of a report; none without tables."""
     lines = ["## Beside the paper", ""] if tables else []
-    for table in tables:
+    for comparison in tables:
         head = [
             "run",
             *(
                 f"{column.title}: {whose}"
-                for column in table.columns
+                for column in comparison.columns
                 for whose in ("paper", "ours")
             ),
         ]
         cells = [
-            [label, *(cell for pair in pairs for cell in pair)] for label, pairs in table.lines
+            [label, *(cell for pair in pairs for cell in pair)] for label, pairs in comparison.lines
         ]
         lines += [
-            f"### {table.title}",
+            f"### {comparison.title}",
             "",
             "| " + " | ".join(head) + " |",
             "|" + " --- |" * len(head),
@@ -291,7 +304,7 @@ def markdown(tables: Sequence[PaperComparison]) -> list[str]:
         lines += [
             *("| " + " | ".join(line) + " |" for line in cells),
             "",
-            *(f"> {note}\n" for note in table.notes),
+            *(f"> {note}\n" for note in comparison.notes),
         ]
     return lines
 
@@ -299,16 +312,16 @@ def markdown(tables: Sequence[PaperComparison]) -> list[str]:
 def show(tables: Sequence[PaperComparison], console: Console | None = None) -> None:
     """Print the tables."""
     console = console or Console()
-    for table in tables:
+    for comparison in tables:
         printed = Table(
-            title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+            title=comparison.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
         )
         printed.add_column("run")
-        for column in table.columns:
+        for column in comparison.columns:
             printed.add_column(f"{column.title}\npaper", justify="right")
             printed.add_column("\nours", justify="right", style="bold")
-        for label, pairs in table.lines:
+        for label, pairs in comparison.lines:
             printed.add_row(label, *(cell for pair in pairs for cell in pair))
         console.print(printed)
-        for note in table.notes:
+        for note in comparison.notes:
             console.print(note, highlight=False, soft_wrap=True)

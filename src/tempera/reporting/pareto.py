@@ -2,25 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 
-from tempera.metrics.table import NAMES
+from tempera.metrics import table
+from tempera.metrics.table import Metric
 from tempera.reporting.figures import new_figure, save_figure
 from tempera.reporting.run_names import is_plain
 
-GAINS = ("accepted_length", "speedup")
-QUALITIES = {
-    "pareto": ("fid", "clip_score", "attribute_accuracy", "kl_per_token"),
-    "pareto_more": ("kid", "precision", "recall", "tv_bound"),
-}
-"""Files, and the quality metrics on each."""
-CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
-"""Settings that runs must share to be compared prompt by prompt."""
+FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_more": "more"}
+"""Files, and which metrics are on the y-axes of each."""
 COLOURS = ("#3b6ea5", "#d1603d", "#4f9d69", "#8e5ea2", "#c79a2b", "#3aa6a6", "#b3446c", "#7a7a7a")
 MARKERS = "os^Dv<>P"
-DOWN = ("fid", "kid", "kl_per_token", "tv_bound")
+
+
+def axes(kind: Literal["gain", "quality", "more"]) -> list[Metric]:
+    """The metrics on axes of this kind, in a report's order."""
+    return [metric for metric in table.report_order() if metric.in_pareto == kind]
 
 
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
@@ -31,8 +30,8 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
     paths = []
     for model in models:
         group = [row for row in rows if row["model"] == model]
-        for name, qualities in QUALITIES.items():
-            shown = [quality for quality in qualities if any(_has(row, quality) for row in group)]
+        for name, kind in FILES.items():
+            shown = [quality for quality in axes(kind) if any(_has(row, quality) for row in group)]
             if shown:
                 paths.append(
                     output / (f"{name}.png" if len(models) == 1 else f"{name}_{model}.png")
@@ -42,17 +41,17 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
 
 
 def _draw(
-    path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[str], model: str
+    path: Path, rows: Sequence[Mapping[str, Any]], qualities: Sequence[Metric], model: str
 ) -> None:
-    gains = [gain for gain in GAINS if any(_has(row, gain) for row in rows)]
+    gains = [gain for gain in axes("gain") if any(_has(row, gain) for row in rows)]
     families = list(dict.fromkeys(row["family"] for row in rows if not is_plain(row["settings"])))
     figure = new_figure(max(3.6 * len(qualities), 5.0), 3.1 * len(gains) + 0.7)
-    axes = figure.subplots(len(gains), len(qualities), squeeze=False)
-    for gain, line in zip(gains, axes, strict=True):
+    panels = figure.subplots(len(gains), len(qualities), squeeze=False)
+    for gain, line in zip(gains, panels, strict=True):
         for quality, panel in zip(qualities, line, strict=True):
             _panel(panel, rows, gain, quality, families)
     handles: dict[str, Any] = {}
-    for panel in axes.flat:
+    for panel in panels.flat:
         handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
     figure.legend(
         handles.values(),
@@ -75,70 +74,80 @@ def _draw(
 
 
 def _panel(
-    panel: Axes, rows: Sequence[Mapping[str, Any]], gain: str, quality: str, families: Sequence[str]
+    panel: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    gain: Metric,
+    quality: Metric,
+    families: Sequence[str],
 ) -> None:
-    """One gain against one quality: a curve a family through its δ, plain autoregression as a
+    """One gain against one quality: a curve per family through its δ, plain autoregression as a
     level.
     """
-    panel.set(xlabel=NAMES[gain][0] + (" ×" if gain == "speedup" else ""), ylabel=_name(quality))
+    panel.set(xlabel=gain.title, ylabel=quality.heading)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(alpha=0.25, linewidth=0.6)
     for row in rows:
         if is_plain(row["settings"]) and _has(row, quality):
-            level = row["metrics"][quality]
+            level = row["metrics"][quality.key]
             panel.axhline(
                 level["value"], color="black", linewidth=1, linestyle="--", label=row["method"]
             )
             panel.axhspan(level["low"], level["high"], color="black", alpha=0.07, linewidth=0)
     for place, family in enumerate(families):
-        turn, step = divmod(place, len(COLOURS))
-        colour, marker = COLOURS[step], MARKERS[(step + 3 * turn) % len(MARKERS)]  # no pair twice
-        offset = ((5, 5), (-5, -12), (5, -12), (-5, 5))[place % 4]
         points = [
             row
             for row in rows
             if row["family"] == family and _has(row, gain) and _has(row, quality)
         ]
         points.sort(key=lambda row: (row["delta"] or 0, row["seed"] or 0))
-        if not points:
-            continue
-        x, y = ([row["metrics"][name]["value"] for row in points] for name in (gain, quality))
-        errors = [_bars(points, name) for name in (gain, quality)]
-        style: dict[str, Any] = {
-            "color": colour,
-            "linewidth": 1.3,
-            "marker": marker,
-            "markersize": 4.5,
-            "label": family,
-        }
-        panel.errorbar(
-            x, y, xerr=errors[0], yerr=errors[1], ecolor=colour + "66", elinewidth=1, **style
-        )
-        for row, at_x, at_y in zip(points, x, y, strict=True):
-            if row["delta"] is not None:
-                side: dict[str, Any] = {
-                    "textcoords": "offset points",
-                    "ha": "left" if offset[0] > 0 else "right",
-                }
-                panel.annotate(
-                    f"{row['delta']:g}", (at_x, at_y), offset, fontsize=8, color=colour, **side
-                )
+        if points:
+            _curve(panel, points, gain, quality, place)
 
 
-def _bars(points: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
+def _curve(
+    panel: Axes, points: Sequence[Mapping[str, Any]], gain: Metric, quality: Metric, place: int
+) -> None:
+    """A family's runs with their intervals, each labelled with its δ; `place` chooses colour and
+    marker.
+    """
+    turn, step = divmod(place, len(COLOURS))
+    colour, marker = COLOURS[step], MARKERS[(step + 3 * turn) % len(MARKERS)]  # no pair twice
+    offset = ((5, 5), (-5, -12), (5, -12), (-5, 5))[place % 4]
+    x, y = ([row["metrics"][axis.key]["value"] for row in points] for axis in (gain, quality))
+    errors = [_bars(points, axis) for axis in (gain, quality)]
+    style: dict[str, Any] = {
+        "color": colour,
+        "linewidth": 1.3,
+        "marker": marker,
+        "markersize": 4.5,
+        "label": points[0]["family"],
+    }
+    panel.errorbar(
+        x, y, xerr=errors[0], yerr=errors[1], ecolor=colour + "66", elinewidth=1, **style
+    )
+    side = "left" if offset[0] > 0 else "right"
+    for row, at_x, at_y in zip(points, x, y, strict=True):
+        if row["delta"] is not None:
+            panel.annotate(
+                f"{row['delta']:g}",
+                (at_x, at_y),
+                offset,
+                fontsize=8,
+                color=colour,
+                textcoords="offset points",
+                ha=side,
+            )
+
+
+def _bars(points: Sequence[Mapping[str, Any]], axis: Metric) -> list[list[float]]:
     """Lengths of the error bars below and above."""
-    intervals = [point["metrics"][name] for point in points]
+    intervals = [point["metrics"][axis.key] for point in points]
     return [
         [max(i["value"] - i["low"], 0.0) for i in intervals],
         [max(i["high"] - i["value"], 0.0) for i in intervals],
     ]
 
 
-def _has(row: Mapping[str, Any], name: str) -> bool:
-    interval = row["metrics"].get(name)
+def _has(row: Mapping[str, Any], metric: Metric) -> bool:
+    interval = row["metrics"].get(metric.key)
     return bool(interval) and all(interval.get(key) is not None for key in ("value", "low", "high"))
-
-
-def _name(quality: str) -> str:
-    name = NAMES[quality][0].strip()
-    return name if name[-1] in "↑↓" else f"{name} {'↓' if quality in DOWN else '↑'}"

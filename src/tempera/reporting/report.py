@@ -1,229 +1,71 @@
-"""Many runs side by side: results.csv, report.md, a Pareto plot and a comparison of pictures.
+"""Many runs side by side: results.csv, report.md, Pareto plots and a comparison of pictures.
 
-`collect` reads run directories into rows; `write_report` is a pure function of the rows and of the
-pictures they point to: the same rows always write the same files.
+`tempera.reporting.collect` reads run directories into rows; `write_report` depends on nothing but
+the rows and the pictures they point to: the same rows always write the same files.
 """
 
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tempera.errors import TemperaError
-from tempera.metrics import bootstrap
-from tempera.metrics.table import BATCHES, NAMES
+from tempera.metrics import table
 from tempera.reporting import paper_tables, pareto
+from tempera.reporting.baseline import label
+from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
 from tempera.reporting.figures import comparison
-from tempera.reporting.run_names import family_label, is_plain
-from tempera.runtime.files import read_json, write_text
+from tempera.reporting.run_names import is_plain
+from tempera.runtime.files import write_text
 from tempera.runtime.image_files import picture_path, read_picture
 
-ReportRow = dict[str, Any]
-HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
-"""Settings that identify a run but do not describe it to a reader."""
-SHOWN = (
-    "accepted_length",
-    "acceptance_rate",
-    "trials_per_rejection",
-    "speedup",
-    *(f"speedup_{size}" for size in BATCHES),
-    "efficiency",
-    "fid",
-    "kid",
-    "precision",
-    "recall",
-    "clip_score",
-    "attribute_accuracy",
-    "kl_per_token",
-)
-"""Columns of the report's table."""
-PAIRED = ("clip_score", "shape", "colour", "background", "logprob_per_token")
-"""What is compared with plain autoregression prompt by prompt."""
 PICTURES = 8
 """Prompts shown on comparison.png."""
-
-
-def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
-    """Run directories at or below the paths: finished and unfinished ones.
-
-    Raises:
-        TemperaError: a path is not a directory, or there is no finished run.
-    """
-    places = [Path(path) for path in paths]
-    for path in places:
-        if not path.is_dir():
-            raise TemperaError(
-                f"{path} is not a directory: give run directories of eval/run.py, or a directory "
-                "that holds some."
-            )
-    runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
-    finished = [run for run in runs if (run / "metrics.json").is_file()]
-    if not finished:
-        shown = ", ".join(map(str, places))
-        raise TemperaError(
-            f"there is no finished run in {shown}: run eval/run.py first, or give another "
-            "directory."
-        )
-    return finished, [run for run in runs if run not in finished]
-
-
-def collect(directories: Sequence[Path]) -> list[ReportRow]:
-    """One row a run, sorted: what it is called, its settings, its metrics with intervals, and its
-    distance from plain autoregression.
-
-    Raises:
-        TemperaError: a run's files are damaged.
-    """
-    contents = [read_json(directory / "metrics.json") for directory in directories]
-    rows = [
-        _row(directory, content) for directory, content in zip(directories, contents, strict=True)
-    ]
-    for row, family in zip(rows, _families([row["settings"] for row in rows]), strict=True):
-        row["family"] = family
-    for row in rows:
-        plain = [other for other in rows if is_plain(other["settings"]) and _comparable(other, row)]
-        row["versus_ar"] = _paired(row, plain[0]) if plain and not is_plain(row["settings"]) else {}
-    return sorted(rows, key=_order)
-
-
-def _row(directory: Path, content: Mapping[str, Any]) -> ReportRow:
-    try:
-        settings = content["settings"]
-        return {
-            "directory": str(directory),
-            "name": content["name"],
-            "method": settings["method"],
-            "model": settings.get("model", ""),
-            "delta": settings.get("delta"),
-            "seed": settings.get("seed"),
-            "settings": {name: value for name, value in settings.items() if name not in HIDDEN},
-            "images": content["images"],
-            "machine": content["about"].get("machine", ""),
-            "metrics": content["metrics"],
-            "acceptance_by_depth": content.get("acceptance_by_depth", []),
-            "acceptance_by_tenth": content.get("acceptance_by_tenth", []),
-            "tv_by_depth": content.get("tv_by_depth", []),
-            "time": content.get("time", {}),
-            "paper": content["about"].get("paper"),
-        }
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise TemperaError(
-            f"{directory / 'metrics.json'} is not a result of eval/run.py ({problem}): run it "
-            "again."
-        ) from None
-
-
-def _order(row: ReportRow) -> tuple[Any, ...]:
-    return (
-        row["model"],
-        not is_plain(row["settings"]),
-        row["method"] != "eagle",
-        row["family"],
-        row["delta"] or 0,
-        row["seed"] or 0,
-        row["directory"],
-    )
-
-
-def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The curve that each run lies on: the method, its unusual settings, and what else differs
-    within the method but δ and seed.
-    """
-    names = []
-    for one in settings:
-        siblings = [other for other in settings if other.get("method") == one.get("method")]
-        varying = [
-            key
-            for key in one
-            if key not in ("delta", "seed", "model")
-            and any(other.get(key) != one[key] for other in siblings)
-        ]
-        label = family_label(one)
-        told = {
-            key: str(one[key]).lower() if isinstance(one[key], bool) else str(one[key])
-            for key in varying
-            if one[key] is not None
-        }
-        extra = [
-            f"{key}={value}"
-            for key, value in told.items()
-            if f"{key}=" not in label and value not in label.split()
-        ]
-        names.append(" ".join([label, *extra]))
-    return names
-
-
-def _comparable(left: ReportRow, right: ReportRow) -> bool:
-    """Same model, sampling and seed, so that the same prompt has the same random draws."""
-    return all(left["settings"].get(name) == right["settings"].get(name) for name in pareto.CONTEXT)
-
-
-def _paired(row: ReportRow, plain: ReportRow) -> dict[str, dict[str, float]]:
-    """Mean difference to plain autoregression over the prompts that both runs share."""
-    ours, theirs = _per_prompt(row["directory"]), _per_prompt(plain["directory"])
-    shared = sorted(ours.keys() & theirs.keys())
-    result = {}
-    for name in PAIRED:
-        differences = np.array(
-            [ours[key].get(name, np.nan) - theirs[key].get(name, np.nan) for key in shared],
-            np.float64,
-        )
-        differences = differences[~np.isnan(differences)]
-        if len(differences):
-            result[name] = bootstrap.mean(differences).as_dict()
-    return result
-
-
-def _per_prompt(directory: str) -> dict[str, dict[str, float]]:
-    """Numbers of each prompt from results.parquet; attributes averaged over the things in the
-    scene.
-    """
-    try:
-        rows = pq.read_table(Path(directory) / "results.parquet").to_pylist()
-    except OSError as problem:
-        raise TemperaError(
-            f"{directory}/results.parquet cannot be read ({problem}): run eval/run.py with this "
-            "directory again."
-        ) from None
-    numbers = {}
-    for row in rows:
-        logprob = (
-            row["logprob"] / len(row["tokens"]) if "logprob" in row else None
-        )  # continuous tokens have densities
-        told = {"logprob_per_token": [logprob], "clip_score": [row.get("clip_score")]}
-        told |= {
-            name: [row.get(f"{name}1"), row.get(f"{name}2")] for name in ("shape", "colour")
-        } | {"background": [row.get("background")]}
-        means = {
-            name: [value for value in values if value is not None] for name, values in told.items()
-        }
-        numbers[row["id"]] = {
-            name: float(np.mean(values)) for name, values in means.items() if values
-        }
-    return numbers
+UNREADABLE: NDArray[np.uint8] = np.full((3, 1, 1), 225, np.uint8)
+"""Shown in place of a picture whose file is damaged."""
 
 
 def write_report(
-    rows: Sequence[ReportRow], output: Path, unfinished: Sequence[Path] = ()
+    rows: Sequence[ReportRow],
+    output: Path,
+    unfinished: Sequence[Path] = (),
+    damaged: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, pareto*.png and comparison.png; returns their paths."""
+    """Write results.csv, report.md, pareto*.png and comparison.png; returns their paths.
+
+    Args:
+        rows: runs as `tempera.reporting.collect` reads them.
+        output: directory of the files.
+        unfinished: run directories that the report names as left out.
+        damaged: sentences about runs that are left out because a file of theirs is damaged.
+        baseline: what `collect` compared the runs with.
+    """
+    shared = _shared_prompts(rows)
+    pictures, unreadable = _read_pictures(rows, shared)
     write_text(output / "results.csv", results_csv(rows))
-    plots = pareto.write(rows, output)
-    pictures = _compare_pictures(rows, output)
-    write_text(output / "report.md", report_markdown(rows, output, [*plots, *pictures], unfinished))
-    return [output / "results.csv", output / "report.md", *plots, *pictures]
+    figures = pareto.write(rows, output)
+    if shared:
+        figures.append(output / "comparison.png")
+        texts = [rows[0]["texts"][name] for name in shared]
+        comparison(figures[-1], [label(row) for row in rows], _notes(rows), pictures, texts)
+    cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
+    write_text(output / "report.md", report_markdown(rows, output, figures, cautions, baseline))
+    return [output / "results.csv", output / "report.md", *figures]
 
 
 def results_csv(rows: Sequence[ReportRow]) -> str:
-    """A line a run: settings, then every metric with its interval."""
+    """One line per run: settings, then every metric with its interval."""
     settings = list(dict.fromkeys(name for row in rows for name in row["settings"]))
-    metrics = [name for name in NAMES if any(name in row["metrics"] for row in rows)]
+    keys = [metric.key for metric in table.METRICS]
+    metrics = [key for key in keys if any(key in row["metrics"] for row in rows)]
     ends = [f"{name}{end}" for name in metrics for end in ("", "_low", "_high", "_n")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -234,16 +76,16 @@ def results_csv(rows: Sequence[ReportRow]) -> str:
             for name in metrics
             for key in ("value", "low", "high", "n")
         ]
+        described = [
+            row["directory"],
+            row["name"],
+            row["family"],
+            *(row["settings"].get(name) for name in settings),
+            row["images"],
+            row["machine"],
+        ]
         writer.writerow(
-            [
-                row["directory"],
-                row["name"],
-                row["family"],
-                *(row["settings"].get(name) for name in settings),
-                row["images"],
-                row["machine"],
-            ]
-            + [f"{value:.6g}" if isinstance(value, float) else value for value in values]
+            described + [f"{value:.6g}" if isinstance(value, float) else value for value in values]
         )
     return text.getvalue()
 
@@ -251,63 +93,100 @@ def results_csv(rows: Sequence[ReportRow]) -> str:
 def report_markdown(
     rows: Sequence[ReportRow],
     output: Path,
-    figures: Sequence[Path],
-    unfinished: Sequence[Path] = (),
+    figures: Sequence[Path] = (),
+    cautions: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> str:
-    """The report: a table, differences to plain autoregression, the figures, and where each run's
-    pictures are.
+    """The text of the report: the results, the differences from the baseline, the papers' tables,
+    the figures, and links to each run's files.
     """
-    shown = [name for name in SHOWN if any(name in row["metrics"] for row in rows)]
-    parts = ["# Evaluation report", "", *_cautions(rows, unfinished)]
-    parts += [
+    parts = ["# Evaluation report", ""]
+    parts += [line for caution in cautions for line in (f"> {caution}", "")]
+    parts += _results(rows)
+    parts += _differences(rows, baseline)
+    parts += paper_tables.markdown(paper_tables.beside(rows))
+    for figure in figures:
+        parts += [f"![{figure.stem}]({quote(figure.name)})", ""]
+    parts += ["## Runs", "", *(_links(row, output) for row in rows)]
+    return "\n".join(parts) + "\n"
+
+
+def _results(rows: Sequence[ReportRow]) -> list[str]:
+    """The table of metrics."""
+    shown = [
+        metric
+        for metric in table.report_order()
+        if metric.in_report and any(metric.key in row["metrics"] for row in rows)
+    ]
+    cells = [
+        [
+            row["family"],
+            _delta(row),
+            str(row["images"]),
+            *(_span(row["metrics"].get(metric.key), metric.format) for metric in shown),
+        ]
+        for row in rows
+    ]
+    return [
         "## Results",
         "",
         "Each value with its 95% bootstrap interval; prompts are the units.",
         "",
+        *_table(["run", "δ", "images", *(metric.heading for metric in shown)], cells),
     ]
-    parts += _table(
-        ["run", "δ", "images", *(NAMES[name][0].strip() for name in shown)],
-        [_cells(row, shown) for row in rows],
+
+
+def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
+    """The table of differences from the baseline; nothing without any."""
+    compared = [row for row in rows if row["differences"]]
+    if not compared:
+        return []
+    shown = [
+        metric
+        for metric in table.report_order()
+        if any(metric.key in row["differences"] for row in compared)
+    ]
+    text = (
+        "On the same prompts and seeds, prompt by prompt. Of intervals where nothing differs, one "
+        "in twenty excludes 0 by chance."
     )
-    paired = [row for row in rows if row["versus_ar"]]
-    if paired:
-        names = [name for name in PAIRED if any(name in row["versus_ar"] for row in paired)]
-        titles = {"clip_score": "CLIP score", "logprob_per_token": "log-probability a token"}
-        parts += ["## Difference to plain autoregression", ""]
-        parts += [
-            "On the same prompts and seeds, prompt by prompt; where nothing differs, one "
-            "interval in twenty lacks 0 by chance.",
-            "",
+    if baseline is not None:
+        text += " Each run is compared with the baseline run of the nearest accepted length."
+    cells = [
+        [
+            row["family"],
+            _delta(row),
+            *([] if baseline is None else [row["baseline"]]),
+            *(_span(row["differences"].get(metric.key), "+.4f") for metric in shown),
         ]
-        cells = [
-            [
-                row["family"],
-                _delta(row),
-                *(_span(row["versus_ar"].get(name), "+.4f") for name in names),
-            ]
-            for row in paired
-        ]
-        parts += _table(["run", "δ", *(titles.get(name, name) for name in names)], cells)
-    parts += paper_tables.markdown(paper_tables.beside(rows))
-    for figure in figures:
-        parts += [f"![{figure.stem}]({figure.name})", ""]
-    parts += ["## Runs", ""]
-    for row in rows:
-        link = Path(os.path.relpath(row["directory"], output)).as_posix()
-        parts.append(
-            f"- {row['family']}{', δ = ' + _delta(row) if row['delta'] is not None else ''}: "
-            f"[pictures]({link}/grid.png), "
-            f"[acceptance map]({link}/acceptance_map.png), [all metrics]({link}/metrics.json)"
-            + (
-                f", [accepted tokens]({link}/accepted.png)"
-                if (Path(row["directory"]) / "accepted.png").is_file()
-                else ""
-            )
-        )
-    return "\n".join(parts) + "\n"
+        for row in compared
+    ]
+    head = ["run", "δ", *([] if baseline is None else ["baseline"])]
+    return [
+        f"## Difference to {_escaped(baseline or 'plain autoregression')}",
+        "",
+        text,
+        "",
+        *_table([*head, *(metric.title for metric in shown)], cells),
+    ]
 
 
-def _cautions(rows: Sequence[ReportRow], unfinished: Sequence[Path]) -> list[str]:
+def _links(row: ReportRow, output: Path) -> str:
+    """A line of links to a run's files."""
+    directory = Path(row["directory"])
+    link = quote(Path(os.path.relpath(directory, output)).as_posix())
+    delta = "" if row["delta"] is None else f", δ = {_delta(row)}"
+    files = {"pictures": "grid.png", "acceptance map": "acceptance_map.png"}
+    files |= {"all metrics": "metrics.json"}
+    if (directory / "accepted.png").is_file():
+        files["accepted tokens"] = "accepted.png"
+    links = ", ".join(f"[{title}]({link}/{file})" for title, file in files.items())
+    return f"- {_escaped(row['family'])}{delta}: {links}"
+
+
+def _cautions(
+    rows: Sequence[ReportRow], unfinished: Sequence[Path], damaged: Sequence[str]
+) -> list[str]:
     """What a reader must know before comparing."""
     cautions = []
     if len({row["images"] for row in rows}) > 1:
@@ -323,17 +202,9 @@ def _cautions(rows: Sequence[ReportRow], unfinished: Sequence[Path]) -> list[str
             "to compare quality with."
         )
     if unfinished:
-        cautions.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
-    return [line for caution in cautions for line in (f"> {caution}", "")]
-
-
-def _cells(row: ReportRow, shown: Sequence[str]) -> list[str]:
-    return [
-        row["family"],
-        _delta(row),
-        str(row["images"]),
-        *(_span(row["metrics"].get(name), NAMES[name][2]) for name in shown),
-    ]
+        names = ", ".join(_escaped(str(path)) for path in unfinished)
+        cautions.append(f"Left out because unfinished: {names}.")
+    return [*cautions, *(f"Left out because damaged: {_escaped(problem)}" for problem in damaged)]
 
 
 def _delta(row: ReportRow) -> str:
@@ -341,56 +212,61 @@ def _delta(row: ReportRow) -> str:
 
 
 def _span(interval: Mapping[str, Any] | None, form: str) -> str:
+    """A value and its interval; an infinite value (a mean of log-probabilities may be -inf) has no
+    interval.
+    """
     if not interval or interval.get("value") is None:
         return "–"
     value, low, high = interval["value"], interval.get("low"), interval.get("high")
-    if (
-        low is None or high is None or not np.isfinite([low, high]).all()
-    ):  # the mean of log-probabilities may be -inf: it has no interval
+    if low is None or high is None or not np.isfinite([low, high]).all():
         return number(value, form)
     return f"{number(value, form)} ({number(low, form)} … {number(high, form)})"
 
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return [*lines, *("| " + " | ".join(line) + " |" for line in cells), ""]
+    return [*lines, *("| " + " | ".join(map(_escaped, line)) + " |" for line in cells), ""]
 
 
-def _compare_pictures(rows: Sequence[ReportRow], output: Path) -> list[Path]:
-    """comparison.png: a row of pictures a run, the same prompts in the same columns; nothing when
-    the runs share no prompts.
-    """
-    texts = [
-        {
-            row["id"]: row["text"]
-            for row in pq.read_table(
-                Path(row["directory"]) / "results.parquet", columns=["id", "text"]
-            ).to_pylist()
-        }
-        for row in rows
-    ]
-    shared = [name for name in texts[0] if all(name in other for other in texts)][:PICTURES]
-    if not shared:
-        return []
-    labels = [
-        f"{row['family']}{'' if row['delta'] is None else f' δ={_delta(row)}'}" for row in rows
-    ]
-    notes = [_note(row) for row in rows]
-    pictures = [
-        [read_picture(picture_path(Path(row["directory"]), name)) for name in shared]
-        for row in rows
-    ]
-    comparison(
-        output / "comparison.png", labels, notes, pictures, [texts[0][name] for name in shared]
-    )
-    return [output / "comparison.png"]
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    for sign in "\\`*[]<|":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
 
 
-def _note(row: ReportRow) -> str:
-    metrics = row["metrics"]
-    speedup = (
-        f", {metrics['speedup']['value']:.2f}× AR's speed"
-        if "speedup" in metrics and not is_plain(row["settings"])
-        else ""
-    )
-    return f"{metrics['accepted_length']['value']:.2f} tokens a round{speedup}"
+def _shared_prompts(rows: Sequence[ReportRow]) -> list[str]:
+    """Ids of the first prompts that all runs have."""
+    everywhere = set[str].intersection(*(set(row["texts"]) for row in rows))
+    return [name for name in rows[0]["texts"] if name in everywhere][:PICTURES]
+
+
+def _read_pictures(
+    rows: Sequence[ReportRow], prompts: Sequence[str]
+) -> tuple[list[list[NDArray[np.uint8]]], list[str]]:
+    """Every run's pictures of the prompts, and a sentence about each that cannot be read."""
+    pictures, problems = [], []
+    for row in rows:
+        line = []
+        for name in prompts:
+            try:
+                line.append(read_picture(picture_path(Path(row["directory"]), name)))
+            except TemperaError as problem:
+                line.append(UNREADABLE)
+                problems.append(str(problem))
+        pictures.append(line)
+    return pictures, problems
+
+
+def _notes(rows: Sequence[ReportRow]) -> list[str]:
+    """Acceptance and speed of each run, for comparison.png."""
+    notes = []
+    for row in rows:
+        known = {key: interval.get("value") for key, interval in row["metrics"].items()}
+        parts = []
+        if known.get("accepted_length") is not None:
+            parts.append(f"{known['accepted_length']:.2f} tokens per round")
+        if known.get("speedup") is not None and not is_plain(row["settings"]):
+            parts.append(f"{known['speedup']:.2f}× AR's speed")
+        notes.append(", ".join(parts))
+    return notes

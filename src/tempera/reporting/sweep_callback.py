@@ -17,7 +17,10 @@ class BesidePaper(Callback):
         """Read all finished runs in the directory, those of earlier sweeps as well."""
         if not config.get("paper"):
             return
-        from tempera.reporting.report import collect, find_runs
+        from tempera.reporting.collect import collect, find_runs
 
-        show(beside(collect(find_runs([config.hydra.sweep.dir])[0])))
+        rows, damaged = collect(find_runs([config.hydra.sweep.dir])[0])
+        show(beside(rows))
+        for problem in damaged:
+            print(f"left out: {problem}")
         print(f"pictures and plots: python eval/report.py {config.hydra.sweep.dir}")

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from tempera.errors import TemperaError
-from tempera.reporting.pareto import GAINS, QUALITIES
+from tempera.reporting import pareto
 from tempera.runtime.tracking import wandb_tracker
 
 
@@ -28,7 +28,7 @@ def publish(
 
     if not wandb.login(prompt=False, verify=False):
         raise TemperaError(
-            "--publish needs a W&B account: run `wandb login` first (the report's files are "
+            "publish=true needs a W&B account: run `wandb login` first (the report's files are "
             "written already)."
         )
     try:
@@ -81,12 +81,16 @@ def blocks(
         if not line.startswith(("![", "# "))
     )
     qualities = [
-        name
-        for names in QUALITIES.values()
-        for name in names
-        if any(name in row["metrics"] for row in rows)
+        quality.key
+        for kind in pareto.FILES.values()
+        for quality in pareto.axes(kind)
+        if any(quality.key in row["metrics"] for row in rows)
     ]
-    scatter = [reports.ScatterPlot(x=gain, y=quality) for gain in GAINS for quality in qualities]
+    scatter = [
+        reports.ScatterPlot(x=gain.key, y=quality)
+        for gain in pareto.axes("gain")
+        for quality in qualities
+    ]
     where = {"project": project} | ({"entity": entity} if entity else {})
     pictures, evaluations = (
         reports.Runset(**where, name=kind, filters=f"JobType = '{kind}'")
@@ -106,6 +110,6 @@ def _reports() -> ModuleType:
         return importlib.import_module("wandb_workspaces.reports.v2")
     except ImportError:
         raise TemperaError(
-            "--publish needs wandb-workspaces, which is not installed: pip install "
+            "publish=true needs wandb-workspaces, which is not installed: pip install "
             "wandb-workspaces."
         ) from None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from tempera.errors import TemperaError
 from tempera.runtime.files import replacing
 
 Picture = NDArray[np.uint8]
@@ -25,5 +26,16 @@ def write_picture(path: Path, picture: Picture) -> None:
 
 
 def read_picture(path: Path) -> Picture:
-    """Read a picture from PNG."""
-    return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1).copy()
+    """Read a picture from PNG.
+
+    Raises:
+        TemperaError: the file is missing or damaged.
+    """
+    try:
+        picture = Image.open(path).convert("RGB")
+    except (OSError, SyntaxError, ValueError) as problem:  # Pillow raises any of them
+        raise TemperaError(
+            f"{path} cannot be read as a picture ({str(problem)[:80]}): delete it, and eval/run.py "
+            "generates it again from its tokens."
+        ) from None
+    return np.asarray(picture).transpose(2, 0, 1).copy()

@@ -29,14 +29,16 @@ class Store:
         """All rows by id."""
         found: dict[str, Row] = {}
         for path in sorted(self.directory.glob("*.parquet")):
-            for row in _read(path):
+            for row in read_table(path):
                 found[row["id"]] = row
         return found
 
     def missing(self, ids: Iterable[str]) -> list[str]:
         """Those of the ids that have no row yet."""
         present = {
-            row["id"] for path in self.directory.glob("*.parquet") for row in _read(path, ["id"])
+            row["id"]
+            for path in self.directory.glob("*.parquet")
+            for row in read_table(path, ["id"])
         }
         return [name for name in ids if name not in present]
 
@@ -57,7 +59,12 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _read(path: Path, columns: list[str] | None = None) -> list[Row]:
+def read_table(path: Path, columns: list[str] | None = None) -> list[Row]:
+    """The rows of a Parquet file, with all columns or some.
+
+    Raises:
+        TemperaError: the file is missing or damaged.
+    """
     try:
         rows: list[Row] = pq.read_table(path, columns=columns, partitioning=None).to_pylist()
     except (pa.ArrowException, OSError) as problem:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Networks, Pictures, _signed, clip_scorer
+from tempera.metrics.distances import feature_distances
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, clip_scorer
 from tempera.runtime.files import sha256_file
+from tempera.shapes import classifier as classifiers
+from tempera.shapes import clip as clips
+from tempera.shapes.classifier import Classifier, correct
 from tempera.shapes.networks import SHIPPED
 from tempera.shapes.world import Scene, Thing, World, parse_caption
 
@@ -19,16 +24,19 @@ NETWORKS = (
     SHIPPED / "classifier" / "model.safetensors",
     SHIPPED / "clip" / "open_clip_model.safetensors",
 )
+_ANY_SCENE = Scene((Thing("circle", "red", None),), None, None, None)
+"""Stands in for captions of other worlds, whose scores are masked."""
 
 
 @dataclass(frozen=True)
-class ShapesEvaluator:
-    """Evaluates pictures of the shapes world with the shipped classifier and CLIP, against real
-    scenes.
+class ShapesEvaluator(Evaluator):
+    """`metrics=shapes`: scores pictures of the shapes world with the shipped classifier and CLIP,
+    against real scenes.
 
     Args:
-        reference_count: how many real scenes.
-        reference_seed: seed of their world, neither the training world's nor the prompts'.
+        reference_count: number of real scenes.
+        reference_seed: seed of the real scenes, other than those of the training scenes and of the
+            prompts.
         neighbours: k of precision and recall.
         resamples: bootstrap resamples behind each interval.
     """
@@ -39,8 +47,9 @@ class ShapesEvaluator:
     resamples: int = 1000
 
     @property
+    @override
     def identity(self) -> str:
-        """Hash of the networks' files and of the first real scene."""
+        """A hash of the networks' files, the first real scene and the options of the reference."""
         scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
         text = [
             *map(sha256_file, NETWORKS),
@@ -50,14 +59,13 @@ class ShapesEvaluator:
         ]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
+    @override
     def check(self, model: str) -> None:
-        """Only the shipped models generate this world."""
         if model not in ("shapes", "shapes_mar"):
             raise TemperaError(
                 f"metrics=shapes evaluates pictures of the shapes world, not model={model}: use "
-                "metrics=real with metrics.inception=FILE "
-                "and metrics.reference_dir=DIR for FID, metrics.clip_weights=FILE for CLIP "
-                "score, or metrics=none."
+                "metrics=real with metrics.inception=FILE and metrics.reference_dir=DIR for FID, "
+                "metrics.clip_weights=FILE for CLIP score, or metrics=none."
             )
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
@@ -71,36 +79,17 @@ class ShapesEvaluator:
                 f"{2 * (self.neighbours + 1)}."
             )
 
+    @override
     def load(self, device: torch.device) -> Networks:
-        """The shipped classifier and CLIP."""
-        from tempera.shapes.classifier import correct, load_classifier
-        from tempera.shapes.clip import load_clip
-
-        classifier = load_classifier().to(device)
-
-        def attributes(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-            scenes = [parse_caption(prompt.text) for prompt in prompts]
-            foreign = torch.tensor([scene is None for scene in scenes])
-            any_scene = Scene(
-                (Thing("circle", "red", None),), None, None, None
-            )  # for captions outside the grammar; masked out
-            verdicts = correct(
-                classifier.attributes(_signed(pictures, device)),
-                [scene or any_scene for scene in scenes],
-            )
-            return {
-                name: verdict.cpu().masked_fill(foreign, torch.nan)
-                for name, verdict in verdicts.items()
-            }
-
+        classifier = classifiers.load_classifier().to(device)
         return Networks(
             features=lambda pictures: classifier.features(_signed(pictures, device)),
-            clip_score=clip_scorer(*load_clip(), device),
-            attributes=attributes,
+            scores=[clip_scorer(*clips.load_clip(), device), attribute_scorer(classifier, device)],
+            distances=feature_distances(self.neighbours),
         )
 
+    @override
     def reference(self) -> Iterator[Pictures]:
-        """Real scenes."""
         world = World(self.reference_seed)
         for first in range(0, self.reference_count, 100):
             scenes = world.batch(first, min(100, self.reference_count - first))
@@ -110,3 +99,28 @@ class ShapesEvaluator:
                     for scene in scenes
                 ]
             )
+
+
+def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
+    """Scores every attribute of a caption's scene: 1 where the classifier sees it in the picture, 0
+    where it sees another, NaN where the caption leaves it open or is no caption of this world.
+    """
+
+    def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        scenes = [parse_caption(prompt.text) for prompt in prompts]
+        foreign = torch.tensor([scene is None for scene in scenes])
+        correctness = correct(
+            classifier.attributes(_signed(pictures, device)),
+            [scene or _ANY_SCENE for scene in scenes],
+        )
+        return {
+            name: values.cpu().masked_fill(foreign, torch.nan)
+            for name, values in correctness.items()
+        }
+
+    return score
+
+
+def _signed(pictures: Tensor, device: torch.device) -> Tensor:
+    """uint8 -> float32 in [−1, 1]."""
+    return pictures.to(device).float() / 127.5 - 1

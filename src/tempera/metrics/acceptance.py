@@ -1,0 +1,60 @@
+"""Metrics of decoding itself, from the records of a run; prompts are the units of every interval."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tempera.metrics import bootstrap
+from tempera.metrics.bootstrap import Array, Interval
+
+
+def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Acceptance, throughput and divergence by metric key, from one record per prompt (see
+    `tempera.evaluation.pipeline.records`); what the records lack is left out.
+    """
+    column = {
+        name: np.array([row[name] for row in rows], np.float64)
+        for name in rows[0]
+        if isinstance(rows[0][name], int | float)
+    }
+    tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
+    kept, tested = (
+        np.array([sum(row[name]) for row in rows], np.float64) for name in ("accepted", "tested")
+    )
+    metrics = {
+        "accepted_length": bootstrap.ratio(tokens, column["rounds"]),
+        "tau": bootstrap.ratio(kept, column["rounds"]),
+        "throughput": bootstrap.ratio(tokens, column["seconds"]),
+    }
+    if "logprob" in column:
+        metrics["logprob_per_token"] = bootstrap.ratio(column["logprob"], tokens)
+    if tested.any():
+        metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
+    for name in ("residual_trials", "residual_failures"):
+        if name in column:
+            metrics[name] = bootstrap.mean(column[name])
+    if "residual_trials" in column and (tested > kept).any():
+        metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
+    for name in ("tv", "tv_bound", "kl_per_token"):
+        if name in column and not np.isnan(column[name]).all():
+            metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
+    if "logprob" in column and "logprob_squares" in column:
+        metrics["logprob_deviation"] = _deviation(
+            column["logprob"], column["logprob_squares"], tokens
+        )
+    return metrics
+
+
+def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
+    """Standard deviation over all tokens, from each prompt's sum and sum of squares."""
+
+    def deviation(drawn: Array) -> Array:
+        drawn_tokens = drawn @ tokens
+        variance = drawn @ squares / drawn_tokens - (drawn @ sums / drawn_tokens) ** 2
+        return np.sqrt(np.maximum(variance, 0))
+
+    whole = np.ones((1, len(tokens)))
+    return bootstrap.percentile(
+        float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens)
+    )

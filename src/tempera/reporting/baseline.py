@@ -1,0 +1,113 @@
+"""Differences from a baseline, prompt by prompt: the same prompt has the same random draws in both
+runs, so a small difference shows in few images.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tempera.errors import TemperaError
+from tempera.metrics import bootstrap, table
+from tempera.metrics.bootstrap import Array, Interval
+from tempera.reporting.run_names import is_plain
+
+Run = Mapping[str, Any]
+CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
+"""Settings that runs must share to be compared prompt by prompt."""
+
+
+def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = None) -> None:
+    """Set each row's `baseline`, the label of the run it is compared with, and `differences`, the
+    mean difference from it with an interval for every paired metric.
+
+    A run is compared with the baseline run of the same model, sampling and seed whose accepted
+    length is nearest to its own. Baseline runs themselves, and runs without a match, have none.
+
+    Args:
+        rows: runs as `tempera.reporting.collect` reads them.
+        baseline: name, family or directory of the baseline runs; plain autoregression unless given.
+
+    Raises:
+        TemperaError: no run is called that.
+    """
+    chosen = [row for row in rows if _is_baseline(row, baseline)]
+    if baseline is not None and not chosen:
+        families = ", ".join(sorted({str(row["family"]) for row in rows}))
+        raise TemperaError(
+            f"baseline={baseline} is none of the runs: give a run's name or directory, or one of "
+            f"the families {families}."
+        )
+    for row in rows:
+        row["baseline"], row["differences"] = None, {}
+        known = [other for other in chosen if _comparable(other, row)]
+        if known and not _is_baseline(row, baseline):
+            nearest = _nearest(row, known)
+            row["baseline"], row["differences"] = label(nearest), _differences(row, nearest)
+
+
+def label(row: Run) -> str:
+    """The family with its δ."""
+    return str(row["family"]) + ("" if row["delta"] is None else f" δ={row['delta']:g}")
+
+
+def _is_baseline(row: Run, baseline: str | None) -> bool:
+    if baseline is None:
+        return is_plain(row["settings"])
+    directory = Path(row["directory"])
+    names = (row["family"], label(row), row["name"], directory.name, str(directory))
+    return baseline.rstrip("/") in {*names, *(name.replace("δ=", "delta=") for name in names)}
+
+
+def _comparable(left: Run, right: Run) -> bool:
+    """Whether the same prompt has the same random draws in both."""
+    return all(left["settings"].get(name) == right["settings"].get(name) for name in CONTEXT)
+
+
+def _nearest(row: Run, others: Sequence[Run]) -> Run:
+    """The run whose accepted length is nearest to the row's; the first one where that is unknown."""
+
+    def length(run: Run) -> float:
+        value = run["metrics"].get("accepted_length", {}).get("value")
+        return float("nan") if value is None else float(value)
+
+    distances = np.nan_to_num([abs(length(other) - length(row)) for other in others], nan=np.inf)
+    return others[int(np.argmin(distances))]
+
+
+def _differences(row: Run, baseline: Run) -> dict[str, dict[str, float]]:
+    """By metric key, over the prompts that both runs have."""
+    ours, theirs = row["prompts"], baseline["prompts"]
+    shared = sorted(ours.keys() & theirs.keys())
+    result = {}
+    for metric in table.METRICS:
+        key = metric.key
+        known = [name for name in shared if key in ours[name] and key in theirs[name]]
+        if metric.paired and known:
+            left, right = (np.array([run[name][key] for name in known]) for run in (ours, theirs))
+            interval = _difference(left, right)
+            if interval.n:
+                result[key] = interval.as_dict()
+    return result
+
+
+def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:
+    """The difference of two weighted means over the same prompts, whose values and weights are the
+    columns of `left` and `right`, [n, 2]; prompts are resampled together.
+    """
+    with np.errstate(invalid="ignore"):  # log-probabilities may be -inf
+        keep = ~np.isnan(left[:, 0] - right[:, 0])
+        left, right = left[keep], right[keep]
+
+        def difference(drawn: Array) -> Array:
+            means = [
+                drawn @ (side[:, 0] * side[:, 1]) / (drawn @ side[:, 1]) for side in (left, right)
+            ]
+            return np.asarray(means[0] - means[1])
+
+        if not keep.any():
+            return Interval(float("nan"), float("nan"), float("nan"), 0)
+        n = len(left)
+        value = float(difference(np.ones(n)))
+        return bootstrap.percentile(value, difference(bootstrap.counts(n, resamples)), n)

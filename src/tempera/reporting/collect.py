@@ -1,0 +1,155 @@
+"""Run directories as rows of a report: settings, metrics, and each prompt's own values."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tempera.errors import TemperaError
+from tempera.metrics import table
+from tempera.reporting.baseline import compare
+from tempera.reporting.run_names import family_label, is_plain
+from tempera.runtime.files import read_json
+from tempera.runtime.row_store import read_table
+
+ReportRow = dict[str, Any]
+HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
+"""Settings that identify a run but do not describe it to a reader."""
+
+
+def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
+    """Run directories at or below the paths: finished and unfinished ones.
+
+    Raises:
+        TemperaError: a path is not a directory, or there is no finished run.
+    """
+    places = [Path(path) for path in paths]
+    for path in places:
+        if not path.is_dir():
+            raise TemperaError(
+                f"{path} is not a directory: give run directories of eval/run.py, or a directory "
+                "that holds some."
+            )
+    runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
+    finished = [run for run in runs if (run / "metrics.json").is_file()]
+    if not finished:
+        shown = ", ".join(map(str, places))
+        raise TemperaError(
+            f"there is no finished run in {shown}: run eval/run.py first, or give another "
+            "directory."
+        )
+    return finished, [run for run in runs if run not in finished]
+
+
+def collect(
+    directories: Sequence[Path], baseline: str | None = None
+) -> tuple[list[ReportRow], list[str]]:
+    """One sorted row per run: its name, settings, metrics with intervals, and its differences from
+    the baseline.
+
+    Args:
+        directories: finished runs.
+        baseline: the runs to compare with, by name, family or directory; plain autoregression
+            unless given.
+
+    Returns:
+        The rows, and a sentence about each run that is left out because a file of it is damaged.
+
+    Raises:
+        TemperaError: all runs are damaged, or none is the baseline.
+    """
+    rows, damaged = [], []
+    for directory in directories:
+        try:
+            rows.append(_row(directory))
+        except TemperaError as problem:
+            damaged.append(str(problem))
+    if damaged and not rows:
+        raise TemperaError(f"no run can be read; of the first one, {damaged[0]}")
+    for row, family in zip(rows, _families([row["settings"] for row in rows]), strict=True):
+        row["family"] = family
+    compare(rows, baseline)
+    return sorted(rows, key=_order), damaged
+
+
+def _row(directory: Path) -> ReportRow:
+    content: dict[str, Any] = read_json(directory / "metrics.json")
+    prompts = read_table(directory / "results.parquet")
+    try:
+        settings = content["settings"]
+        row = {
+            "directory": str(directory),
+            "name": content["name"],
+            "method": settings["method"],
+            "model": settings.get("model", ""),
+            "delta": settings.get("delta"),
+            "seed": settings.get("seed"),
+            "settings": {name: value for name, value in settings.items() if name not in HIDDEN},
+            "images": content["images"],
+            "machine": content["about"].get("machine", ""),
+            "metrics": dict(content["metrics"]),
+            "acceptance_by_depth": content.get("acceptance_by_depth", []),
+            "acceptance_by_tenth": content.get("acceptance_by_tenth", []),
+            "tv_by_depth": content.get("tv_by_depth", []),
+            "time": content.get("time", {}),
+            "paper": content["about"].get("paper"),
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise TemperaError(
+            f"{directory / 'metrics.json'} is not a result of eval/run.py ({problem!r}): run it "
+            "again."
+        ) from None
+    try:
+        row["texts"] = {prompt["id"]: prompt["text"] for prompt in prompts}
+        row["prompts"] = {prompt["id"]: _values(prompt) for prompt in prompts}
+    except (KeyError, TypeError) as problem:
+        raise TemperaError(
+            f"{directory / 'results.parquet'} is not a result of eval/run.py ({problem!r}): run "
+            "it again."
+        ) from None
+    return row
+
+
+def _values(prompt: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """A prompt's values of the paired metrics and their weights, by key."""
+    values = {metric.key: metric.of_prompt(prompt) for metric in table.METRICS if metric.paired}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _order(row: ReportRow) -> tuple[Any, ...]:
+    return (
+        row["model"],
+        not is_plain(row["settings"]),
+        row["method"] != "eagle",
+        row["family"],
+        row["delta"] or 0,
+        row["seed"] or 0,
+        row["directory"],
+    )
+
+
+def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The curve that each run lies on: the method, its unusual settings, and any other setting
+    apart from δ and seed in which runs of the method differ.
+    """
+    names = []
+    for one in settings:
+        siblings = [other for other in settings if other.get("method") == one.get("method")]
+        varying = [
+            key
+            for key in one
+            if key not in ("delta", "seed", "model")
+            and any(other.get(key) != one[key] for other in siblings)
+        ]
+        label = family_label(one)
+        values = {
+            key: str(one[key]).lower() if isinstance(one[key], bool) else str(one[key])
+            for key in varying
+            if one[key] is not None
+        }
+        extra = [
+            f"{key}={value}"
+            for key, value in values.items()
+            if f"{key}=" not in label and value not in label.split()
+        ]
+        names.append(" ".join([label, *extra]))
+    return names
