@@ -30,7 +30,7 @@ from tempera.config.build import (
     compile_steps,
     parse_device,
 )
-from tempera.config.cli import literal_prompt, script
+from tempera.config.cli import literal, script
 from tempera.config.instantiate import check, instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -506,9 +506,9 @@ def test_a_prompt_is_taken_literally(text: str, command: Any) -> None:
 
 
 def test_prompts_that_stay_as_they_are() -> None:
-    assert literal_prompt("prompt=null") == "prompt=null"
-    assert literal_prompt("prompt='a, b'") == "prompt='a, b'"
-    assert literal_prompt("delta=1,2") == "delta=1,2"
+    assert literal("prompt=null") == "prompt=null"
+    assert literal("prompt='a, b'") == "prompt='a, b'"
+    assert literal("delta=1,2") == "delta=1,2"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Networks, StandardEvaluator, clip_scorer
-from tempera.metrics.quality import score_pictures, quality, reference_features
+from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.runtime.row_store import Store
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes import classifier as classifiers

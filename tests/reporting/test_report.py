@@ -12,6 +12,7 @@ from paths import ROOT
 
 from tempera.errors import TemperaError
 from tempera.reporting import console, report
+from tempera.reporting.baseline import compare
 from tempera.reporting.collect import ReportRow, collect, find_runs
 from tempera.reporting.report import report_markdown, write_report
 from tempera.reporting.wandb_report import blocks, publish
@@ -223,21 +224,140 @@ def test_bad_directories(tmp_path: Path) -> None:
         find_runs([tmp_path])
 
 
-def test_the_script(runs: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), str(runs), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "out" / "pareto.png") in done.stdout
-    done = subprocess.run(
-        [*command[:2], str(tmp_path / "none")],
+def call(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """The script from the command line."""
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_the_script(runs: Path, tmp_path: Path) -> None:
+    done = call("runs=sweep", "output=out", "baseline=coolsd floor=0", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "out/comparison.png"
+    assert "## Difference to coolsd floor=0\n" in (tmp_path / "out" / "report.md").read_text()
+    done = call("runs=none", directory=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr == (
+        "error: none is not a directory: give run directories, or a directory that holds some.\n"
+    )
+
+
+def test_directories_may_be_given_by_position(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "ar").rename(tmp_path / "plain, delta=0")
+    done = call("plain, delta=0", "sweep", "output=out", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open()))
+    assert {row["directory"] for row in rows} > {"plain, delta=0", "sweep/0"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "eagle",
+        "out",
+        "plain, delta=0",
+        "sweep",
+    ]
+
+
+def test_a_damaged_run_is_named_and_left_out(runs: Path, tmp_path: Path) -> None:
+    (runs / "sweep" / "0" / "metrics.json").write_text('{"half')
+    (runs / "sweep" / "1" / "metrics.json").write_text("{}")
+    (runs / "sweep" / "floor0" / "results.parquet").write_bytes(b"PAR1 half")
+    rows, damaged = collect(find_runs([runs])[0])
+    assert [row["family"] for row in rows] == ["ar", "eagle", "coolsd floor=1"]
+    assert [str(runs / "sweep") in problem for problem in damaged] == [True] * 3
+    picture = picture_path(runs / "eagle", sorted(rows[0]["texts"])[0])
+    picture.write_bytes(picture.read_bytes()[:60])
+    picture_path(runs / "ar", sorted(rows[0]["texts"])[1]).unlink()
+    files = {path.name for path in write_report(rows, tmp_path / "out", [], damaged)}
+    assert files >= {"report.md", "results.csv", "comparison.png"}
+    cautions = [
+        line.removeprefix("> Left out because damaged: ")
+        for line in (tmp_path / "out" / "report.md").read_text().splitlines()
+        if line.startswith("> Left out because damaged")
+    ]
+    expected = (
+        "0/metrics.json is not valid JSON",
+        "1/metrics.json is not an evaluation's result",
+        "floor0/results.parquet is damaged",
+        "ar/images",
+        "eagle/images",
+    )
+    assert len(cautions) == len(expected)
+    assert all(text in line for text, line in zip(expected, cautions, strict=True))
+    for directory in ("ar", "eagle", "sweep/floor1"):
+        (runs / directory / "metrics.json").write_text("[]")
+    with pytest.raises(TemperaError, match=r"no run can be read; .*metrics\.json"):
+        collect(find_runs([runs])[0])
+
+
+def test_names_do_not_break_the_report(tmp_path: Path) -> None:
+    make_run(tmp_path / "a (b) [c] | d", "ar")
+    make_run(tmp_path / "e", "eagle", tree="a|b*c")
+    rows = read(tmp_path)
+    write_report(rows, tmp_path / "out", [tmp_path / "x`y"], [])
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "](../a%20%28b%29%20%5Bc%5D%20%7C%20d/grid.png)" in text
+    assert "| eagle a\\|b\\*c |" in text
+    assert "x\\`y" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(line.replace("\\|", "").split("|")) for line in tables[:4]}) == 1
+
+
+def test_a_baseline_of_the_nearest_accepted_length(runs: Path, tmp_path: Path) -> None:
+    rows = read(runs, baseline="coolsd floor=0")
+    compared = {(row["family"], row["delta"]): row["baseline"] for row in rows}
+    assert compared[("coolsd floor=0", 2.0)] is None
+    assert compared[("coolsd floor=1", 1.1)] == "coolsd floor=0 δ=1.1"
+    assert compared[("coolsd floor=1", 2.0)] == "coolsd floor=0 δ=2"
+    assert compared[("eagle", None)] == "coolsd floor=0 δ=1.1"
+    differences = {(row["family"], row["delta"]): row["differences"] for row in rows}
+    same = differences[("coolsd floor=1", 2.0)]
+    assert same["accepted_length"]["value"] == pytest.approx(0)
+    assert same["clip_score"]["value"] == pytest.approx(0.02)
+    assert differences[("eagle", None)]["accepted_length"]["value"] == pytest.approx(-0.55)
+    write_report(rows, tmp_path / "out", baseline="coolsd floor=0")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| run | δ | baseline | accepted length | CLIP score |" in text
+    assert "| coolsd floor=1 | 2 | coolsd floor=0 δ=2 | +0.0000" in text
+
+
+@pytest.mark.parametrize("name", ["coolsd floor=1 delta=2", "coolsd floor=1 δ=2", "floor0"])
+def test_a_baseline_of_one_run(runs: Path, name: str) -> None:
+    rows = read(runs, baseline=name)
+    assert {row["baseline"] for row in rows} == {None, "coolsd floor=1 δ=2"}
+    assert sum(row["baseline"] is None for row in rows) == 1
+
+
+def test_an_unknown_baseline(runs: Path) -> None:
+    with pytest.raises(
+        TemperaError, match="baseline=cool is none of the runs: .* ar, coolsd floor=0, coolsd floor"
+    ):
+        read(runs, baseline="cool")
+
+
+def test_accepted_length_is_compared_as_tokens_per_round() -> None:
+    """Not as a mean over prompts of each one's ratio."""
+    texts = {"a": (4.0, 1.0), "b": (2.0, 3.0)}
+    slow = dict.fromkeys(texts, (1.0, 4.0))
+    common = {"settings": {}, "directory": "x", "metrics": {}, "delta": None, "name": "run"}
+    rows: list[ReportRow] = [
+        {
+            **common,
+            "family": "fast",
+            "prompts": {n: {"accepted_length": v} for n, v in texts.items()},
+        },
+        {
+            **common,
+            "family": "slow",
+            "prompts": {n: {"accepted_length": v} for n, v in slow.items()},
+        },
+    ]
+    compare(rows, "slow")
+    assert rows[0]["differences"]["accepted_length"]["value"] == pytest.approx(10 / 4 - 1)
 
 
 class Reports:

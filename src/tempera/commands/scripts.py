@@ -4,6 +4,7 @@ Each imports its body when it runs, after its configuration has been composed: a
 answered before torch is imported.
 """
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -19,6 +20,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     check_method(cfg)
     from tempera.commands.evaluate import main
+
+    return main(cfg)
+
+
+@script("report", positional="runs")
+def report(cfg: DictConfig) -> list[Path]:
+    """`tempera-report`: compare runs."""
+    from tempera.commands.report import main
 
     return main(cfg)
 

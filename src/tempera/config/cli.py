@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,15 +21,24 @@ from tempera.runtime.installation import conf_directory
 T = TypeVar("T")
 
 
-def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[..., T | None]]:
+LITERAL = ("prompt", "baseline")
+"""Options whose values are taken as they are, commas and quotes included."""
+
+
+def script(
+    config_name: str, positional: str | None = None
+) -> Callable[[Callable[[DictConfig], T]], Callable[..., T | None]]:
     """Make `main(cfg)` a Hydra script on `conf/<config_name>.yaml`; see
     `tempera.runtime.installation.conf_directory`.
 
     From the command line every mistake of the user becomes `error: <sentence>` on standard error
     and exit status 1; other exceptions keep their traceback, and HYDRA_FULL_ERROR=1 shows all of
-    them. `prompt=` is taken literally, commas and quotes included. Called with a `cfg`, as tests
-    and notebooks do, the script is the plain function: it returns its metrics and raises
+    them. Options in `LITERAL` are taken literally, commas and quotes included. Called with a `cfg`,
+    as tests and notebooks do, the script is the plain function: it returns its metrics and raises
     `TemperaError`.
+
+    With `positional`, arguments that are no options are gathered in the list of that option: `DIR
+    DIR` stands for `runs=[DIR,DIR]`.
     """
 
     def decorate(main: Callable[[DictConfig], T]) -> Callable[..., T | None]:
@@ -51,7 +60,8 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
         def entry(cfg: DictConfig | None = None) -> T | None:
             if cfg is not None:
                 return main(cfg)
-            sys.argv[1:] = [literal_prompt(argument) for argument in sys.argv[1:]]
+            arguments = [literal(argument) for argument in sys.argv[1:]]
+            sys.argv[1:] = arguments if positional is None else named(arguments, positional)
             with _hydra_raises():
                 try:
                     check_optional_choices(conf, config_name, sys.argv[1:])
@@ -66,19 +76,32 @@ def script(config_name: str) -> Callable[[Callable[[DictConfig], T]], Callable[.
     return decorate
 
 
-def literal_prompt(argument: str) -> str:
-    """Quote the value of `prompt=...` for Hydra's grammar, unless it is quoted already or null;
-    other arguments stay as they are.
+def literal(argument: str) -> str:
+    """Quote the value of an option in `LITERAL` for Hydra's grammar, unless it is quoted already or
+    null; other arguments stay as they are.
     """
     key, separator, value = argument.partition("=")
     if (
-        key.lstrip("+") != "prompt"
+        key.lstrip("+") not in LITERAL
         or not separator
         or value == "null"
         or re.fullmatch(r"(['\"]).*\1", value, re.DOTALL)
     ):
         return argument
     return f"{key}={quoted(value)}"
+
+
+def named(arguments: Sequence[str], option: str) -> list[str]:
+    """The arguments with those that are no options gathered in a list, `option=[…]`: names of files
+    and directories, and whatever holds no `=`.
+    """
+    places = [
+        argument
+        for argument in arguments
+        if not argument.startswith("-") and ("=" not in argument or Path(argument).exists())
+    ]
+    others = [argument for argument in arguments if argument not in places]
+    return [*others, f"{option}=[{','.join(map(quoted, places))}]"] if places else others
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The latency protocol: seconds per image at batch 1, after a warm-up, with the device synchronised,
+"""The latency protocol: seconds per image at batch 1, after a warm-up, with a synchronised device,
 plain autoregression and the method in turn. Larger batches are timed in the same way on request, as
 seconds per image.
 
@@ -92,7 +92,7 @@ def measure(
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
-    """At least `count` prompts in whole batches. If there are too few, they are repeated under other
+    """At least `count` prompts in whole batches. If there are too few, they repeat under other
     ids, with other random draws.
     """
     wanted, known = -(-count // size) * size, len(prompts)
@@ -132,8 +132,8 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
 def speed(
     rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 1000
 ) -> dict[str, dict[str, float]]:
-    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency` (speed-up ÷ accepted length of
-    the timed images, which are `length` tokens long): median, bootstrap interval, and the quartiles
+    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency`, which is speed-up ÷ accepted
+    length of the timed images of `length` tokens: median, bootstrap interval, and the quartiles
     `q25` and `q75`.
     """
     ar, method, rounds = (_column(rows, name) for name in ("ar", "method", "rounds"))

@@ -256,8 +256,8 @@ def _write(
     scores: Mapping[str, Row],
     result: Mapping[str, Any],
 ) -> None:
-    """Write results.parquet, grid.png, acceptance_map.png, accepted.png if anything was drafted, and
-    last metrics.json, the sign of a finished run.
+    """Write results.parquet, grid.png, acceptance_map.png and, if anything was drafted,
+    accepted.png; metrics.json last, as the sign of a finished run.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}

@@ -1,4 +1,4 @@
-"""Metrics of decoding itself, from the records of a run; prompts are the units of every interval."""
+"""Metrics of decoding itself, from a run's records; prompts are the units of every interval."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

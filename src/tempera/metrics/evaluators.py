@@ -102,8 +102,8 @@ class NoEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class StandardEvaluator(Evaluator):
-    """`metrics=real`: the field's networks, Inception for FID and an open_clip model for CLIP score,
-    from the user's files, against a directory of real images. Fits any model.
+    """`metrics=real`: the field's networks, Inception for FID and an open_clip model for CLIP
+    score, from the user's files, against a directory of real images. Fits any model.
 
     Args:
         inception: weights of the FID Inception network in torch-fidelity's format

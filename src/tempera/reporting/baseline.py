@@ -66,7 +66,7 @@ def _comparable(left: Run, right: Run) -> bool:
 
 
 def _nearest(row: Run, others: Sequence[Run]) -> Run:
-    """The run whose accepted length is nearest to the row's; the first one where that is unknown."""
+    """The run whose accepted length is nearest to the row's; the first where it is unknown."""
 
     def length(run: Run) -> float:
         value = run["metrics"].get("accepted_length", {}).get("value")

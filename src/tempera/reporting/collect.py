@@ -9,6 +9,7 @@ from tempera.metrics import table
 from tempera.reporting.baseline import compare
 from tempera.reporting.run_names import family_label, is_plain
 from tempera.runtime.files import read_json
+from tempera.runtime.installation import command
 from tempera.runtime.row_store import read_table
 
 ReportRow = dict[str, Any]
@@ -26,15 +27,14 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
     for path in places:
         if not path.is_dir():
             raise TemperaError(
-                f"{path} is not a directory: give run directories of eval/run.py, or a directory "
-                "that holds some."
+                f"{path} is not a directory: give run directories, or a directory that holds some."
             )
     runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
     finished = [run for run in runs if (run / "metrics.json").is_file()]
     if not finished:
         shown = ", ".join(map(str, places))
         raise TemperaError(
-            f"there is no finished run in {shown}: run eval/run.py first, or give another "
+            f"there is no finished run in {shown}: run `{command('eval')}` first, or give another "
             "directory."
         )
     return finished, [run for run in runs if run not in finished]
@@ -95,7 +95,7 @@ def _row(directory: Path) -> ReportRow:
         }
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise TemperaError(
-            f"{directory / 'metrics.json'} is not a result of eval/run.py ({problem!r}): run it "
+            f"{directory / 'metrics.json'} is not an evaluation's result ({problem!r}): run it "
             "again."
         ) from None
     try:
@@ -103,7 +103,7 @@ def _row(directory: Path) -> ReportRow:
         row["prompts"] = {prompt["id"]: _values(prompt) for prompt in prompts}
     except (KeyError, TypeError) as problem:
         raise TemperaError(
-            f"{directory / 'results.parquet'} is not a result of eval/run.py ({problem!r}): run "
+            f"{directory / 'results.parquet'} is not an evaluation's result ({problem!r}): run "
             "it again."
         ) from None
     return row

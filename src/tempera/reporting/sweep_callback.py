@@ -6,6 +6,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tempera.reporting.paper_tables import beside, show
+from tempera.runtime.installation import command
 
 
 class BesidePaper(Callback):
@@ -23,4 +24,4 @@ class BesidePaper(Callback):
         show(beside(rows))
         for problem in damaged:
             print(f"left out: {problem}")
-        print(f"pictures and plots: python eval/report.py {config.hydra.sweep.dir}")
+        print(f"pictures and plots: {command('report')} {config.hydra.sweep.dir}")

@@ -35,7 +35,7 @@ def read_picture(path: Path) -> Picture:
         picture = Image.open(path).convert("RGB")
     except (OSError, SyntaxError, ValueError) as problem:  # Pillow raises any of them
         raise TemperaError(
-            f"{path} cannot be read as a picture ({str(problem)[:80]}): delete it, and eval/run.py "
-            "generates it again from its tokens."
+            f"{path} cannot be read as a picture ({str(problem)[:80]}): delete it, and the next "
+            "evaluation in this directory generates it again from its tokens."
         ) from None
     return np.asarray(picture).transpose(2, 0, 1).copy()

@@ -1,0 +1,27 @@
+"""`tempera-report`: compare runs in tables, Pareto plots and pictures."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig
+
+from tempera.config.instantiate import check_value
+from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.report import write_report
+from tempera.reporting.wandb_report import publish
+
+
+def main(cfg: DictConfig) -> list[Path]:
+    """Write the report, print its files and return them."""
+    check_value(cfg, "publish", cfg.publish, bool)
+    runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
+    finished, unfinished = find_runs(map(str, runs))
+    rows, damaged = collect(finished, cfg.baseline)
+    output = Path(cfg.output)
+    files = write_report(rows, output, unfinished, damaged, cfg.baseline)
+    for problem in damaged:
+        print(f"left out: {problem}")
+    for file in files:
+        print(file)
+    if cfg.publish:
+        print(publish(rows, output, cfg.project, cfg.entity))
+    return files
