@@ -152,7 +152,7 @@ def generate(
     """Generate one image per prompt.
 
     An image depends on its prompt and the seed alone, not on the other prompts: it is the one of
-    `tempera-eval prompt=TEXT seed=SEED`. A prompt that comes again gets another image.
+    `tempera-eval prompt=TEXT seed=SEED`. Equal prompts of one call get different images.
 
     Args:
         prompts: a text or several; for a class-conditional model class numbers, `"207"`.
@@ -171,7 +171,7 @@ def generate(
     True
     >>> tempera.generate("a large green star", method="eagle", delta=2)
     Traceback (most recent call last):
-    tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to …
+    tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to ...
     """
     return load(model, method, **options).generate(prompts, seed)
 
@@ -187,7 +187,7 @@ def _composed(options: Mapping[str, Any]) -> DictConfig:
 
 
 def _named(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts under the ids that the command line gives them; a text that comes again gets its own."""
+    """Prompts under the ids that the command line gives them; repeated texts are numbered."""
     if not texts:
         raise TemperaError("there are no prompts: give at least one text")
     prompts: list[Prompt] = []

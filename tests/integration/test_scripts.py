@@ -198,3 +198,28 @@ def test_in_a_process_of_its_own(arguments: list[str], words: list[str], tmp_pat
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept_out"),
+    [
+        (["method=x"], {"torch", "transformers", "wandb", "matplotlib"}),
+        (["dleta=2"], {"torch", "transformers", "wandb", "matplotlib"}),
+        (["method=eagle", "delta=2"], {"torch", "transformers", "wandb", "matplotlib"}),
+        (["--help"], {"torch", "transformers", "wandb", "matplotlib"}),
+        (["delta=abc"], {"transformers", "wandb", "matplotlib"}),
+    ],
+)
+def test_an_answer_does_not_wait_for_imports(
+    arguments: list[str], kept_out: set[str], tmp_path: Path
+) -> None:
+    """Seconds each: what the answer needs not is not imported."""
+    code = (
+        f"import runpy, sys; sys.argv = {[str(ROOT / 'eval' / 'run.py'), *arguments]}\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        f"finally: print('imported', sorted({kept_out} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == ("--help" not in arguments)
+    assert done.stdout.splitlines()[-1] == "imported []"

@@ -1,0 +1,57 @@
+"""Options given in Python arrive as they would from the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from tempera.config.compose import composed, other_hydra, written
+from tempera.errors import TemperaError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2,
+        -0.5,
+        1e-5,
+        float("inf"),
+        True,
+        None,
+        "null",
+        "true",
+        "1.5",
+        "a, (b) and [c]: 50% of 'it' = \"x\" \\",
+        "${seed}",
+        "",
+        ["a, b", 2, None],
+        {"a": 1, "b": [True]},
+    ],
+)
+def test_a_value_arrives_as_it_is(value: Any) -> None:
+    assert composed("eval", [written("prompt", value)]).prompt == value
+
+
+def test_paths_and_tuples() -> None:
+    assert composed("eval", [written("prompt", Path("a b/c,d"))]).prompt == "a b/c,d"
+    assert composed("eval", [written("prompt", (1, 2))]).prompt == [1, 2]
+
+
+def test_a_group_is_chosen() -> None:
+    assert composed("eval", [written("model", "shapes_mar"), written("method", "mar")]).tokens == (
+        "continuous"
+    )
+    with pytest.raises(TemperaError, match="there is no model=shaps; choose one of "):
+        composed("eval", [written("model", "shaps")])
+
+
+def test_a_running_hydra_application_goes_on() -> None:
+    application = object()
+    GlobalHydra.instance().hydra = application  # type: ignore[assignment]
+    with other_hydra():
+        assert not GlobalHydra.instance().is_initialized()
+    assert GlobalHydra.instance().hydra is application
+    with pytest.raises(TemperaError):
+        composed("eval", ["metod=ar"])
+    assert GlobalHydra.instance().hydra is application

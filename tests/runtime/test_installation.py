@@ -1,0 +1,48 @@
+"""Where conf/ is found, and how messages call the commands."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from paths import CONF, ROOT
+
+from tempera.runtime import installation
+
+
+@pytest.mark.parametrize(
+    ("called", "wheel", "told"),
+    [
+        ("eval/run.py", False, "python eval/report.py"),
+        ("/home/me/tempera/train_draft/main.py", True, "python eval/report.py"),
+        ("/usr/bin/tempera-train", False, "tempera-report"),
+        ("/usr/bin/tempera-train", True, "tempera-report"),
+        ("ipykernel_launcher.py", False, "python eval/report.py"),
+        ("ipykernel_launcher.py", True, "tempera-report"),
+        ("-c", True, "tempera-report"),
+    ],
+)
+def test_a_command_is_called_as_this_one_was(
+    called: str, wheel: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wheel:
+        (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
+    monkeypatch.setattr(sys, "argv", [called])
+    assert installation.command("report") == told
+
+
+def test_conf_is_the_checkouts_or_the_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert installation.conf_directory() == CONF
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
+    assert installation.conf_directory() == tmp_path / "conf"
+
+
+def test_every_command_has_its_script_and_its_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    commands = {f"tempera-{name}" for name in installation.SCRIPTS}
+    assert set(project["scripts"]) == commands
+    assert all((ROOT / script).is_file() for script in installation.SCRIPTS.values())

@@ -1,0 +1,132 @@
+"""tempera.generate and tempera.load: the command line's images, options and sentences, and names
+that are imported when they are first used.
+"""
+
+import ast
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paths import ROOT
+
+import tempera
+import tempera.api
+from tempera import LoadedModel, Result, TemperaError
+
+CAPTIONS = ["a large green star", "a small red ring", "a large green star"]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tempera.load(model="shapes", method="coolsd", delta=2, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def result(loaded: LoadedModel) -> Result:
+    return loaded.generate(CAPTIONS, seed=3)
+
+
+def test_a_result(result: Result) -> None:
+    assert result.prompts == tuple(CAPTIONS)
+    assert [image.size for image in result.images] == [(64, 64)] * 3
+    assert result.tokens.shape == result.trace.place.shape == (3, 256)
+    rounds = result.trace.rounds.sum()
+    assert result.accepted_length == pytest.approx(3 * 256 / rounds)
+    accepted = (result.trace.depth > 0).sum()
+    assert result.tau == pytest.approx(accepted / rounds)
+    assert 1 < result.tau + 0.9 <= result.accepted_length < 6
+    assert result.speed == pytest.approx(3 / result.seconds)
+    assert f"accepted_length={result.accepted_length:.2f}" in repr(result)
+
+
+def test_an_image_depends_on_prompt_and_seed_alone(loaded: LoadedModel, result: Result) -> None:
+    """A prompt that comes again gets another image; alone, the image of its first coming."""
+    assert not torch.equal(result.tokens[0], result.tokens[2])
+    alone = loaded.generate(CAPTIONS[0], seed=3)
+    assert torch.equal(alone.tokens[0], result.tokens[0])
+    assert not torch.equal(loaded.generate(CAPTIONS[0], seed=4).tokens, alone.tokens)
+
+
+def test_the_command_line_draws_the_same(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    from tempera.commands.scripts import evaluate
+
+    monkeypatch.chdir(tmp_path)
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
+    options = ["delta=2", "seed=3", "metrics=none", "tracking=none", "speed.prompts=0"]
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", f"prompt={CAPTIONS[0]}", "diagnostics=false", *options, *quiet]
+    )
+    evaluate()
+    (file,) = Path("run/images").iterdir()
+    assert Image.open(file).tobytes() == result.images[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "x"}, "there is no method=x; choose one of ar, "),
+        ({"model": "x"}, "there is no model=x; choose one of "),
+        ({"dleta": 2}, "there is no option `dleta`: did you mean `delta`?"),
+        ({"delta": "abc"}, "`delta=abc` is not possible; it must be a number"),
+        ({"delta": -1}, "delta=-1 is not a relaxation budget"),
+        ({"delta": [1, 2]}, "must be a number"),
+        ({"delta": object()}, "cannot be an option"),
+        ({"method": "eagle", "delta": 2}, "it belongs to rule=lantern, relaxed"),
+        ({"model": "shapes_mar"}, "has continuous tokens"),
+        ({"limit": 2}, "`limit` is an option of evaluations"),
+        ({"tracking": "none"}, "nothing is tracked here; leave it out"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(options: dict, words: str) -> None:
+    with pytest.raises(TemperaError) as refused:
+        tempera.load(**options)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("prompts", ["", " ", [], ["a small red ring", ""]])
+def test_an_empty_prompt_is_refused(prompts: str | list[str], loaded: LoadedModel) -> None:
+    with pytest.raises(TemperaError, match="give"):
+        loaded.generate(prompts)
+
+
+def test_a_model_of_continuous_tokens() -> None:
+    result = tempera.generate("a red ring", "shapes_mar", "mar", steps=2, denoising_steps=2)
+    assert result.tokens.ndim == 3
+    assert result.images[0].size == (64, 64)
+
+
+@pytest.mark.parametrize("module", [tempera, tempera.api], ids=lambda module: module.__name__)
+def test_the_examples_run(module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    failed, tried = doctest.testmod(module, optionflags=flags)
+    assert failed == 0 < tried
+
+
+def test_every_public_name_is_there() -> None:
+    tree = ast.parse((ROOT / "src" / "tempera" / "__init__.py").read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        alias.name
+        for node in ast.walk(typed)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert declared == set(tempera.__all__) == set(tempera._HOME)
+    assert all(getattr(tempera, name) is not None for name in tempera.__all__)
+    with pytest.raises(AttributeError, match="Exct"):
+        tempera.Exct  # noqa: B018
+
+
+def test_import_is_light() -> None:
+    code = "import sys, tempera; dir(tempera); print(sorted({'torch', 'hydra', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
