@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from tempera.config import build
-from tempera.config.compose import composed, written
+from tempera.config.compose import composed, in_one_sentence, written
 from tempera.data.prompts import Prompt, one_prompt
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError
@@ -91,6 +91,7 @@ class LoadedModel:
     """A model with a method, in memory; made by `tempera.load`."""
 
     def __init__(self, cfg: DictConfig) -> None:
+        build.check_method(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg)
         self.batch_size: int = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics
@@ -139,7 +140,10 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     >>> two.tokens.shape
     torch.Size([2, 256])
     """
-    return LoadedModel(_composed({"model": model, "method": method, **options}))
+    arguments = _arguments({"model": model, "method": method, **options})
+    cfg = composed("eval", arguments)
+    with in_one_sentence("eval", arguments):
+        return LoadedModel(cfg)
 
 
 def generate(
@@ -176,14 +180,12 @@ def generate(
     return load(model, method, **options).generate(prompts, seed)
 
 
-def _composed(options: Mapping[str, Any]) -> DictConfig:
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """The options as on the command line; diagnostics, which cost time, only where asked for."""
     for name in options:
-        group = name.lstrip("+~").partition(".")[0]
-        if reason := NOT_HERE.get(group):
+        if reason := NOT_HERE.get(name.partition(".")[0]):
             raise TemperaError(f"`{name}` is {reason}; leave it out")
-    return composed(
-        "eval", [written(*option) for option in {"diagnostics": False, **options}.items()]
-    )
+    return [written(*option) for option in {"diagnostics": False, **options}.items()]
 
 
 def _named(texts: Sequence[str]) -> list[Prompt]:

@@ -25,15 +25,25 @@ def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
         TemperaError: in the command line's sentence, where an option is wrong.
     """
     conf = conf_directory()
-    with other_hydra():
-        try:
-            check_optional_choices(conf, config_name, arguments)
-            with initialize_config_dir(str(conf), version_base="1.3"):
-                return compose(config_name, list(arguments))
-        except Exception as problem:
-            if said := sentence(problem, conf, config_name, arguments):
-                raise TemperaError(said) from None
-            raise
+    with other_hydra(), in_one_sentence(config_name, arguments):
+        check_optional_choices(conf, config_name, arguments)
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            return compose(config_name, list(arguments))
+
+
+@contextmanager
+def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Raise TemperaError where the command line would print a sentence; a TemperaError of the
+    library stays as it is.
+    """
+    try:
+        yield
+    except TemperaError:
+        raise
+    except Exception as problem:
+        if said := sentence(problem, conf_directory(), config_name, arguments):
+            raise TemperaError(said) from problem
+        raise
 
 
 def check_optional_choices(conf: Path, config_name: str, arguments: Sequence[str]) -> None:
