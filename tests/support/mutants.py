@@ -1,0 +1,272 @@
+"""Plant faults into a copy of the sources, one at a time, and say which test sees each.
+
+    python tests/support/mutants.py [--all] [NAME ...]
+
+Every fault is first shown to the fast tests of its files and, where they miss it, to their slow
+tests; `--all` starts with the slow ones as well. Ends with status 1 if a fault survives. The
+libraries are imported once; every fault gets a process of its own.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = "not slow and not docs and not gpu"
+SECONDS = 600
+"""Processor time that the tests of a fault may take."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one place in a source file, and the tests that must see it."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+VERIFY = ("decoding/test_verification.py", "exactness/test_laws.py")
+PROBABILITIES = ("decoding/test_probabilities.py", "exactness/test_tables.py")
+STANDARD = ("rules/test_standard.py", "exactness/test_laws.py", "exactness/test_tables.py")
+STREAMS = ("decoding/test_random_streams.py", "decoding/test_loop.py")
+LOOP = ("decoding/test_loop.py", "exactness/test_laws.py")
+NEIGHBOURS = ("rules/test_neighbourhood.py", "exactness/test_laws.py")
+BLOCK = ("rules/test_block_verification.py", "exactness/test_laws.py")
+STATIC = ("drafters/test_static_tree.py", "exactness/test_laws.py")
+DYNAMIC = ("drafters/test_dynamic_tree.py", "exactness/test_laws.py")
+JACOBI = ("drafters/test_jacobi.py", "exactness/test_laws.py")
+EAGLE = ("drafters/test_eagle.py", "drafters/test_eagle2.py", "drafters/test_eagle_network.py")
+TARGET = ("targets/test_transformer.py", "targets/test_kv_cache.py", "drafters/test_eagle.py")
+LLAMAGEN = ("targets/test_llamagen.py",)
+TRAINING = ("training/test_teacher_forcing.py", "training/test_losses.py")
+TRAINER = ("training/test_trainer.py",)
+CONTINUOUS = ("exactness/test_laws.py", "continuous/test_mar.py", "exactness/test_gaussians.py")
+
+FAULTS = (
+    Fault("the residual without clamp", "rules/standard.py",
+          "return normalise((p - q).clamp(min=0), otherwise=p)",
+          "return normalise(p - q, otherwise=p)", STANDARD),
+    Fault("the residual is p", "rules/standard.py",
+          "return normalise((p - q).clamp(min=0), otherwise=p)", "return p", STANDARD),
+    Fault("vanilla for optimal residuals", "rules/standard.py",
+          'if self.residual_kind == "vanilla"', "if True", STANDARD),
+    Fault("ω of one depth further", "rules/standard.py",
+          "omegas[(depth - 1).clamp(", "omegas[depth.clamp(", STANDARD),
+    Fault("u ≤ f for u < f", "decoding/verification.py",
+          "(take(uniforms, test.nodes) < f)", "(take(uniforms, test.nodes) <= f)", VERIFY),
+    Fault("siblings tested against p, not its residual", "decoding/verification.py",
+          "put(laws, test.parents, target)", "target = take(laws, test.parents)", VERIFY),
+    Fault("forced positions are no longer kept", "decoding/verification.py",
+          "keep = (take(uniforms, test.nodes) < f) | (at(target, token) >= 1)",
+          "keep = take(uniforms, test.nodes) < f", VERIFY),
+    Fault("the replacement of one depth less", "decoding/verification.py",
+          "draft.tokens[rows, child], path.accepted + 1",
+          "draft.tokens[rows, child], path.accepted.clamp(min=1)", VERIFY),
+    Fault("the bonus token from the root's row", "decoding/verification.py",
+          "law, child = laws[rows, stop], last.clamp(min=0)",
+          "law, child = laws[rows, 0 * stop], last.clamp(min=0)", VERIFY),
+    Fault("the replacement is drawn from p", "decoding/verification.py",
+          "return torch.where(last.unsqueeze(-1) < 0, law, residual)", "return law", VERIFY),
+    Fault("guidance with the rows exchanged", "decoding/probabilities.py",
+          "conditional, unconditional = logits.chunk(2)",
+          "unconditional, conditional = logits.chunk(2)", PROBABILITIES),
+    Fault("ties of top-k dropped", "decoding/probabilities.py",
+          "logits.masked_fill(logits < kth, -torch.inf)",
+          "logits.masked_fill((logits <= kth) & (logits < logits.amax(-1, keepdim=True)), "
+          "-torch.inf)", PROBABILITIES),
+    Fault("the token that reaches top-p dropped", "decoding/probabilities.py",
+          "ranked.cumsum(-1) - ranked >= self.top_p", "ranked.cumsum(-1) >= self.top_p",
+          PROBABILITIES),
+    Fault("forced positions ignored", "decoding/probabilities.py",
+          "if forced is not None:", "if False:", PROBABILITIES),
+    Fault("q of siblings not renormalised", "decoding/probabilities.py",
+          "p = normalise(p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0), otherwise=p)",
+          "p = p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0)", (*PROBABILITIES, *STATIC)),
+    Fault("siblings drawn with replacement", "decoding/probabilities.py",
+          "p = normalise(p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0), otherwise=p)",
+          "pass", (*PROBABILITIES, *STATIC)),
+    Fault("0/0 counts as 0", "decoding/probabilities.py",
+          "masked_fill(q <= 0, 1.0)", "masked_fill(q <= 0, 0.0)", STANDARD),
+    Fault("every row has the first row's stream", "decoding/random_streams.py",
+          "[key(seed, name) for name in ids]", "[key(seed, ids[0]) for name in ids]", STREAMS),
+    Fault("a draw is used twice", "decoding/random_streams.py",
+          "self._block[:, :count], self._block[:, count:]",
+          "self._block[:, :count], self._block[:, max(0, count - 1):]", STREAMS),
+    Fault("rows run past the image", "decoding/loop.py",
+          "torch.minimum(verdict.accepted + 1, length - lengths)",
+          "torch.minimum(verdict.accepted + 1, 1 + length - lengths)", LOOP),
+    Fault("the drafter's draws also verify", "decoding/loop.py",
+          "uniforms[:, drafter.uniforms :], scores.soft", "uniforms, scores.soft", LOOP),
+    Fault("block verification cuts w at the end only", "rules/standard.py",
+          "steps - steps.cummax(-1).values", "steps.clamp(max=0)", BLOCK),
+    Fault("block verification keeps the shortest prefix", "rules/standard.py",
+          "kept = (tree.depths * passed).amax(-1)",
+          "kept = passed.int().cumprod(-1).sum(-1)", BLOCK),
+    Fault("δ of LANTERN counts with equality", "rules/neighbourhood.py",
+          ") < self.delta", ") <= self.delta + 0.05", NEIGHBOURS),
+    Fault("LANTERN++ takes λ - 1", "rules/neighbourhood.py",
+          "moved < self.lam * own", "moved < (self.lam - 1) * own", NEIGHBOURS),
+    Fault("GSD's groups one rank wider", "rules/neighbourhood.py",
+          ".abs() <= self.ranks)", ".abs() <= self.ranks + 1)", NEIGHBOURS),
+    Fault("a neighbour stands in for a forced token", "rules/neighbourhood.py",
+          "free = (p.amax(-1, keepdim=True) < 1).expand(shape)",
+          "free = (p.amax(-1, keepdim=True) < 2).expand(shape)", NEIGHBOURS),
+    Fault("a static tree's first sibling is every sibling", "drafters/static_tree.py",
+          "laws.append(q)", "laws.append(q[:, :1].expand_as(q))", STATIC),
+    Fault("dynamic trees keep the candidates drawn first", "drafters/dynamic_tree.py",
+          "best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes]",
+          "best = scores.cumsum(-1).argsort(dim=-1, descending=True)[:, : self.nodes]", DYNAMIC),
+    Fault("EAGLE-2 ranks by the target's top-k", "drafters/eagle.py",
+          "temperature=sampling.temperature or 1.0, top_k=0, top_p=1.0",
+          "temperature=sampling.temperature or 1.0", EAGLE),
+    Fault("EAGLE reads predicted hidden states again", "drafters/eagle.py",
+          "self._true = verdict.tokens, hidden, emitted",
+          "self._true = verdict.tokens, torch.zeros_like(hidden), emitted", EAGLE),
+    Fault("EAGLE's hidden states of a tree in tree order", "drafters/eagle.py",
+          "if not draft.tree.is_chain:", "if False:", EAGLE),
+    Fault("EAGLE's positions off by one", "drafters/eagle.py",
+          "self._places.first[:, None] + self._ahead)",
+          "self._places.first[:, None] + self._ahead + 1)", EAGLE),
+    Fault("hidden states not shifted", "drafters/eagle_network.py",
+          "[hidden.new_zeros(len(hidden), 1, hidden.shape[-1]), real, hidden[:, covered:]], 1",
+          "[real, hidden[:, covered:], hidden.new_zeros(len(hidden), 1, hidden.shape[-1])], 1",
+          EAGLE),
+    Fault("a replaced guess is drawn from q", "drafters/jacobi.py",
+          "normalise((q - old).clamp(min=0), otherwise=q), q)", "q, q)",
+          (*JACOBI, "drafters/test_sjd_pac.py")),
+    Fault("the last window is read one place on", "drafters/jacobi.py",
+          "self._reading.gather(1, places.clamp(0, length))",
+          "self._reading.gather(1, (places + 1).clamp(0, length))", JACOBI),
+    Fault("no rollback: a row advances by the whole draft", "targets/transformer.py",
+          "self.root_slots.view(self.sampling.rows, -1).add_(emitted)",
+          "self.root_slots.view(self.sampling.rows, -1).add_(verdict.tokens.shape[1])", TARGET),
+    Fault("compaction skipped", "targets/transformer.py",
+          "if draft.tree.nodes and not draft.tree.is_chain:", "if False:", TARGET),
+    Fault("depth off by one", "targets/transformer.py",
+          "(slots + layout.depths).clamp_(", "(slots + layout.offsets).clamp_(", TARGET),
+    Fault("a node sees its siblings", "targets/transformer.py",
+          "visible[..., 1:, 1:] = tree.ancestors", "visible[..., 1:, 1:] = True", TARGET),
+    Fault("padding is seen", "targets/transformer.py",
+          "if self.padding is not None:", "if False:", TARGET),
+    Fault("a round sees one slot more", "targets/kv_cache.py",
+          "strip[..., capacity:].fill_(", "strip[..., capacity + width :].fill_(", TARGET),
+    Fault("compaction overwrites before it reads", "targets/kv_cache.py",
+          "(target + self._offsets).flatten(), moved)",
+          "(target + self._offsets).flatten(), moved.flip(1))", TARGET),
+    Fault("rotation of the condition tokens", "targets/llamagen.py",
+          "torch.cat([blank, angles.cos()])", "torch.cat([blank + 1, angles.cos()])", LLAMAGEN),
+    Fault("rows and columns of the rotation exchanged", "targets/llamagen.py",
+          "[rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs]",
+          "[columns.flatten()[:, None] * freqs, rows.flatten()[:, None] * freqs]", LLAMAGEN),
+    Fault("rotary pairs not permuted", "targets/llamagen.py",
+          "permute_pairs(k, heads)\n", "k\n", LLAMAGEN),
+    Fault("a plain draw for a rejected state", "continuous/rules.py",
+          "redrawn.failed.unsqueeze(-1), p.at(noise.normal(p.mean.shape[-1])), redrawn.x",
+          "redrawn.failed.unsqueeze(-1) | True, p.at(noise.normal(p.mean.shape[-1])), redrawn.x",
+          CONTINUOUS),
+    Fault("Σ of CSpD left out", "continuous/rules.py",
+          "ratio = before + p.log_density", "ratio = 0 * before + p.log_density", CONTINUOUS),
+    Fault("the reflection on the wrong side", "continuous/residual_sampler.py",
+          "whitened - 2 * (direction", "whitened + 2 * (direction", CONTINUOUS),
+    Fault("noise U(0, a)", "training/teacher_forcing.py",
+          ".uniform_(-amplitude, amplitude", ".uniform_(0, amplitude", TRAINING),
+    Fault("the best draft is always overwritten", "training/trainer.py",
+          'better = metrics["top3"] > progress.best.get("top3", -1.0)', "better = True", TRAINER),
+    Fault("accumulated parts are not averaged", "training/trainer.py",
+          "parts[TOTAL] / recipe.gradient_accumulation", "parts[TOTAL]", TRAINER),
+    Fault("a file is written in place", "runtime/files.py",
+          'temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")', "temporary = path",
+          ("runtime/test_files.py",)),
+)  # fmt: skip
+
+
+def plant(fault: Fault, copy: Path) -> None:
+    """Copy the sources and plant the fault. Raises SystemExit where its place is gone."""
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "conf").symlink_to(ROOT / "conf")
+    file = copy / "src" / "tempera" / fault.file
+    text = file.read_text(encoding="utf-8")
+    if fault.right not in text:
+        sys.exit(f"{fault.name}: `{fault.right}` no longer stands in {fault.file}")
+    file.write_text(text.replace(fault.right, fault.wrong), encoding="utf-8")
+
+
+def seen_by(fault: Fault, sources: Path, marks: str) -> str | None:
+    """The first test that fails on these sources; none if all pass."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        sys.path[:0] = [str(sources / "src"), str(ROOT / "tests" / "support")]
+        os.chdir(ROOT)
+        os.write(write, _run(fault, marks).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        told = answer.read()
+    _, status = os.wait()
+    return told or ("a decoding that does not end" if os.WIFSIGNALED(status) else None)
+
+
+def _run(fault: Fault, marks: str) -> str:
+    import pytest
+
+    class First:
+        name = ""
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed and not self.name:
+                self.name = report.nodeid
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed and not self.name:
+                self.name = f"collecting {report.nodeid}"
+
+    first = First()
+    tests = [str(ROOT / "tests" / name) for name in fault.tests]
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests], plugins=[first])
+    return first.name
+
+
+def warm() -> None:
+    """Import the libraries, and nothing of tempera's."""
+    sys.path.insert(0, str(ROOT / "src"))
+    import tempera.runtime.huggingface  # noqa: F401
+
+    sys.path.pop(0)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tempera"]:
+        del sys.modules[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="parts of the names of the faults to plant")
+    parser.add_argument("--all", action="store_true", help="show every fault to the slow tests too")
+    options = parser.parse_args()
+    warm()
+    survivors = []
+    for fault in FAULTS:
+        if options.names and not any(name in fault.name for name in options.names):
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            plant(fault, Path(directory))
+            fast = None if options.all else seen_by(fault, Path(directory), FAST)
+            slow = fast or seen_by(fault, Path(directory), "slow")
+        print(
+            f"{'fast' if fast else 'slow' if slow else 'LOST':4}  {fault.name}: {slow}", flush=True
+        )
+        survivors += [] if slow else [fault.name]
+    sys.exit(f"{len(survivors)} faults survive: {'; '.join(survivors)}" if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()
