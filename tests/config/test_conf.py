@@ -646,7 +646,7 @@ def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
         TemperaError,
         match="compile=true is for models of discrete tokens, and model=mar_base has none",
     ):
-        compile_steps(composed("compile=true", "model=mar_base", "method=mar"), object())
+        compile_steps(composed("compile=true", "model=mar_base", "method=ar"), object())
 
 
 def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,9 @@ def test_guidance_rises_with_the_tokens() -> None:
     ("options", "told"),
     [
         ({"guidance": -1.0}, "guidance=-1.0 is not possible; give 0 or more"),
+        ({"guidance": math.nan}, "guidance=nan is not possible; give 0 or more"),
+        ({"guidance": math.inf}, "guidance=inf is not possible; give 0 or more"),
+        ({"temperature": math.nan}, "temperature=nan is not possible for continuous tokens"),
         (
             {"temperature": 0.0},
             "temperature=0.0 is not possible for continuous tokens; give a number above 0",

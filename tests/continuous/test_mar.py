@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Context, ContinuousTrace, Parallel, Speculative, counts
 from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, load_mar
-from tempera.continuous.rules import CSpD, CSpDReferenceCode, DensityRule, MaximalCoupling
+from tempera.continuous.rules import (
+    CSpD,
+    CSpDReferenceCode,
+    DensityRule,
+    MaximalCoupling,
+    PathCoupling,
+)
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
@@ -274,23 +280,25 @@ RULES: list[tuple[DensityRule, DiffusionSampling]] = [
     (CSpD(alignment=False), DiffusionSampling(denoising_steps=4, last_noise=True)),
     (CSpDReferenceCode(), DiffusionSampling(guidance=2.0, denoising_steps=4)),
     (MaximalCoupling(), SAMPLING),
+    (PathCoupling(), SAMPLING),
+    (PathCoupling(), DiffusionSampling(guidance=2.0, denoising_steps=4)),
 ]
 
 
 @pytest.mark.parametrize(("rule", "sampling"), RULES)
-@pytest.mark.parametrize("prefill", [0.0, 0.15])
+@pytest.mark.parametrize(("prefill", "steps"), [(0.0, None), (0.15, None), (0.15, 5)])
 def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
-    rule: DensityRule, sampling: DiffusionSampling, prefill: float
+    rule: DensityRule, sampling: DiffusionSampling, prefill: float, steps: int | None
 ) -> None:
     made = target(sampling=sampling)
-    method = Speculative(draft(made, network(seed=1)), rule, gamma=3, prefill=prefill)
+    method = Speculative(draft(made, network(seed=1)), rule, 3, prefill, steps)
     output = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
     trace = output.trace
     assert isinstance(trace, ContinuousTrace)
     assert output.tokens.isfinite().all() and (output.tokens != 0).all() and (trace.place > 0).all()
     assert (
         (trace.rounds <= 12).all()
-        and trace.tested.shape == (3, 3)
+        and trace.tested.shape == (3, method.depth(12))
         and (trace.tested >= trace.accepted).all()
     )
     alone = method.decode(made, RandomStreams(0, ["b"]), ["1"])
@@ -298,7 +306,7 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
 
 
-@pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling()])
+@pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling(), PathCoupling()])
 def test_a_draft_that_is_the_target_is_always_accepted(rule: DensityRule) -> None:
     """Its conditions must be the target's own with the drafts in place: every context is right. (In
     float64: an untrained head generates numbers so large that rounding differs between batches by
@@ -317,6 +325,21 @@ def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_anoth
         draft(made, network(seed=1)), MaximalCoupling(), gamma=2, prefill=0.0
     ).decode(made, RandomStreams(0, ["a"]), ["0"])
     assert output.trace.rounds.tolist() == [12]
+
+
+class Sick(Parallel):
+    """Decodes with weights of which one is NaN."""
+
+    def _begin(self, target: Any, prompts: list[str]) -> None:
+        super()._begin(target, prompts)
+        target.network.head.final_layer.linear.bias.data[0] = torch.nan
+
+
+def test_nan_is_told_with_the_prompt_it_came_from() -> None:
+    with pytest.raises(
+        TemperaError, match="^the target gave NaN or infinite tokens for prompt 'a'"
+    ):
+        Sick().decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
 
 
 # What is refused

@@ -109,8 +109,8 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
     tmp_path: Path,
 ) -> None:
     directories = [
-        make_run(tmp_path / "mar", "mar", steps=None),
-        make_run(tmp_path / "fewer", "mar", steps=16),
+        make_run(tmp_path / "ar", "ar", steps=None),
+        make_run(tmp_path / "fewer", "ar", steps=16),
         make_run(tmp_path / "cspd", "cspd", gamma=8),
     ]
     for directory in directories:  # vectors have densities, and no probabilities
@@ -125,10 +125,10 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
     assert "logprob_per_token" not in rows[1]["differences"]
     write_report(rows, tmp_path / "a")
     text = (tmp_path / "a" / "report.md").read_text()
-    assert "no run of plain autoregression" not in text and "mar steps=16" in text
+    assert "no run of plain autoregression" not in text and "ar steps=16" in text
     write_report(rows[1:], tmp_path / "b")
     assert (
-        "no run of plain autoregression here (method=ar, of continuous tokens mar)"
+        "no run of plain autoregression here (method=ar)"
         in (tmp_path / "b" / "report.md").read_text()
     )
 

@@ -320,12 +320,14 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        "mar",
-        "mar steps=2",
+        "ar",
+        "ar steps=2",
         "cspd gamma=2 prefill=0",
         "cspd alignment=false",
         "cspd_published gamma=3",
+        "cspd_published gamma=2 steps=3 prefill=0.15",
         "cspd_exact gamma=2",
+        "cspd_exact gamma=2 coupling=stage",
     ],
 )
 def test_every_method_generates_through_the_configuration(method: str, bundle: Path) -> None:
@@ -341,7 +343,7 @@ def test_every_method_generates_through_the_configuration(method: str, bundle: P
         64,
         64,
     )  # from what a run keeps
-    assert pipeline.method.is_plain == (method == "mar") and pipeline.method.plain.is_plain
+    assert pipeline.method.is_plain == (method == "ar") and pipeline.method.plain.is_plain
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
 
 
@@ -354,7 +356,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
             "eval",
             [
                 "model=shapes_mar",
-                "method=mar",
+                "method=ar",
                 "data=shape_classes",
                 "device=cpu",
                 "limit=48",
@@ -382,7 +384,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=mar"]])
+@pytest.mark.parametrize("options", [["method=cspd"], ["method=eagle"], ["method=ar"]])
 def test_calibration_is_refused(options: list[str]) -> None:
     script = runpy.run_path(str(CONF.parent / "eval" / "calibrate.py"))
     with initialize_config_dir(str(CONF), version_base="1.3"):

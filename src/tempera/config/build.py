@@ -26,7 +26,7 @@ from tempera.runtime.tracking import Tracker
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
-    "continuous": "method=mar, cspd, cspd_published or cspd_exact",
+    "continuous": "method=ar, cspd, cspd_published or cspd_exact",
 }
 
 
@@ -117,7 +117,7 @@ def check_tokens(cfg: DictConfig) -> None:
     declares its own, or is discrete.
     """
     kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
-    if kinds[0] != kinds[1]:
+    if kinds[1] not in (kinds[0], "any"):
         raise TemperaError(
             f"model={cfg.model.name} has {kinds[0]} tokens and the method is for {kinds[1]} "
             "ones; choose another model, or a method for "

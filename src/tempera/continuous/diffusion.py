@@ -114,11 +114,11 @@ class DiffusionSampling:
     last_noise: bool = False
 
     def __post_init__(self) -> None:
-        if self.guidance < 0:
+        if not 0 <= self.guidance < math.inf:
             raise TemperaError(
                 f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance)."
             )
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise TemperaError(
                 f"temperature={self.temperature} is not possible for continuous tokens; give a "
                 "number above 0."
@@ -271,9 +271,7 @@ def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise
     Returns:
         The tokens, [N, D].
     """
-    first = int(
-        done.min()
-    )  # one host read, which saves the head's calls for the stages that all tokens have behind them
+    first = int(done.min()) if done.device.type == "cpu" else 0  # elsewhere, no host read
     for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
         x = torch.where(
             (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x

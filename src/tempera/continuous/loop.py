@@ -8,14 +8,17 @@ each other and finish independently.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise, denoise_all
+from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise_all
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding.interfaces import ImageModel
@@ -165,16 +168,26 @@ class _TokenBuffer:
 
     def look(self) -> int:
         """How many tokens the row furthest behind has, and note how many the one furthest ahead
-        has: the loop's one host read a round. Rules read where it saves a denoising: rejected
-        tokens that are still missing, stages that all rows have done.
+        has: the one host read of a round.
         """
         least, most = torch.stack(self.context.known.aminmax()).tolist()
         self.context = replace(self.context, reach=int(most))
         return int(least)
 
-    def images(self) -> Tensor:
-        """The tokens by place in the image, [B, T, D]."""
+    def images(self, ids: Sequence[str]) -> Tensor:
+        """The tokens by place in the image, [B, T, D].
+
+        Raises:
+            TemperaError: some are not finite; the sentence names the prompt by its id.
+        """
         tokens = self.context.tokens
+        sound = tokens.isfinite().flatten(1).all(-1)
+        if not bool(sound.all()):
+            prompt = ids[int(sound.int().argmin())]
+            raise TemperaError(
+                f"the target gave NaN or infinite tokens for prompt '{prompt}'; check its weights "
+                "and the guidance, and try dtype=float32"
+            )
         return torch.zeros_like(tokens).scatter(
             1, self.context.order.unsqueeze(-1).expand_as(tokens), tokens
         )
@@ -183,10 +196,9 @@ class _TokenBuffer:
 class Decoding(ABC):
     """How a target's images come about."""
 
-    @property
     @abstractmethod
-    def depth(self) -> int:
-        """Drafted tokens a round."""
+    def depth(self, length: int) -> int:
+        """Drafted tokens a round at most, of an image of `length` tokens."""
 
     @property
     @abstractmethod
@@ -224,11 +236,12 @@ class Decoding(ABC):
                 "one prompt id per prompt"
             )
         self._begin(target, prompts)
-        canvas = _TokenBuffer(target, Noise(streams), self.depth, streams.device)
+        depth = self.depth(target.length)
+        canvas = _TokenBuffer(target, Noise(streams), depth, streams.device)
         for step, least in enumerate(self._steps(canvas, target, clock)):
             if progress is not None:
                 progress(step + 1, least * len(prompts))
-        return Output(canvas.images(), canvas.trace)
+        return Output(canvas.images(streams.ids), canvas.trace)
 
     def _begin(self, target: Model, prompts: list[str]) -> None:
         """Start the networks."""
@@ -259,14 +272,13 @@ class Parallel(Decoding):
         if self.steps is not None and self.steps < 1:
             raise TemperaError(f"steps={self.steps} makes no image; give 1 or more.")
 
-    @property
-    def depth(self) -> int:
-        """See `Decoding`."""
+    @override
+    def depth(self, length: int) -> int:
         return 0
 
     @property
+    @override
     def is_plain(self) -> bool:
-        """See `Decoding`."""
         return self.steps is None
 
     def describe(self) -> dict[str, Any]:
@@ -282,19 +294,23 @@ class Parallel(Decoding):
 @dataclass(frozen=True)
 class Speculative(Decoding):
     """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the
-    target evaluators them all at once.
+    target judges them all at once.
 
     Args:
         drafter: the smaller model.
         rule: decides which are kept (`tempera.continuous.rules`).
-        gamma: drafted tokens a round, γ.
-        prefill: share of an image's tokens that the target draws by itself first, one a step.
+        gamma: drafting steps a round, γ.
+        prefill: share of an image's steps that the target takes by itself first.
+        steps: drafting steps of an image, 1 to its tokens, of which each draws several tokens at
+            once by MAR's cosine schedule (64 for 256 tokens in the public code); none for one token
+            a step. Rows share the schedule's place of the row furthest behind.
     """
 
     drafter: Model
     rule: DensityRule
     gamma: int = 8
     prefill: float = 0.05
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
@@ -307,14 +323,14 @@ class Speculative(Decoding):
         if not isinstance(self.rule, DensityRule):
             raise NotADensityRule(type(self.rule).__name__)
 
-    @property
-    def depth(self) -> int:
-        """See `Decoding`."""
-        return self.gamma
+    @override
+    def depth(self, length: int) -> int:
+        sizes = counts(length, self.steps or length)
+        return max(sum(sizes[first : first + self.gamma]) for first in range(len(sizes)))
 
     @property
+    @override
     def is_plain(self) -> bool:
-        """See `Decoding`."""
         return False
 
     def describe(self) -> dict[str, Any]:
@@ -332,20 +348,26 @@ class Speculative(Decoding):
         self.drafter.begin(prompts)
 
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
-        for _ in range(math.ceil(self.prefill * target.length)):
-            _predict(canvas, target, 1, clock)
+        sizes = counts(target.length, self.steps or target.length)
+        ends = list(accumulate(sizes))
+        for size in sizes[: self.rule.prefilled(self.prefill, len(sizes))]:
+            _predict(canvas, target, size, clock)
             yield canvas.context.reach
         least = canvas.context.reach
         while least < target.length:
-            self._round(canvas, target, clock)
+            step = bisect_right(ends, least)
+            last = step + self.rule.drafted(step, self.gamma)
+            self._round(canvas, target, [ends[step] - least, *sizes[step + 1 : last]], clock)
             least = canvas.look()
             yield least
 
-    def _round(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> None:
-        """Draft, evaluator, append."""
+    def _round(
+        self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: Parts
+    ) -> None:
+        """Draft so many tokens in each drafting step, verify, append."""
         canvas.noise.next_round()
         with clock("draft"):
-            proposal = self._draft(canvas)
+            proposal = self._draft(canvas, sizes)
         with clock("target"):
             conditions = self._conditions(canvas.context, proposal.path.token, target)
         with clock("verify"):
@@ -353,35 +375,34 @@ class Speculative(Decoding):
         with clock("commit"):
             canvas.emit(verdict)
 
-    def _draft(self, canvas: _TokenBuffer) -> Proposal:
-        """γ tokens, one after the other."""
-        noise = canvas.noise.normal(
-            self.gamma, self.drafter.denoiser.stages + 1, self.drafter.channels
-        )
-        context, paths = canvas.context, []
-        for i in range(self.gamma):
-            conditions = self.drafter.conditions(
-                context, *_next_places(context, 1, self.drafter.length)
-            )
-            path = denoise(self.drafter.denoiser, conditions[:, 0], noise[:, i])
-            paths.append(path)
-            context = _with(context, path.token.unsqueeze(1), self.drafter.length)
+    def _draft(self, canvas: _TokenBuffer, sizes: Sequence[int]) -> Proposal:
+        """The tokens of some drafting steps, one step after the other."""
+        draft, context = self.drafter, canvas.context
+        noise = canvas.noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
+        conditions, paths = [], []
+        for size, drawn in zip(sizes, noise.split(list(sizes), 1), strict=True):
+            places, _ = _next_places(context, size, draft.length)
+            after = (context.known + size).unsqueeze(1).expand_as(places)
+            conditions.append(draft.conditions(context, places, after))
+            paths.append(denoise_all(draft.denoiser, conditions[-1], drawn))
+            context = _with(context, paths[-1].token, draft.length)
+        states = torch.cat([path.states for path in paths], 1)
         means, stds = (
-            torch.stack(leaves, 1) for leaves in zip(*(path.kernels for path in paths), strict=True)
+            torch.cat(leaves, 1) for leaves in zip(*(path.kernels for path in paths), strict=True)
         )
-        return Proposal(
-            DenoisingPath(torch.stack([path.states for path in paths], 1), Kernel(means, stds)),
-            noise,
-        )
+        path = DenoisingPath(states, Kernel(means, stds))
+        return Proposal(path, noise, draft.denoiser, torch.cat(conditions, 1))
 
     def _conditions(self, context: Context, drafted: Tensor, target: Model) -> Tensor:
-        """The target's conditions of the drafted tokens and, where it sees drafts, of the one after
-        them.
+        """The target's conditions of the drafted tokens [B, M, D] and, where it sees drafts, of the
+        one after them. Where it does not, all take the guidance of the round's last token.
         """
+        count = drafted.shape[1]
         if not self.rule.sees_drafts:
-            return target.conditions(context, *_next_places(context, self.gamma, target.length))
+            places, after = _next_places(context, count, target.length)
+            return target.conditions(context, places, after[:, -1:].expand_as(after))
         contexts, shown = [context], context
-        for i in range(self.gamma):
+        for i in range(count):
             shown = _with(shown, drafted[:, i : i + 1], target.length)
             contexts.append(shown)
         stacked = _stack(contexts)
@@ -469,17 +490,16 @@ def _next_places(context: Context, count: int, length: int) -> tuple[Tensor, Ten
 
 
 def _with(context: Context, tokens: Tensor, length: int) -> Context:
-    """A context with one more token known, [R, 1, D]; a full one stays as it is."""
-    place = context.known.clamp(max=length - 1).view(-1, 1, 1).expand_as(tokens)
-    full = (context.known == length).view(-1, 1, 1)
-    shown = context.tokens.scatter(
-        1, place, torch.where(full, context.tokens.gather(1, place), tokens)
-    )
+    """A context with some more tokens known, [R, M, D]; what falls past the image is dropped."""
+    count = tokens.shape[1]
+    places = context.known.unsqueeze(1) + torch.arange(count, device=tokens.device)
+    spare = torch.cat([context.tokens, context.tokens[:, :1]], 1)  # takes what falls past the image
+    index = places.clamp(max=length).unsqueeze(-1).expand_as(tokens)
     return replace(
         context,
-        tokens=shown,
-        known=(context.known + 1).clamp(max=length),
-        reach=min(context.reach + 1, length),
+        tokens=spare.scatter(1, index, tokens)[:, :-1],
+        known=(context.known + count).clamp(max=length),
+        reach=min(context.reach + count, length),
     )
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from tempera.continuous.diffusion import Kernel, pick
 from tempera.continuous.noise import Noise, normal_of
 
-_FIRST = 16
-"""Trials made for every row at once; only then the device is asked whose are still missing."""
+_FIRST, _MOST = 16, 1024
+"""Trials that are made at once: at first, and at most."""
 
 
 class Resampled(NamedTuple):
@@ -35,15 +35,15 @@ def reject_until(
     wanted: Tensor,
     noise: Noise,
     bound: int,
-    exponent_temperature: float = 1.0,
 ) -> Resampled:
     """Propose x from p and accept it with probability [1 − q(x)/(s p(x))]₊, until something is
     accepted or `bound` trials are made.
 
     This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is
     geometric; where s = 1 the probability of success is Z = TV(p, q), so that `bound` trials fail
-    with probability (1 − Z)^bound. The first trials cost no question to the device; then only the
-    tokens that are still missing are tried, in growing numbers.
+    with probability (1 − Z)^bound. On a CPU, where asking costs nothing, trials end as soon as no
+    token is missing; elsewhere all `bound` trials are made without a host read. The outcome is the
+    same: the draws of a trial depend on its number alone.
 
     Args:
         p: what is proposed, leaves [R, D]; R tokens are R / B of each of the B rows, row by row.
@@ -52,8 +52,6 @@ def reject_until(
         wanted: which tokens need a draw, bool [R].
         noise: the trials' random numbers.
         bound: trials a token at most.
-        exponent_temperature: widens both densities in the comparison (`CSpDReferenceCode`), not the
-            proposals.
     """
     channels, places = p.mean.shape[-1], len(wanted) // noise.batch
     left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(_FIRST, bound)
@@ -62,9 +60,7 @@ def reject_until(
         uniform = noise.trials(left, places, done, size, channels + 1)
         mine, theirs = (Kernel(*(leaf[left].unsqueeze(1) for leaf in kernel)) for kernel in (p, q))
         tried = mine.at(normal_of(uniform[..., :channels]))
-        log_ratio = theirs.widened(exponent_temperature).log_density(tried) - mine.widened(
-            exponent_temperature
-        ).log_density(tried)
+        log_ratio = theirs.log_density(tried) - mine.log_density(tried)
         accept = (
             uniform[..., channels].double() < 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
         )
@@ -73,7 +69,9 @@ def reject_until(
         x[left] = torch.where(found.unsqueeze(-1), pick(tried, first), x[left])
         missing[left] &= ~found
         done += size
-        left, size = missing.nonzero().squeeze(-1), min(4 * size, bound - done)
+        size = min(4 * size, _MOST, bound - done)
+        if missing.device.type == "cpu":
+            left = missing.nonzero().squeeze(-1)
     return Resampled(x, trials, missing)
 
 

@@ -1,13 +1,14 @@
-"""Which drafted vectors are kept, and what replaces the first that is not: three acceptance rules
-for tokens drawn by a diffusion head.
+"""Which drafted vectors are kept, and what replaces the first that is not: the acceptance rules for
+tokens drawn by a diffusion head.
 
-B rows, γ drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the
-draft's head. The maths is in docs/methods.md: q is the draft's density, p the target's (Wang
-et al., "Continuous speculative decoding for autoregressive image generation", CSpD).
+B rows, M drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the
+draft's head. q is the draft's density, p the target's (Wang et al., "Continuous speculative
+decoding for autoregressive image generation", CSpD). docs/methods.md has the equations.
 """
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,30 +23,37 @@ from tempera.continuous.diffusion import (
     pick,
     resume,
 )
-from tempera.continuous.noise import Noise
+from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.residual_sampler import Resampled, reflected, reject_until
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 
 
 class Proposal(NamedTuple):
-    """What the draft did in a round: paths, leaves [B, γ, …], and the noise they were drawn with,
-    [B, γ, S + 1, D].
+    """What the draft did in a round.
+
+    Attributes:
+        path: leaves [B, M, …].
+        noise: what the paths were drawn with, standard normal, [B, M, S + 1, D].
+        denoiser: the draft's head.
+        conditions: of the draft's head, [B, M, C].
     """
 
     path: DenoisingPath
     noise: Tensor
+    denoiser: Denoiser
+    conditions: Tensor
 
 
 class ContinuousVerdict(NamedTuple):
     """What became of a round's draft.
 
     Attributes:
-        tokens: [B, γ + 1, D]; what follows the emitted ones is undefined.
-        origin: how each came about (`tempera.decoding.trace`), int8 [B, γ + 1].
+        tokens: [B, M + 1, D]; what follows the emitted ones is undefined.
+        origin: how each came about (`tempera.decoding.trace`), int8 [B, M + 1].
         emitted: how many there are, int64 [B].
-        trials: proposals of the residual sampler for each token, int64 [B, γ + 1].
-        failures: 1 where it gave up, int64 [B, γ + 1].
+        trials: proposals of the residual sampler for each token, int64 [B, M + 1].
+        failures: 1 where it gave up, int64 [B, M + 1].
     """
 
     tokens: Tensor
@@ -59,11 +67,17 @@ class ContinuousVerdict(NamedTuple):
 class DensityRule(Protocol):
     """Decides on the drafted tokens of a round, given the target's conditions for them."""
 
-    sees_drafts: bool
+    sees_drafts: ClassVar[bool]
     """Whether the target's condition of a drafted token is computed with the drafted tokens before
-    it in place, and one more after all of them: [B, γ + 1, C] in γ + 1 contexts; else all from what
-    was there before the round, [B, γ, C] in one.
+    it in place, and one more after all of them: [B, M + 1, C] in M + 1 contexts; else all from what
+    was there before the round, [B, M, C] in one.
     """
+
+    def prefilled(self, share: float, steps: int) -> int:
+        """Steps that the target takes alone, of an image's `steps`, where a share is asked for."""
+
+    def drafted(self, step: int, gamma: int) -> int:
+        """Drafting steps of the round that begins with number `step` of an image, at most γ."""
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
@@ -71,8 +85,22 @@ class DensityRule(Protocol):
         """`denoiser` is the target's head."""
 
 
+class _SeesDrafts:
+    """Rules that roll back: the target sees the drafted tokens, and each round has γ steps."""
+
+    sees_drafts: ClassVar[bool] = True
+
+    def prefilled(self, share: float, steps: int) -> int:
+        """The share, rounded up."""
+        return math.ceil(share * steps)
+
+    def drafted(self, step: int, gamma: int) -> int:
+        """γ."""
+        return gamma
+
+
 @dataclass(frozen=True)
-class CSpD:
+class CSpD(_SeesDrafts):
     """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is the target's where Σ = 1, and
     in general not.
 
@@ -80,7 +108,7 @@ class CSpD:
     token is kept with probability min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)), Σ being the ratio of what
     precedes the last stage (Eqs. 4 and 5; without alignment the densities of the two noises count
     too). The first rejected one is redrawn from p(· | x₁ᵖ) until one is accepted with probability
-    [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; then the target draws the token afresh.
+    [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; after that it is drawn from p(· | x₁ᵖ).
 
     Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and
     redrawing give exactly that. Σ scales p alone, which no later step mends. Measured
@@ -98,8 +126,6 @@ class CSpD:
     alignment: bool = True
     trials: int = 1000
 
-    sees_drafts = True
-
     def __post_init__(self) -> None:
         _check_trials(self.trials)
 
@@ -109,9 +135,7 @@ class CSpD:
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
         own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
-        spare = noise.normal(
-            stages + 1, channels
-        )  # of the token after the draft, or of one that the residual sampler could not give
+        spare = noise.normal(stages + 1, channels)  # of the token after the draft
         paths = denoise_all(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
         target = DenoisingPath(
             paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels))
@@ -124,8 +148,9 @@ class CSpD:
         rejected, at = accepted < count, accepted.clamp(max=count - 1)
         p, q, before = p.pick(at), q.pick(at), pick(before, at)
         redrawn = reject_until(p, q, before, rejected, noise, self.trials)
-        afresh = _afresh(redrawn, denoiser, pick(conditions, accepted), spare)
-        drawn = torch.where(rejected.unsqueeze(-1), afresh, paths.token[:, count])
+        drawn = torch.where(
+            rejected.unsqueeze(-1), _or_from(p, redrawn, noise), paths.token[:, count]
+        )
         return _cut(proposal.path.token, accepted, drawn, redrawn.trials, redrawn.failed)
 
 
@@ -133,15 +158,15 @@ class CSpD:
 class CSpDReferenceCode:
     """CSpD as its public code computes it, which departs from the paper.
 
-    Σ is inverted. A temperature, 42 there, multiplies σ in the exponent of both densities, and
-    there only: with 1 hardly anything is accepted. The draft's last stage adds no noise
-    (`last_noise`). The target does not see the drafts that it evaluators, and nothing is rolled
-    back: what follows a rejected token was drafted after it and stays. Where the public code gives
-    zeros after `trials` failures, the target draws the token afresh.
+    Σ is inverted. A temperature, 42 there, multiplies σ in the exponents of both densities of the
+    acceptance test, and only there: with 1 hardly anything is accepted. Rejected tokens are redrawn
+    with the densities as they are; after `trials` failures they become zeros. The draft's last
+    stage adds no noise (`last_noise`). The target does not see the drafts that it tests, all with
+    the guidance of the round's last step, and nothing is rolled back: what follows a rejected token
+    was drafted after it and stays. The target takes ⌊share · steps⌋ + 1 steps alone first, and
+    rounds end at multiples of γ.
 
-    Measured as for `CSpD`, against the target without noise in its last stage: 0.106 for three
-    linear stages in one dimension and 0.260 in two, where the draft alone is off by 0.063 and
-    0.178; with a temperature of 1, 0.211 and 0.187.
+    Its law is far from the target's; `exactness.gaussians.biases` measures how far.
 
     Args:
         exponent_temperature: see above.
@@ -151,54 +176,51 @@ class CSpDReferenceCode:
     exponent_temperature: float = 42.0
     trials: int = 100
 
-    sees_drafts = False
+    sees_drafts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_trials(self.trials)
-        if self.exponent_temperature <= 0:
+        if not 0 < self.exponent_temperature < math.inf:
             raise TemperaError(
                 f"exponent_temperature={self.exponent_temperature} is not possible; give a "
                 "number above 0."
             )
 
+    def prefilled(self, share: float, steps: int) -> int:
+        """One step more than the share, rounded down."""
+        return min(steps, math.floor(share * steps) + 1)
+
+    def drafted(self, step: int, gamma: int) -> int:
+        """Up to the next step whose number, from 0, is a multiple of γ."""
+        return gamma - (step - 1) % gamma
+
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
-        _, count, stages, channels = proposal.path.kernels.mean.shape
         target = denoise_all(denoiser, conditions, proposal.noise)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p, q, token = _last(target), _last(proposal.path), proposal.path.token
+        count = token.shape[1]
         wide = [
             kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)
         ]  # the factor's own density cancels
         kept = noise.uniform(count).double().log() <= before + wide[0] - wide[1]
         p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
-        redrawn = reject_until(
-            p, q, before.flatten(), ~kept.flatten(), noise, self.trials, self.exponent_temperature
-        )
-        drawn = _afresh(
-            redrawn,
-            denoiser,
-            conditions.flatten(0, 1),
-            noise.normal(count, stages + 1, channels).flatten(0, 1),
-        )
-        failed = redrawn.failed.view_as(kept)
-        tokens = torch.where(kept.unsqueeze(-1), token, drawn.view_as(token))
-        origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
-        emitted = torch.full_like(failed.sum(-1), count)
-        trials = redrawn.trials.view_as(kept)
+        redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
+        drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
+        trials, failed = redrawn.trials.view_as(kept), redrawn.failed.view_as(kept).long()
         return ContinuousVerdict(
-            _one_more(tokens),
-            _one_more(origin),
-            emitted,
+            _one_more(torch.where(kept.unsqueeze(-1), token, drawn)),
+            _one_more(torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)),
+            torch.full_like(failed[:, 0], count),
             _one_more(trials),
-            _one_more(failed.long()),
+            _one_more(failed),
         )
 
 
 @dataclass(frozen=True)
-class MaximalCoupling:
+class MaximalCoupling(_SeesDrafts):
     """Exact: the emitted tokens have the target's law, whatever the draft.
 
     The draft's path is verified stage by stage against the target's kernels at the draft's own
@@ -207,20 +229,18 @@ class MaximalCoupling:
     covariances the replacement is the reflection; else it takes acceptance–rejection, which costs
     no network. The target goes on from the replaced state with noise of its own, and its token ends
     the round. All paths agree up to that state, so that every state is drawn from the target's
-    kernel. All kernels of the target, γ · S of them, are one call of its head.
+    kernel. All kernels of the target, M · S of them, are one call of its head.
 
     Without noise in the last stage x₀ is a point that two networks never share: nothing is ever
     accepted. Use `last_noise`.
 
     Args:
         trials: bound of the residual sampler, after which the replacement is drawn from p. The law
-            is off by at most 1/(e · trials) in total variation a stage, which the default makes
-            less than rounding does; failures are counted.
+            is off by at most 1/(e · trials) in total variation a round, 2·10⁻⁵ by default; failures
+            are counted.
     """
 
-    trials: int = 1 << 20
-
-    sees_drafts = True
+    trials: int = 1 << 14
 
     def __post_init__(self) -> None:
         _check_trials(self.trials)
@@ -231,10 +251,7 @@ class MaximalCoupling:
         """See `DensityRule`."""
         states, q = proposal.path.states, proposal.path.kernels
         _, count, stages, channels = q.mean.shape
-        along = kernels_along(
-            denoiser, conditions[:, :count].flatten(0, 1), states[:, :, :-1].flatten(0, 1)
-        )
-        p = Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
+        p = _along(denoiser, conditions[:, :count], states)
         ratio = p.log_density(states[:, :, 1:]) - q.log_density(states[:, :, 1:])
         kept = noise.uniform(count, stages).double().log() <= ratio
         if not denoiser.last_noise:
@@ -275,21 +292,121 @@ class MaximalCoupling:
             noise,
             self.trials,
         )
-        drawn = torch.where(
-            redrawn.failed.unsqueeze(-1), p.at(noise.normal(p.mean.shape[-1])), redrawn.x
-        )
         return (
-            torch.where(mirror.unsqueeze(-1), reflected(p, q, x), drawn),
+            torch.where(mirror.unsqueeze(-1), reflected(p, q, x), _or_from(p, redrawn, noise)),
             redrawn.trials,
             redrawn.failed,
         )
+
+
+@dataclass(frozen=True)
+class PathCoupling(_SeesDrafts):
+    """Exact, on whole paths: the emitted tokens have the target's law, whatever the draft.
+
+    Both heads' kernels are evaluated on the draft's own path, which is kept with probability
+    min(1, Π_t p_t/q_t). Else paths of the target are drawn until one is kept with probability
+    [1 − Π_t q_t/p_t]₊: rejection sampling from Norm[p − q]₊ of paths. A rejection has probability
+    TV(p, q), and then takes 1/TV paths: one path of the target a token on average. Where every
+    stage adds a little divergence, a whole path is kept far more often than all of its stages one
+    by one (`MaximalCoupling`).
+
+    Without noise in the last stage the ratio is that of x_S … x₁, and the target's own x₀ is
+    emitted. The tokens drafted after it saw the draft's x₀ instead, so that the round ends there.
+
+    The number of paths that a row needs is random, and the host asks for it once a path.
+
+    Args:
+        trials: paths of the target at most, after which its last one is emitted. The law is off by
+            at most 1/(e · trials) in total variation a round; failures are counted.
+    """
+
+    trials: int = 1 << 14
+
+    def __post_init__(self) -> None:
+        _check_trials(self.trials)
+
+    def verify(
+        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+    ) -> ContinuousVerdict:
+        """See `DensityRule`."""
+        states, drafted = proposal.path.states, proposal.path.token
+        count = drafted.shape[1]
+        p = _along(denoiser, conditions[:, :count], states)
+        ratio = _log_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
+        kept = noise.uniform(count).double().log() <= ratio
+        tokens = drafted if denoiser.last_noise else p.mean[..., -1, :]
+        most = count if denoiser.last_noise else 1
+        accepted = kept[:, :most].int().cumprod(-1).sum(-1)
+        at = accepted.clamp(max=count - 1)
+        drawn, trials, failed = self._redraw(
+            denoiser,
+            pick(conditions, accepted),
+            proposal.denoiser,
+            pick(proposal.conditions, at),
+            accepted < most,
+            noise,
+        )
+        verdict = _cut(tokens, accepted, drawn, trials, failed)
+        if denoiser.last_noise:
+            return verdict
+        return verdict._replace(emitted=torch.ones_like(accepted))
+
+    def _redraw(
+        self,
+        target: Denoiser,
+        conditions: Tensor,
+        draft: Denoiser,
+        draft_conditions: Tensor,
+        wanted: Tensor,
+        noise: Noise,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A token from the residual where it is `wanted` [B], else from the target, [B, D]; with
+        the number of paths drawn and failures, [B] each.
+        """
+        width = (target.stages + 1) * target.channels
+        rows = torch.arange(len(wanted), device=wanted.device)
+        tokens = conditions.new_zeros(len(wanted), target.channels, dtype=torch.float32)
+        trials, missing, left = torch.zeros_like(rows), wanted.clone(), rows
+        for trial in range(self.trials):
+            uniform = noise.trials(left, 1, trial, 1, width + 1)[:, 0]
+            drawn = normal_of(uniform[:, :width]).unflatten(1, (-1, target.channels))
+            path = denoise(target, conditions[left], drawn)
+            q = kernels_along(draft, draft_conditions[left], path.states[:, :-1])
+            ratio = -_log_ratio(path.kernels, q, path.states, target.last_noise)  # log q/p
+            found = ~missing[left] | (uniform[:, width].double() < 1 - ratio.exp())
+            tokens[left] = path.token
+            trials[left] += missing[left].long()
+            missing[left] &= ~found
+            left = missing.nonzero().squeeze(-1)
+            if not len(left):
+                break
+        return tokens, trials, missing
+
+
+def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 14) -> DensityRule:
+    """The lossless rule that couples every stage, or whole paths."""
+    return MaximalCoupling(trials) if coupling == "stage" else PathCoupling(trials)
+
+
+def _along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
+    """The kernels of all stages at the states of paths [B, M, S + 1, D]: leaves [B, M, S, D]."""
+    along = kernels_along(denoiser, conditions.flatten(0, 1), states[:, :, :-1].flatten(0, 1))
+    return Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
+
+
+def _log_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor:
+    """log Π_t p_t/q_t of paths [..., S + 1, D], without the last stage where it has no noise:
+    float64 [...].
+    """
+    ratio = p.log_density(states[..., 1:, :]) - q.log_density(states[..., 1:, :])
+    return ratio.sum(-1) if last_noise else ratio[..., :-1].sum(-1)
 
 
 def _log_ratio_before(
     p: DenoisingPath, q: DenoisingPath, p_noise: Tensor, q_noise: Tensor
 ) -> Tensor:
     """Log of the target's density of all but the last stage of its path ÷ the draft's of its own,
-    float64 [B, γ] (CSpD, Eqs. 1 and 4).
+    float64 [B, M] (CSpD, Eqs. 1 and 4).
 
     Equal noise has equal density, so that an aligned path leaves the standard deviations alone.
     """
@@ -300,16 +417,10 @@ def _log_ratio_before(
     return scales - 0.5 * (squares[0] - squares[1])
 
 
-def _afresh(redrawn: Resampled, denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Tensor:
-    """What the residual sampler drew; where it failed, what the target draws. Conditions [R, C],
-    noise [R, S + 1, D] -> [R, D].
-    """
-    failed = redrawn.failed.nonzero().squeeze(-1)
-    if not len(failed):  # one host read, which nearly always saves a denoising
-        return redrawn.x
-    return redrawn.x.index_copy(
-        0, failed, denoise(denoiser, conditions[failed], noise[failed]).token
-    )
+def _or_from(p: Kernel, redrawn: Resampled, noise: Noise) -> Tensor:
+    """What the residual sampler drew, [B, D]; where it failed, a draw from p."""
+    fresh = p.at(noise.normal(p.mean.shape[-1]))
+    return torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
 
 
 def _last(path: DenoisingPath) -> Kernel:
@@ -320,7 +431,7 @@ def _last(path: DenoisingPath) -> Kernel:
 def _cut(
     drafted: Tensor, accepted: Tensor, drawn: Tensor, trials: Tensor, failed: Tensor
 ) -> ContinuousVerdict:
-    """The accepted tokens of [B, γ, D] and the one drawn after them, [B, D], in so many trials or
+    """The accepted tokens of [B, M, D] and the one drawn after them, [B, D], in so many trials or
     in vain, [B] each.
     """
     tokens = _one_more(drafted)

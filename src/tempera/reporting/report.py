@@ -198,8 +198,7 @@ def _cautions(
         cautions.append("Speed was measured on different machines.")
     if not any(is_plain(row["settings"]) for row in rows):
         cautions.append(
-            "There is no run of plain autoregression here (method=ar, of continuous tokens mar) "
-            "to compare quality with."
+            "There is no run of plain autoregression here (method=ar) to compare quality with."
         )
     if unfinished:
         names = ", ".join(_escaped(str(path)) for path in unfinished)

@@ -24,10 +24,8 @@ IMPLIED: dict[str, dict[str, Any]] = {
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether a run is plain autoregression: method=ar, or method=mar with one token a step."""
-    return settings.get("method") == "ar" or (
-        settings.get("method") == "mar" and settings.get("steps") is None
-    )
+    """Whether a run is plain autoregression: method=ar with one token a step."""
+    return settings.get("method") == "ar" and settings.get("steps") is None
 
 
 def family_label(settings: Mapping[str, Any]) -> str:
