@@ -234,11 +234,11 @@ def test_the_public_code_s_residual_has_the_densities_as_they_are() -> None:
 
 
 def test_the_public_code_s_rounds_end_at_multiples_of_gamma() -> None:
-    rule = CSpDReferenceCode()
-    assert [rule.prefilled(share, 64) for share in (0, 0.05, 0.15, 1)] == [1, 4, 10, 64]
-    step, rounds = rule.prefilled(0.15, 64), []
+    rule, sizes = CSpDReferenceCode(), [1] * 64
+    assert [len(rule.prefilled(share, sizes)) for share in (0, 0.05, 0.15, 1)] == [1, 4, 10, 64]
+    step, rounds = 10, []
     while step < 64:
-        rounds.append(range(64)[step : step + rule.drafted(step, 8)])
+        rounds.append(range(64)[step : step + len(rule.drafted(step, 8, sizes))])
         step = rounds[-1].stop
     assert [(part[0], part[-1]) for part in rounds[:2]] == [(10, 16), (17, 24)]
     assert rounds[-1][-1] == 63

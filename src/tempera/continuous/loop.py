@@ -8,10 +8,8 @@ each other and finish independently.
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -300,10 +298,9 @@ class Speculative(Decoding):
         drafter: the smaller model.
         rule: decides which are kept (`tempera.continuous.rules`).
         gamma: drafting steps a round, γ.
-        prefill: share of an image's steps that the target takes by itself first.
+        prefill: share of an image that the target draws by itself first.
         steps: drafting steps of an image, 1 to its tokens, of which each draws several tokens at
-            once by MAR's cosine schedule (64 for 256 tokens in the public code); none for one token
-            a step. Rows share the schedule's place of the row furthest behind.
+            once (64 for 256 tokens in the public code); none for one token a step.
     """
 
     drafter: Model
@@ -326,7 +323,7 @@ class Speculative(Decoding):
     @override
     def depth(self, length: int) -> int:
         sizes = counts(length, self.steps or length)
-        return max(sum(sizes[first : first + self.gamma]) for first in range(len(sizes)))
+        return max(sum(self.rule.drafted(known, self.gamma, sizes)) for known in range(length))
 
     @property
     @override
@@ -349,15 +346,12 @@ class Speculative(Decoding):
 
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
         sizes = counts(target.length, self.steps or target.length)
-        ends = list(accumulate(sizes))
-        for size in sizes[: self.rule.prefilled(self.prefill, len(sizes))]:
+        for size in self.rule.prefilled(self.prefill, sizes):
             _predict(canvas, target, size, clock)
             yield canvas.context.reach
         least = canvas.context.reach
         while least < target.length:
-            step = bisect_right(ends, least)
-            last = step + self.rule.drafted(step, self.gamma)
-            self._round(canvas, target, [ends[step] - least, *sizes[step + 1 : last]], clock)
+            self._round(canvas, target, self.rule.drafted(least, self.gamma, sizes), clock)
             least = canvas.look()
             yield least
 

@@ -7,7 +7,10 @@ decoding for autoregressive image generation", CSpD). docs/methods.md has the eq
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -73,11 +76,23 @@ class DensityRule(Protocol):
     was there before the round, [B, M, C] in one.
     """
 
-    def prefilled(self, share: float, steps: int) -> int:
-        """Steps that the target takes alone, of an image's `steps`, where a share is asked for."""
+    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
+        """Tokens of each step that the target takes alone first.
 
-    def drafted(self, step: int, gamma: int) -> int:
-        """Drafting steps of the round that begins with number `step` of an image, at most γ."""
+        Args:
+            share: of the image.
+            sizes: tokens of each step of an image by MAR's cosine schedule; all 1 where there are
+                as many steps as tokens.
+        """
+
+    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
+        """Tokens of each drafting step of a round, at most γ steps.
+
+        Args:
+            known: tokens of the row furthest behind.
+            gamma: γ.
+            sizes: see `prefilled`.
+        """
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
@@ -86,17 +101,19 @@ class DensityRule(Protocol):
 
 
 class _SeesDrafts:
-    """Rules that roll back: the target sees the drafted tokens, and each round has γ steps."""
+    """Rules that roll back. The target sees the drafted tokens and draws one token a step itself; a
+    round has γ drafting steps of equal size, so that no image depends on the others of its batch.
+    """
 
     sees_drafts: ClassVar[bool] = True
 
-    def prefilled(self, share: float, steps: int) -> int:
-        """The share, rounded up."""
-        return math.ceil(share * steps)
+    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
+        """One token a step."""
+        return [1] * math.ceil(share * sum(sizes))
 
-    def drafted(self, step: int, gamma: int) -> int:
-        """γ."""
-        return gamma
+    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
+        """The mean size, rounded up, γ times."""
+        return [math.ceil(sum(sizes) / len(sizes))] * gamma
 
 
 @dataclass(frozen=True)
@@ -186,13 +203,14 @@ class CSpDReferenceCode:
                 "number above 0."
             )
 
-    def prefilled(self, share: float, steps: int) -> int:
-        """One step more than the share, rounded down."""
-        return min(steps, math.floor(share * steps) + 1)
+    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
+        """One step more than the share of the steps, rounded down."""
+        return sizes[: math.floor(share * len(sizes)) + 1]
 
-    def drafted(self, step: int, gamma: int) -> int:
+    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
         """Up to the next step whose number, from 0, is a multiple of γ."""
-        return gamma - (step - 1) % gamma
+        step = bisect_right(list(accumulate(sizes)), known)
+        return sizes[step : step + gamma - (step - 1) % gamma]
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
