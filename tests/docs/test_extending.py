@@ -49,7 +49,7 @@ def overlay(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             monkeypatch.setattr(package, "__path__", [*package.__path__, str(file.parent)])
     for name, module_name, entries in added(request.param):
         module = importlib.import_module(module_name)
-        more = eval(f"({entries})", vars(module))
+        more = tuple(eval(f"[{entries}]", vars(module)))
         monkeypatch.setattr(module, name, getattr(module, name) + more)
     (tmp_path / "prompts.txt").write_text("a small red ring\n", encoding="utf-8")
     (tmp_path / "conf").mkdir(exist_ok=True)
@@ -95,3 +95,7 @@ def test_its_code_and_commands_run(
     for command in commands(page):
         extra = [] if "report.py" in command else ["--config-dir", str(overlay / "conf")]
         run(command, overlay, monkeypatch, *extra)
+    for _, _, entries in added(page):
+        (key,) = re.findall(r'Metric\("(\w+)"', entries)
+        (metrics,) = overlay.glob("outputs/eval/*/metrics.json")
+        assert f'"{key}"' in metrics.read_text(encoding="utf-8")

@@ -32,8 +32,13 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
 
 
 def shortened(script: str, arguments: list[str]) -> list[str]:
-    """The options of a quick run: of a sweep the first and the last value only."""
-    short = SHORT[script]
+    """The options of a quick run: of a sweep the first and the last value only, and the command's
+    own metrics.
+    """
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    short = [
+        option for option in SHORT[script] if option != "metrics=none" or "metrics" not in given
+    ]
     taken = {option.partition("=")[0] for option in short}
     kept = []
     for argument in arguments:
