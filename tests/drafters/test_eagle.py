@@ -57,7 +57,7 @@ def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
             def law(path, row=row, image=image):
                 hidden = full_draft(eagle, target, prompts, image, row, path)[:, None]
                 place = None if forced is None else forced[len(image) + len(path)][None, None]
-                return target.sampling.distribution(target.lm_logits(hidden), place)[0, 0]
+                return target.sampling.distribution(target.head.lm_logits(hidden), place)[0, 0]
 
             check_q(draft, row, law, target.length - len(image) - 1)
 
@@ -206,7 +206,9 @@ def test_the_next_images_use_the_same_memory():
     storages = []
     for _ in range(2):
         decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-        storages.append((target.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr()))
+        storages.append(
+            (target.session.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr())
+        )
     assert storages[0] == storages[1]
 
 
@@ -223,7 +225,10 @@ def test_half_precision_decodes_too(name):
         RandomStreams(0, PROMPTS),
         PROMPTS,
     )
-    assert target.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (4, LENGTH)
+    assert target.session.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (
+        4,
+        LENGTH,
+    )
     assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
 
 

@@ -45,7 +45,7 @@ def law_after(target, eagle, prompts, image, row):
 
     def law(path):
         hidden = full_draft(eagle, target, prompts, image, row, list(path))
-        return confidence(target.sampling).distribution(target.lm_logits(hidden))[0].tolist()
+        return confidence(target.sampling).distribution(target.head.lm_logits(hidden))[0].tolist()
 
     return law
 

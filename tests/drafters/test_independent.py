@@ -70,7 +70,7 @@ def independent(target, tree, draft=None):
 def law_after(draft, prompt, image):
     """By a forward pass over the whole sequence."""
     states = full_hidden(draft, [prompt], [image])[0]
-    return draft.sampling.distribution(draft.lm_logits(states[:, -1]))[0]
+    return draft.sampling.distribution(draft.head.lm_logits(states[:, -1]))[0]
 
 
 @pytest.mark.parametrize("name", slow_but(TREES, "tree"))
@@ -231,7 +231,8 @@ def test_half_precision_decodes_too():
         target, independent(target, TREE, draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS
     )
     assert (
-        draft.cache.storage.dtype == torch.bfloat16 and torch.isfinite(output.trace.logprob).all()
+        draft.session.cache.storage.dtype == torch.bfloat16
+        and torch.isfinite(output.trace.logprob).all()
     )
 
 

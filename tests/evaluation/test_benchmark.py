@@ -125,7 +125,7 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
     excerpt = benchmark.Excerpt(target, 4)
     output = decode(excerpt, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a"])
     assert output.tokens.shape == (1, 4)
-    assert target.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
+    assert target.session.prompt.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
 
 
 def test_what_cannot_be_timed_is_one_sentence():

@@ -192,7 +192,7 @@ def test_logits_and_guidance_equal_a_float64_computation(
     draft = random_draft(Tree.chain(3), 2, torch.Generator().manual_seed(1), len(ids))
     target.begin(prompts, 3)
     scores = target.score(draft)
-    got = target.lm_logits(scores.hidden).double()
+    got = target.head.lm_logits(scores.hidden).double()
     wanted = []
     for row in range(4):
         before = format_prompt(prompts[row]) if row < 2 else null
@@ -221,7 +221,7 @@ def test_llamagen_equals_a_float64_computation(targets: dict[str, Any]) -> None:
     wanted = reference_logits(
         state, features, torch.ones(2, 6, dtype=torch.bool), codes, grid=(4, 4)
     )
-    assert (target.lm_logits(hidden) - wanted).abs().max() < 1e-5
+    assert (target.head.lm_logits(hidden) - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -50,7 +50,7 @@ def check_rounds(target, prompts, tree_of_round, generator, forced=None):
             torch.cat([image, verdict.tokens[row, : emitted[row]]])
             for row, image in enumerate(images)
         ]
-        assert target.lengths.tolist() == [len(image) for image in images]
+        assert target.session.prompt.lengths.tolist() == [len(image) for image in images]
 
 
 def check_scores(target, prompts, draft, scores, images, forced):
@@ -70,7 +70,7 @@ def check_scores(target, prompts, draft, scores, images, forced):
             scores.hidden[row :: len(prompts), node], states[:, -1], atol=1e-5, rtol=1e-4
         )
         token = None if forced is None else forced[len(image)][None]
-        p = target.sampling.distribution(target.lm_logits(states[:, -1]), token)[0]
+        p = target.sampling.distribution(target.head.lm_logits(states[:, -1]), token)[0]
         torch.testing.assert_close(scores.p[row, node], p, atol=1e-5, rtol=1e-4)
 
 

@@ -17,7 +17,8 @@ from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import DecoderLayer
-from tempera.targets.transformer import TransformerTarget, conditioned
+from tempera.targets.prompt_state import conditioned
+from tempera.targets.transformer import TransformerTarget
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
 LENGTH = GRID[0] * GRID[1]
@@ -275,4 +276,4 @@ def full_draft(
 
 
 def plain_embed(target: TransformerTarget, tokens: Tensor) -> Tensor:
-    return target.embed(tokens)[: len(tokens)]
+    return target.head.embed(tokens)[: len(tokens)]

@@ -86,11 +86,14 @@ def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_plac
         "_copy_" in source.replace("_index_copy_", "") for source in writing
     )  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
-    assert given == ["_block", "TransformerTarget._sampled", "EagleDraft._forward"]
+    assert given == ["_block", "TokenHead._sampled", "EagleDraft._forward"]
     assert torch.equal(images[0], expected_images[0])
     for found, expected in zip(laws, expected_laws, strict=True):
         torch.testing.assert_close(found, expected)
-    assert target.visible(2) == target.cache.capacity and plain.visible(2) % 4 == 0
+    assert (
+        target.session.visible(2) == target.session.cache.capacity
+        and plain.session.visible(2) % 4 == 0
+    )
 
 
 @pytest.mark.gpu

@@ -70,16 +70,16 @@ def test_away_from_the_cpu_as_many_keys_are_offered_as_the_rounds_could_have_fil
     target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(5)
     with torch.no_grad():
         target.begin(PROMPTS[:2], 2)
-        target._host = None
+        target.session.prompt._host = None
         check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
-        assert target.reach == LENGTH
+        assert target.session.prompt.reach == LENGTH
 
 
 def test_constant_shapes_on_request():
     target, generator = tiny_target(granularity=1000), torch.Generator().manual_seed(5)
     with torch.no_grad():
         target.begin(PROMPTS[:2], 2)
-        assert target.visible(3) == target.cache.capacity
+        assert target.session.visible(3) == target.session.cache.capacity
         check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
 
 
@@ -106,8 +106,8 @@ def test_finished_rows_freeze_and_do_not_disturb_the_others():
             draft = random_draft(Tree.chain(3), 2, generator)
             target.score(draft)
             target.commit(draft, random_verdict(draft, generator), torch.tensor([0, 1]))
-    assert target.lengths.tolist() == [0, 6]
-    assert target.root_slots.tolist() == [PREFIX - 1, PREFIX + 5] * 2
+    assert target.session.prompt.lengths.tolist() == [0, 6]
+    assert target.session.prompt.root_slots.tolist() == [PREFIX - 1, PREFIX + 5] * 2
 
 
 def test_a_batch_generates_what_single_prompts_paint():
@@ -141,8 +141,8 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
     prompts = ["xyz", "a", "bc"]
     with torch.no_grad():
         target.begin(prompts, 3)
-        logits = target.lm_logits(target.prefix_hidden)
-        torch.testing.assert_close(logits, network.lm_head(target.prefix_hidden)[..., ids])
+        logits = target.head.lm_logits(target.session.prefix_hidden)
+        torch.testing.assert_close(logits, network.lm_head(target.session.prefix_hidden)[..., ids])
         check_rounds(target, prompts, lambda: Tree.chain(3), generator, forced)
     generated = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
     assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).any()

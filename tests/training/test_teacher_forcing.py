@@ -17,7 +17,7 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
         target, images.captions * rows, images.tokens.repeat(rows, 1), torch.arange(2 * rows) >= 2
     )
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
-    taught = target.sampling.distribution(target.lm_logits(predicted[:, lesson.start]))
+    taught = target.sampling.distribution(target.head.lm_logits(predicted[:, lesson.start]))
     target.begin(images.captions, 1)
     drafter = EagleDraft(draft, target)
     drafter.begin(images.captions, 1)

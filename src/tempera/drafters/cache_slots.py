@@ -15,35 +15,35 @@ from torch import Tensor
 
 from tempera.decoding.trees import Frontier
 from tempera.targets.kv_cache import RoundMask, RowCache
-from tempera.targets.transformer import TransformerTarget, padding_mask
+from tempera.targets.session import Session
 
 
 class Places:
     """Slots and masks of a draft network's forward passes.
 
     Args:
-        model: whose prefix, roots and lengths count: the target, or the draft itself where it is a
-            whole model.
+        session: whose prefix and roots count: the target's, or the draft's own if it is a whole
+            model.
 
     Attributes:
         first: the slot after each row's root, int64 [R].
     """
 
-    def __init__(self, model: TransformerTarget) -> None:
-        self.model = model
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self._cache: RowCache | None = None
 
     def begin(self, cache: RowCache) -> None:
-        """Start new rows that write into `cache`; the model has begun."""
+        """Start new rows that write into `cache`, after the session's own `begin`."""
         if cache is not self._cache:
             self._cache = cache
             self._steps: dict[int, tuple[Tensor, RoundMask]] = {}
             self._layouts: dict[int, tuple[Frontier, SlotLayout]] = {}
-        self._padding = padding_mask(self.model.keep, cache.capacity, self.model.dtype)
+        self._padding = self.session.prompt.padding(cache.capacity, self.session.dtype)
 
     def start(self) -> None:
         """Start a round."""
-        self.first = self.model.root_slots + 1
+        self.first = self.session.prompt.root_slots + 1
 
     def decided(self, count: int, emitted: Tensor) -> tuple[Tensor, Tensor]:
         """Slots and mask of the last round's `count` tokens a row, of which the first `emitted` [B]
@@ -53,7 +53,7 @@ class Places:
             slots int64 [R, count], additive mask [R, 1, count, keys].
         """
         steps, causal = self._steps_of(count)
-        start = self.first - emitted.repeat(self.model.sampling.rows)
+        start = self.first - emitted.repeat(self.session.prompt.copies)
         return self._place(start, start[:, None] + steps, causal, 1 + count)
 
     def level(self, layout: "SlotLayout") -> Tensor:
@@ -66,7 +66,7 @@ class Places:
     def layout_of(self, level: Frontier) -> "SlotLayout":
         """The level's constants; a static tree's are made once per cache."""
         assert self._cache is not None
-        arguments = self._cache.capacity, self.model.sampling.rows, self.model.dtype
+        arguments = self._cache.capacity, self.session.prompt.copies, self.session.dtype
         if level.per_row:
             return SlotLayout(level, *arguments)
         if id(level) not in self._layouts:
@@ -78,7 +78,7 @@ class Places:
     ) -> tuple[Tensor, Tensor]:
         """Tell the cache; `visible` begins at slots `start` [R]."""
         assert self._cache is not None
-        reach = self.model.visible(width, self._cache)
+        reach = self.session.visible(width, self._cache)
         self._cache.place(slots, reach)
         mask = visible.at(start, reach)
         return slots, mask if self._padding is None else mask.add_(self._padding[..., :reach])
@@ -87,9 +87,9 @@ class Places:
         """0 … count − 1, and the causal mask among them, made once per cache."""
         assert self._cache is not None
         if count not in self._steps:
-            steps = torch.arange(count, device=self.model.device)
-            causal = torch.ones(count, count, dtype=torch.bool, device=self.model.device).tril()
-            self._steps[count] = steps, RoundMask(causal, self._cache.capacity, self.model.dtype)
+            steps = torch.arange(count, device=self.session.device)
+            causal = torch.ones(count, count, dtype=torch.bool, device=self.session.device).tril()
+            self._steps[count] = steps, RoundMask(causal, self._cache.capacity, self.session.dtype)
         return self._steps[count]
 
 

@@ -15,6 +15,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import WEIGHTS, read_network, write_network
 from tempera.targets.kv_cache import RowCache
+from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,15 @@ class DraftNetwork(nn.Module, ABC):
         network.identity = sha256_file(Path(directory) / WEIGHTS)[:16]
         return network
 
-    def check(self, target: Any) -> None:
+    def check(self, target: TransformerTarget) -> None:
         """Refuse a target this draft was not trained for.
-
-        Args:
-            target: a `TransformerTarget`.
 
         Raises:
             TemperaError: hidden size, vocabulary or identity differ.
         """
         config = self.config
         sizes = {
-            "hidden size": (config.hidden_size, target.hidden_size),
+            "hidden size": (config.hidden_size, target.head.hidden_size),
             "vocabulary": (config.vocab_size, target.vocab_size),
         }
         for what, (own, other) in sizes.items():

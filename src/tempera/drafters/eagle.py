@@ -19,7 +19,6 @@ from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.pretrained import RANDOM
-from tempera.targets.kv_cache import RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
@@ -50,24 +49,25 @@ class EagleDraft:
     ) -> None:
         model.check(target)
         self.model = model.drafting(target.device, target.dtype)
-        self.target, self.draw_from = target, draw_from
+        self.session, self.head, self.draw_from = target.session, target.head, draw_from
         self.identity = model.identity
-        self._places = Places(target)
+        self._places = Places(target.session)
+        self._shape: tuple[int, int] | None = None
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the pairs of the prefix; the target has begun with the same prompts."""
-        target = self.target
-        self._sampling = None if self.draw_from is None else self.draw_from(target.sampling)
+        session, prompt = self.session, self.session.prompt
+        self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)
         self._allocate(nodes)
-        positions = torch.arange(target.prefix, device=target.device).expand(target.rows, -1)
-        self.cache.place(positions, target.prefix)
-        mask = causal_mask(target.keep, target.prefix, target.dtype)
-        hidden = shifted(target.prefix_hidden, target.keep)
+        positions = torch.arange(prompt.prefix, device=session.device).expand(prompt.rows, -1)
+        self.cache.place(positions, prompt.prefix)
+        mask = causal_mask(prompt.keep, prompt.prefix, session.dtype)
+        hidden = shifted(session.prefix_hidden, prompt.keep)
         rotation = self.model.rotation(hidden, positions)
-        self._above = self._forward(
-            target.prefix_embeds, hidden, mask, *rotation, self.cache.where
-        )[:, -1:]
+        self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.where)[
+            :, -1:
+        ]
         self._true: tuple[Tensor, Tensor, Tensor] | None = None
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class EagleDraft:
         else:
             self._above = self._replay(*self._true)
             self._true = None
-        return self.target.distribution(self._above, self._zero, self._sampling)[:, 0]
+        return self._distribution(self._zero)[:, 0]
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
@@ -90,15 +90,15 @@ class EagleDraft:
         above = self._above if layout.parents is None else take(self._above, layout.parents)
         mask = self._places.level(layout)
         cos, sin = (part[:, level.depth - 1 : level.depth] for part in self._rotation)
-        self._above = self._step(self.target.embed(tokens), above, mask, cos, sin, self.cache.where)
-        return self.target.distribution(self._above, layout.ahead, self._sampling)
+        self._above = self._step(self.head.embed(tokens), above, mask, cos, sin, self.cache.where)
+        return self._distribution(layout.ahead)
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Keep the emitted tokens and the hidden states before them for the next round."""
         hidden = scores.hidden
         if not draft.tree.is_chain:
-            hidden = take(hidden, verdict.visited.repeat(self.target.sampling.rows, 1))
+            hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
         self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class EagleDraft:
         cos, sin = self._rotate(torch.cat([slots, self._places.first[:, None] + self._ahead], 1))
         self._rotation = cos[:, count:], sin[:, count:]
         predicted = self._step(
-            self.target.embed(tokens),
+            self.head.embed(tokens),
             hidden,
             mask,
             cos[:, :count],
@@ -120,6 +120,12 @@ class EagleDraft:
             self.cache.where,
         )
         return last_emitted(predicted, emitted)
+
+    def _distribution(self, ahead: Tensor) -> Tensor:
+        """What the predicted hidden states say, `ahead` tokens beyond the roots: [B, M, V]."""
+        return self.head.distribution(
+            self._above, self.session.prompt.lengths, ahead, self._sampling
+        )
 
     def _forward(
         self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
@@ -129,24 +135,18 @@ class EagleDraft:
         return self.model(embeds, hidden, mask, (cos, sin), self.cache)
 
     def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model.rotation(self._above, slots.clamp_(max=self.target.last_slot))
+        return self.model.rotation(self._above, slots.clamp_(max=self.session.prompt.last_slot))
 
     def _allocate(self, nodes: int) -> None:
-        """A cache of one layer for the target's rows; an earlier one of the same shape is used
-        again.
-        """
-        target = self.target
-        capacity = target.capacity(nodes)
-        old = getattr(self, "cache", None)
-        if old is None or (old.rows, old.capacity) != (target.rows, capacity):
-            heads, head_dim = target.cache.storage.shape[-2:]
-            self.cache = RowCache(
-                1, target.rows, heads, head_dim, capacity, dtype=target.dtype, device=target.device
-            )
-            self._zero = torch.zeros(1, dtype=torch.int64, device=target.device)
-            self._step = target.step(self._forward)
+        """A cache of one layer for the target's rows: the last one if it has the same shape."""
+        session = self.session
+        shape = session.prompt.rows, session.capacity(nodes)
+        if self._shape != shape:
+            self._shape, self.cache = shape, session.new_cache(1, shape[1])
+            self._zero = torch.zeros(1, dtype=torch.int64, device=session.device)
+            self._step = session.step(self._forward)
         self._places.begin(self.cache)
-        self._ahead = torch.arange(max(1, nodes), device=target.device)
+        self._ahead = torch.arange(max(1, nodes), device=session.device)
 
 
 def load(path: str, target: TransformerTarget) -> EagleModel:

@@ -21,6 +21,7 @@ from tempera.drafters.eagle_fused import FastEagle
 from tempera.runtime.huggingface import Cache
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
+from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class EagleModel(DraftNetwork):
         return cls(config, network.decoder_layer)
 
     @classmethod
-    def untrained(cls, target: Any) -> Self:
+    def untrained(cls, target: TransformerTarget) -> Self:
         """A draft of random weights for a `TransformerTarget`: it costs as much as a trained one,
         and almost none of its tokens are accepted.
         """

@@ -49,7 +49,7 @@ class IndependentDraft:
                 "the same image size."
             )
         self.draft, self.target = draft, target
-        self._places = Places(draft)
+        self._places = Places(draft.session)
         self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)
 
     @property
@@ -62,37 +62,39 @@ class IndependentDraft:
         """Run the draft's own prefix."""
         self.draft.sampling = self.target.sampling
         self.draft.begin(prompts, nodes)
-        self._places.begin(self.draft.cache)
+        self._places.begin(self.draft.session.cache)
         self._decided: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
-        draft = self.draft
+        session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
         self._places.start()
         if self._decided is None:
-            return draft.score(
-                NoDraft().propose(torch.empty(len(draft.lengths), 0, device=draft.device))
-            ).p[:, 0]
+            rows = torch.empty(len(prompt.lengths), 0, device=session.device)
+            return self.draft.score(NoDraft().propose(rows)).p[:, 0]
         tokens, emitted = self._decided
         slots, mask = self._places.decided(tokens.shape[1], emitted)
-        hidden = draft.run(draft.embed(tokens), mask, slots.clamp(max=draft.last_slot))
-        return draft.distribution(last_emitted(hidden, emitted), self._root)[:, 0]
+        hidden = session.run(head.embed(tokens), mask, slots.clamp(max=prompt.last_slot))
+        hidden = last_emitted(hidden, emitted)
+        return head.distribution(hidden, prompt.lengths, self._root)[:, 0]
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
         """The draft's distributions after the inner nodes of a level, whose tokens are `tokens`
         int64 [B, P]: float32 [B, P, V].
         """
-        draft, layout = self.draft, self._places.layout_of(level)
+        session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
+        layout = self._places.layout_of(level)
         mask = self._places.level(layout)
-        positions = (draft.root_slots[:, None] + layout.ahead).clamp_(max=draft.last_slot)
-        return draft.distribution(draft.run(draft.embed(tokens), mask, positions), layout.ahead)
+        positions = (prompt.root_slots[:, None] + layout.ahead).clamp_(max=prompt.last_slot)
+        hidden = session.run(head.embed(tokens), mask, positions)
+        return head.distribution(hidden, prompt.lengths, layout.ahead)
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Keep the emitted tokens for the next round."""
-        self.draft.advance(verdict, emitted)
+        self.draft.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
         self._decided = verdict.tokens, emitted
 
 

@@ -189,14 +189,7 @@ class Excerpt:
         """
         self.target.begin(prompts, nodes)
         token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
-        empty = Draft(
-            token[:, None][:, :0],
-            torch.zeros(len(prompts), 0, 0, device=self.target.device),
-            Tree.empty(),
-        )
-        verdict = Verdict(token[:, None][:, :0], token[:, None], token, token[:, None], token)
-        self.target.commit(empty, verdict, token + self.start)
-        self.target.reach = self.start
+        self.target.advance(token, token + self.start, self.start)
 
     def score(self, draft: Draft) -> Scores:
         """The target's."""
@@ -287,7 +280,8 @@ def _column(
         passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
     progress(f"{kind}: rounds")
     ar, own, clock = _time_rounds(target, method, prompts, plan.repeats)
-    cache = target.cache.storage[..., : target.prefix + target.length // 2, :, :].nbytes
+    middle = target.session.prompt.prefix + target.length // 2
+    cache = target.session.cache.storage[..., :middle, :, :].nbytes
     return BenchmarkColumn(
         batch_size=batch_size,
         compiled=target.compiled,
@@ -389,10 +383,15 @@ def _excerpt(
 
 def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:
     hidden = torch.zeros(
-        target.rows, 1 + nodes, target.hidden_size, dtype=target.dtype, device=target.device
+        target.session.prompt.rows,
+        1 + nodes,
+        target.head.hidden_size,
+        dtype=target.dtype,
+        device=target.device,
     )
     ahead = torch.arange(1 + nodes, device=target.device).clamp(max=1)
-    return _spread(lambda: target.distribution(hidden, ahead), target.device, repeats)
+    lengths = target.session.prompt.lengths
+    return _spread(lambda: target.head.distribution(hidden, lengths, ahead), target.device, repeats)
 
 
 def _spread(work: Callable[[], Any], device: torch.device, repeats: int) -> Spread:

@@ -1,12 +1,17 @@
-"""The prompts of a batch, as a network is conditioned on them.
+"""The prompts of a batch: how a network is conditioned on them, and how far the image of each has
+come.
 
-Shapes: B prompts, T condition tokens.
+Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T condition tokens, H
+hidden size.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
+
+from tempera.targets.network import TargetNetwork
 
 Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> the network's condition, rows first, and keep, bool [B, T]: False on padding, which
@@ -39,3 +44,71 @@ class PromptConditioner:
             yield
         finally:
             self._encoded = None
+
+
+def conditioned(
+    network: TargetNetwork, condition: Tensor, keep: Tensor, drop: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The prefix of every row.
+
+    Args:
+        condition: what the network's `embed_prefix` takes, rows first.
+        keep: False on the prompts' padding, bool [R, T].
+        drop: null-conditioned rows, bool [R].
+
+    Returns:
+        embeddings [R, T, H] in the network's type, and keep, in which null-conditioned rows may
+        have padding of their own.
+    """
+    embeds: Tensor = network.embed_prefix(condition, drop).to(network.lm_head.weight.dtype)
+    return embeds, network.keep_prefix(condition, keep, drop)
+
+
+class PromptState:
+    """The prefix of every row, and where the row stands.
+
+    The last prefix token is the *root* of the first round; later roots are the last emitted tokens.
+    A token's slot is its position: T − 1 + the image tokens up to it.
+
+    Args:
+        embeds: embeddings of the prefix, [R, T, H].
+        keep: False on padding, bool [R, T].
+        copies: rows per prompt, 1 or 2.
+        length: tokens of an image.
+
+    Attributes:
+        lengths: image tokens that each row has emitted, int64 [B].
+        root_slots: slot of each row's root, int64 [R].
+        reach: upper bound of `lengths`, known without a read from the device: exact on a CPU,
+            elsewhere what the rounds so far could have emitted.
+    """
+
+    def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
+        self.embeds, self.keep, self.copies, self.length = embeds, keep, copies, length
+        self.rows, self.prefix = keep.shape
+        self.last_slot = self.prefix + length - 1
+        self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
+        self.root_slots = torch.full(
+            (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device
+        )
+        self.reach = 0
+        # shares memory with `lengths`
+        self._host = self.lengths.numpy() if keep.device.type == "cpu" else None
+
+    def advance(self, emitted: Tensor, most: int) -> None:
+        """Move each row on by `emitted` tokens, int64 [B], at most `most`."""
+        self.lengths += emitted
+        self.root_slots.view(self.copies, -1).add_(emitted)
+        self.reach = (
+            min(self.length, self.reach + most) if self._host is None else int(self._host.max())
+        )
+
+    def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [R, 1, 1, S] that hides padded prefix tokens from queries over S = capacity
+        slots; None if nothing is padded.
+        """
+        if bool(self.keep.all()):
+            return None
+        padding = torch.zeros(self.rows, capacity, dtype=dtype, device=self.keep.device)
+        padding[:, : self.prefix].masked_fill_(~self.keep, torch.finfo(dtype).min)
+        return padding[:, None, None]

@@ -11,7 +11,8 @@ from torch import Tensor
 from tempera.decoding.random_streams import key
 from tempera.drafters.eagle_network import shifted
 from tempera.targets.masks import causal_mask
-from tempera.targets.transformer import TransformerTarget, conditioned
+from tempera.targets.prompt_state import conditioned
+from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
     prefix, keep = conditioned(target.network, condition, keep, drop)
-    embeds = torch.cat([prefix, target.embed(codes[:, :-1])[: len(codes)]], 1)
+    embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
     hidden = target.network.model(

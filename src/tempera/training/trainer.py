@@ -280,7 +280,7 @@ class Run:
         return torch.arange(self.target.sampling.rows * len(positions)) >= len(positions)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.target.lm_logits(hidden.to(self.target.dtype))
+        return self.target.head.lm_logits(hidden.to(self.target.dtype))
 
     @torch.no_grad()
     def _average(self, number: int) -> None:

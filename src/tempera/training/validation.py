@@ -47,7 +47,7 @@ def imitation(
             lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions
         )
         mine, true = (
-            target.lm_logits(states[:, lesson.start :].to(target.dtype))
+            target.head.lm_logits(states[:, lesson.start :].to(target.dtype))
             for states in (predicted, lesson.hidden)
         )
         best = ranking.distribution(true).argmax(-1, keepdim=True)

@@ -1,0 +1,236 @@
+"""A network's forward passes over the rows of a batch, through a cache of keys and values.
+
+Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens of a pass, N nodes
+of a draft tree, S capacity of the cache, H hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.decoding.trees import Tree
+from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
+from tempera.targets.kv_cache import RoundMask, RowCache
+from tempera.targets.masks import causal_mask
+from tempera.targets.network import TargetNetwork
+from tempera.targets.prompt_state import PromptState
+
+ROOM = 64
+"""Drafted tokens that the cache of a compiled session has room for at least: plain decoding and a
+method then share one cache, and the CUDA graphs that write into it.
+"""
+
+
+class Session:
+    """A network with its cache. `begin` starts a batch; after it, `run` passes over any tokens, and
+    `score` over a draft tree that hangs from each row's root.
+
+    Args:
+        network: the transformer.
+        granularity: attention is offered keys in multiples of this, as far as rows may have come.
+            At least the whole image for constant shapes.
+
+    Attributes:
+        prompt: the batch's prompts, and where each row stands.
+        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, H].
+        cache: keys and values of the batch; kept for the next one if that has the same shape.
+        compiled: whether the steps of a round are compiled.
+    """
+
+    prompt: PromptState
+    prefix_hidden: Tensor
+    cache: RowCache
+
+    def __init__(self, network: TargetNetwork, granularity: int = 32) -> None:
+        self.network, self.granularity = network.eval(), granularity
+        _store_by_column(network)
+        head = network.lm_head.weight
+        self.device, self.dtype = head.device, head.dtype
+        self.compiled = False
+        self._block: StepFunction = _block
+        self._pass: StepFunction = self._forward
+        self._shape: tuple[int, int] | None = None
+
+    def compile(self) -> None:
+        """Compile the forward pass of all later rounds.
+
+        Attention is then always offered the whole cache: a compiled step serves one number of keys,
+        and is compiled anew where a longer prompt needs a larger cache. Prefixes are not compiled.
+        """
+        self.compiled = True
+        self._block = compile_step(_block)
+        self._pass = cuda_graphed(self._forward, self.device)
+
+    def step(self, function: StepFunction) -> StepFunction:
+        """The function as a step of a round: compiled if the session is."""
+        return cuda_graphed(compile_step(function), self.device) if self.compiled else function
+
+    def begin(self, prompt: PromptState, nodes: int) -> None:
+        """Start a batch that drafts at most `nodes` tokens a round: run all prefix tokens but the
+        last.
+        """
+        self.prompt = prompt
+        self._allocate(self.capacity(nodes))
+        embeds = prompt.embeds[:, :-1]
+        count = embeds.shape[1]
+        if not count:
+            self.prefix_hidden = embeds
+            return
+        positions = torch.arange(count, device=self.device).expand(prompt.rows, -1)
+        self.cache.place(positions, count)
+        mask = causal_mask(prompt.keep[:, :-1], count, self.dtype)
+        self.prefix_hidden = self._layers(_block, embeds, mask, positions)
+
+    def score(self, embeds: Tensor, layout: "TreeLayout") -> Tensor:
+        """Pass over each row's root and the nodes of a tree below it, embeddings [R, 1 + N, H] ->
+        hidden states [R, 1 + N, H].
+        """
+        prompt = self.prompt
+        slots = prompt.root_slots[:, None]
+        visible = self.visible(layout.width)
+        self.cache.place(slots + layout.offsets, visible)
+        mask = layout.mask.at(prompt.root_slots, visible)
+        if self._padding is not None:
+            mask += self._padding[..., :visible]
+        return self.run(embeds, mask, (slots + layout.depths).clamp_(max=prompt.last_slot))
+
+    def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Pass over embeddings [R, M, H] -> hidden states [R, M, H]; first `cache.place` them.
+
+        Args:
+            embeds: the embeddings.
+            mask: additive, [R, 1, M, keys].
+            positions: int64 [R, M] or [M].
+        """
+        return self._pass(embeds, mask, positions, self.cache.where)
+
+    def compact(self, path: Tensor) -> None:
+        """Move the nodes of an accepted path, int64 [B, L], behind each row's root; -1 past its end
+        moves what no row sees.
+        """
+        first = self.prompt.root_slots[:, None] + 1
+        nodes = path.clamp(min=0).repeat(self.prompt.copies, 1)
+        self.cache.compact(first + nodes, first + torch.arange(nodes.shape[1], device=self.device))
+
+    def layout_of(self, tree: Tree) -> "TreeLayout":
+        """The tree's constants; a static tree's are computed once per cache."""
+        tree = tree.to(self.device)
+        if tree.per_row:
+            return TreeLayout(tree, self.cache.capacity, self.prompt.copies, self.dtype)
+        if id(tree) not in self._layouts:
+            self._layouts[id(tree)] = tree, TreeLayout(tree, self.cache.capacity, 1, self.dtype)
+        return self._layouts[id(tree)][1]
+
+    def visible(self, width: int, cache: RowCache | None = None) -> int:
+        """Keys to offer a pass that writes `width` slots from each row's root on, into this cache
+        or another one of the same rows: a multiple of the granularity within the capacity, or all
+        of it if the steps are compiled.
+        """
+        needed = self.prompt.prefix - 1 + self.prompt.reach + width
+        capacity = self.cache.capacity if cache is None else cache.capacity
+        return (
+            capacity
+            if self.compiled
+            else min(capacity, -(-needed // self.granularity) * self.granularity)
+        )
+
+    def capacity(self, nodes: int) -> int:
+        """Slots of a cache that holds a whole image and `nodes` drafted tokens beyond it."""
+        room = max(nodes, ROOM) if self.compiled else nodes
+        return -(-(self.prompt.last_slot + 2 + room) // self.granularity) * self.granularity
+
+    def new_cache(self, layers: int, capacity: int) -> RowCache:
+        """A cache for the batch's rows and the network's heads."""
+        attention = self.network.model.layers[0].self_attn
+        return RowCache(
+            layers,
+            self.prompt.rows,
+            attention.k_proj.out_features // attention.head_dim,
+            attention.head_dim,
+            capacity,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _allocate(self, capacity: int) -> None:
+        """A cache for this batch: the last one if it has the same shape."""
+        if self._shape != (self.prompt.rows, capacity):
+            self._shape = self.prompt.rows, capacity
+            self.cache = self.new_cache(len(self.network.model.layers), capacity)
+            self._layouts: dict[int, tuple[Tree, TreeLayout]] = {}
+            if self.compiled:  # a CUDA graph writes into the cache that it was captured with
+                self._pass = cuda_graphed(self._forward, self.device)
+        self._padding = self.prompt.padding(capacity, self.dtype)
+
+    def _forward(self, embeds: Tensor, mask: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+        """The step of `run` that can be compiled; `where` is the cache's."""
+        self.cache.where = where
+        return self._layers(self._block, embeds, mask, positions)
+
+    def _layers(
+        self, block: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor
+    ) -> Tensor:
+        model, hidden = self.network.model, embeds
+        cos, sin = model.rotary_emb(embeds, positions)
+        for layer, entries in zip(model.layers, self.cache.layers, strict=True):
+            hidden = block(layer, entries, hidden, mask, positions, cos, sin)
+        out: Tensor = model.norm(hidden)
+        return out
+
+
+class TreeLayout:
+    """Constants of a draft tree in a round: slots and depths of the root (0) and the nodes, per
+    prompt (`ahead`) and per row (`depths`), and the mask among them.
+    """
+
+    def __init__(self, tree: Tree, capacity: int, copies: int, dtype: torch.dtype) -> None:
+        lead = tree.parents.shape[:-1]
+        device = tree.parents.device
+        self.width = 1 + tree.nodes
+        self.offsets = torch.arange(self.width, device=device)
+        depths = torch.cat(
+            [torch.zeros(*lead, 1, dtype=torch.int64, device=device), tree.depths], -1
+        )
+        visible = torch.zeros(*lead, self.width, self.width, dtype=torch.bool, device=device)
+        visible[..., 0] = True
+        visible[..., 1:, 1:] = tree.ancestors
+        self.ahead, self.depths = depths, depths.repeat(copies, 1) if tree.per_row else depths
+        self.mask = RoundMask(
+            visible.repeat(copies, 1, 1) if tree.per_row else visible, capacity, dtype
+        )
+
+
+def _block(
+    layer: Any,
+    entries: Any,
+    hidden: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    """One layer of a Hugging Face decoder with its layer of the cache, called as the decoder's own
+    `forward` calls it; compiled once for all layers.
+    """
+    out: Tensor | tuple[Tensor, ...] = layer(
+        hidden,
+        attention_mask=mask,
+        position_ids=positions,
+        position_embeddings=(cos, sin),
+        past_key_values=entries,
+        use_cache=True,
+    )
+    return out if isinstance(out, Tensor) else out[0]
+
+
+def _store_by_column(network: TargetNetwork) -> None:
+    """On a CPU, store the linear layers' weights column by column: products of a few rows are then
+    up to twice as fast.
+    """
+    for module in network.modules():
+        plain = (
+            isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter
+        )  # not one that is split among processes
+        if plain and module.weight.device.type == "cpu" and module.weight.is_contiguous():
+            module.weight.data = module.weight.data.t().contiguous().t()
