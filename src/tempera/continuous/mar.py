@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -376,7 +377,6 @@ def read_mar(directory: str | Path) -> MAR:
         directory,
         lambda values: MAR(MARConfig(**tuples(values))),
         "a MAR",
-        "train it with `python train_draft/build_shapes.py stages=[mar]` and give the directory "
-        "that it wrote",
+        f"train it with `{command('build')} stages=[mar]` and give the directory that it wrote",
     )
     return network.eval().requires_grad_(False)

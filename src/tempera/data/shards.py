@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.runtime.installation import command
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -103,7 +104,7 @@ class Manifest:
         path = directory / MANIFEST
         if not path.is_file():
             raise TemperaError(
-                f"{directory} holds no {MANIFEST}: give a directory made by train_draft/prepare.py."
+                f"{directory} holds no {MANIFEST}: give a directory made by `{command('prepare')}`."
             )
         value: dict[str, Any] = read_json(path)
         try:
@@ -230,7 +231,7 @@ def read_shards(
     manifest = Manifest.load(directory)
     if not manifest.complete:
         raise TemperaError(
-            f"the shards in {directory} are unfinished: run train_draft/prepare.py with the same "
+            f"the shards in {directory} are unfinished: run `{command('prepare')}` with the same "
             "options to complete them."
         )
     if manifest.tokenizer != tokenizer:
@@ -248,7 +249,7 @@ def read_shards(
     for shard in manifest.shards:
         if problem := check_shard(directory, shard):
             raise TemperaError(
-                f"{problem}: run train_draft/prepare.py with the same options to rebuild it."
+                f"{problem}: run `{command('prepare')}` with the same options to rebuild it."
             )
     parts = [read_shard(directory / shard.file) for shard in manifest.shards]
     if not sum(map(len, parts)):

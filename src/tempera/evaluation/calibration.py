@@ -34,6 +34,7 @@ from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_
 from tempera.rules.schedules import Schedule
 from tempera.rules.standard import Exact
 from tempera.runtime.files import replacing, sha256_file
+from tempera.runtime.installation import command
 
 
 class Recorder:
@@ -119,7 +120,7 @@ def load_statistics(path: Path) -> tuple[Chains, dict[str, Any]]:
     """
     if not path.is_file():
         raise TemperaError(
-            f"there is no {path}: measure the draft first, with `python eval/calibrate.py` and "
+            f"there is no {path}: measure the draft first, with `{command('calibrate')}` and "
             "this run's options"
         )
     try:
@@ -130,7 +131,7 @@ def load_statistics(path: Path) -> tuple[Chains, dict[str, Any]]:
             )
     except (SafetensorError, KeyError, ValueError):
         raise TemperaError(
-            f"{path} holds no statistics of a draft: write it anew with `python eval/calibrate.py`"
+            f"{path} holds no statistics of a draft: write it anew with `{command('calibrate')}`"
         ) from None
     return Chains(ratios, torch.full_like(ratios[:, 0], 1 / len(ratios))), notes
 
@@ -160,7 +161,7 @@ def calibrated(
 
     Args:
         length: L; the file's chains may be longer.
-        statistics: file written by `eval/calibrate.py`.
+        statistics: file written by `tempera-calibrate`.
         expected_length: E[τ + 1] of a round, on these chains.
         measured_with: arguments of `conditions` for this run; the file's must agree.
         ceiling: no ω is larger.
@@ -181,7 +182,7 @@ def calibrated(
             raise TemperaError(
                 f"{statistics} was measured with {name}={known.get(name)} and this run has "
                 f"{name}={now}: "
-                "measure again with `python eval/calibrate.py` and this run's options"
+                f"measure again with `{command('calibrate')}` and this run's options"
             )
     if length > chains.length:
         raise TemperaError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -96,7 +97,7 @@ def read_kl(directory: str | Path) -> KLModel:
         sizes = tuples(values)
         return KLModel(KLConfig(**{**sizes, "networks": VQConfig(**sizes["networks"])}))
 
-    advice = "build it with `python train_draft/build_shapes.py stages=[mar]`"
+    advice = f"build it with `{command('build')} stages=[mar]`"
     model = read_network(directory, build, "a KL tokenizer", advice)
     return model.eval().requires_grad_(False)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 
 
@@ -307,7 +308,7 @@ def load_vq(directory: Path) -> VQModel:
         directory,
         lambda values: VQModel(VQConfig(**tuples(values))),
         "an image tokenizer",
-        "build it with `python train_draft/build_shapes.py stages=[tokenizer]`",
+        f"build it with `{command('build')} stages=[tokenizer]`",
     )
     return model.eval().requires_grad_(False)
 

@@ -14,6 +14,7 @@ from tempera.errors import TemperaError
 from tempera.metrics.distances import feature_distances
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, clip_scorer
 from tempera.runtime.files import sha256_file
+from tempera.runtime.installation import command
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
 from tempera.shapes.classifier import Classifier, correct
@@ -70,8 +71,8 @@ class ShapesEvaluator(Evaluator):
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
             raise TemperaError(
-                f"{missing[0]} is missing: reinstall tempera, or rebuild it with `python "
-                "train_draft/build_shapes.py`."
+                f"{missing[0]} is missing: reinstall tempera, or rebuild it with "
+                f"`{command('build')}`."
             )
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tempera.drafters.independent import Smaller
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, load_vq
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.shapes.world import WORDS
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
@@ -81,14 +82,15 @@ class TextEncoder(nn.Module):
         return out
 
 
-REBUILD = "reinstall tempera, or rebuild it with `python train_draft/build_shapes.py`"
-"""How to get a shipped network that is missing."""
+def rebuild() -> str:
+    """How to get a shipped network that is missing."""
+    return f"reinstall tempera, or rebuild it with `{command('build')}`"
 
 
 def load_text_encoder(directory: Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
     encoder = read_network(
-        directory, lambda config: TextEncoder(**config), "a text encoder", REBUILD
+        directory, lambda config: TextEncoder(**config), "a text encoder", rebuild()
     )
     return encoder.eval().requires_grad_(False)
 
@@ -102,7 +104,7 @@ def load_target_network(directory: Path = SHIPPED / "target") -> LlamaGen:
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
         return from_official(state, network.config.num_attention_heads)
 
-    network = read_network(directory, build, "a LlamaGen", REBUILD, translate)
+    network = read_network(directory, build, "a LlamaGen", rebuild(), translate)
     return network.eval().requires_grad_(False)
 
 

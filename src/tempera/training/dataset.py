@@ -15,6 +15,7 @@ from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
+from tempera.runtime.installation import command
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
@@ -125,7 +126,7 @@ def generated_codes(
     if not drawn and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TemperaError(
             "several processes cannot generate one set of training images: generate it first with "
-            "train_draft/prepare.py encoder=target, then train with train_data=shards "
+            f"`{command('prepare')} encoder=target`, then train with train_data=shards "
             "train_data.path=DIR."
         )
     with tqdm(desc="generate training images", unit="image", disable=drawn) as bar:
