@@ -40,11 +40,15 @@ STANDARD = ("rules/test_standard.py", "exactness/test_laws.py", "exactness/test_
 STREAMS = ("decoding/test_random_streams.py", "decoding/test_loop.py")
 LOOP = ("decoding/test_loop.py", "exactness/test_laws.py")
 NEIGHBOURS = ("rules/test_neighbourhood.py", "exactness/test_laws.py")
-BLOCK = ("rules/test_block_verification.py", "exactness/test_laws.py")
+BLOCK = ("rules/test_standard_block.py", "exactness/test_laws.py")
 STATIC = ("drafters/test_static_tree.py", "exactness/test_laws.py")
 DYNAMIC = ("drafters/test_dynamic_tree.py", "exactness/test_laws.py")
 JACOBI = ("drafters/test_jacobi.py", "exactness/test_laws.py")
-EAGLE = ("drafters/test_eagle.py", "drafters/test_eagle2.py", "drafters/test_eagle_network.py")
+EAGLE = (
+    "drafters/test_eagle.py",
+    "drafters/test_eagle_dynamic.py",
+    "drafters/test_eagle_network.py",
+)
 TARGET = ("targets/test_transformer.py", "targets/test_kv_cache.py", "drafters/test_eagle.py")
 LLAMAGEN = ("targets/test_llamagen.py",)
 TRAINING = ("training/test_teacher_forcing.py", "training/test_losses.py")
@@ -142,7 +146,7 @@ FAULTS = (
           EAGLE),
     Fault("a replaced guess is drawn from q", "drafters/jacobi.py",
           "normalise((q - old).clamp(min=0), otherwise=q), q)", "q, q)",
-          (*JACOBI, "drafters/test_sjd_pac.py")),
+          (*JACOBI, "drafters/test_jacobi_window.py")),
     Fault("the last window is read one place on", "drafters/jacobi.py",
           "self._reading.gather(1, places.clamp(0, length))",
           "self._reading.gather(1, (places + 1).clamp(0, length))", JACOBI),

@@ -291,8 +291,8 @@ def test_a_tree_with_branches_is_refused():
         draft, p, uniforms = random_draft(2, tree)
         with pytest.raises(
             TemperaError,
-            match="BlockVerification accepts one chain by its prefixes, but this draft has branches; "
-            "draft a chain",
+            match="BlockVerification accepts one chain by its prefixes, but this draft has "
+            "branches; draft a chain",
         ):
             verify(draft, p, BlockVerification(), uniforms)
     rows = Tree.from_parents(

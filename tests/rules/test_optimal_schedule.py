@@ -1,0 +1,130 @@
+"""The schedule that minimises the bound at a given expected length, against enumeration."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from table_models import tables
+
+from tempera.errors import TemperaError
+from tempera.exactness.theory import (
+    expected_emitted,
+    tv_bound,
+)
+from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable
+from tempera.rules.schedules import exponential, floored, linear, uniform
+from tempera.rules.standard import Relaxed
+
+LENGTH = 3
+
+
+def drafted(p, q, count=20_000):
+    """Chains drawn from Q, with the distributions along them: what a recording of real rounds
+    holds.
+    """
+    generator = torch.Generator().manual_seed(0)
+    prefixes, along_p, along_q, tokens = torch.zeros(count, dtype=torch.int64), [], [], []
+    for here_p, here_q in zip(p[:LENGTH], q[:LENGTH], strict=True):
+        along_p.append(here_p[prefixes])
+        along_q.append(here_q[prefixes])
+        tokens.append(along_q[-1].multinomial(1, generator=generator).squeeze(1))
+        prefixes = 3 * prefixes + tokens[-1]
+    return along_p, along_q, torch.stack(tokens, -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "schedule", [(1.0, 1.0, 1.0), exponential(2.0, 3), (0.5, 3.0, 0.2), (100.0, 1.0, 4.0)]
+)
+def test_chains_carry_both_sides_of_theorem_2(schedule):
+    for seed in range(3):
+        _, _, p, q = tables(seed=seed)
+        chains = Chains.along(p, q[:LENGTH])
+        assert chains.expected_emitted(schedule) == pytest.approx(
+            expected_emitted(p, q, Relaxed(schedule), LENGTH)
+        )
+        assert chains.tv_bound(schedule) == pytest.approx(
+            tv_bound(p, q, Relaxed(schedule), LENGTH), abs=1e-7
+        )
+        sample = Chains.along(*drafted(p, q))
+        assert sample.expected_emitted(schedule) == pytest.approx(
+            chains.expected_emitted(schedule), abs=0.04
+        )
+        assert sample.tv_bound(schedule) == pytest.approx(chains.tv_bound(schedule), abs=0.02)
+
+
+def brute_force(p, q, expected_length):
+    """The least bound over a grid of schedules, some below 1, at no less than the expected length;
+    by enumeration, rule and all.
+    """
+    grid = [0.5, 0.8, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 100.0]
+    bounds = {}
+    for schedule in itertools.product(grid, repeat=2):
+        rule = Relaxed(schedule)
+        if expected_emitted(p, q, rule, 2) >= expected_length:
+            bounds[schedule] = tv_bound(p, q, rule, 2)
+    return min(bounds.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_no_schedule_on_a_grid_beats_the_optimal_one(seed):
+    _, _, p, q = tables(seed=seed)
+    low, high = reachable(Chains.along(p, q[:2]))
+    for share in (0.15, 0.5, 0.85):
+        wanted = low + share * (high - low)
+        schedule = optimal_schedule(p, q[:2], wanted)
+        assert min(schedule) >= 1
+        assert expected_emitted(p, q, Relaxed(schedule), 2) == pytest.approx(wanted, abs=1e-5)
+        bound, found = tv_bound(p, q, Relaxed(schedule), 2), brute_force(p, q, wanted)
+        assert bound <= found + 1e-6
+        assert bound >= found - 0.15  # the grid is coarse, but not that coarse
+
+
+def test_no_published_schedule_beats_the_optimal_one():
+    for seed in range(3):
+        _, _, p, q = tables(seed=seed)
+        for schedule in (
+            exponential(1.5, 3),
+            linear(2.0, 3),
+            uniform(1.5, 3),
+            floored(exponential(2.0, 3), 1.0),
+        ):
+            length, bound = (
+                expected_emitted(p, q, Relaxed(schedule), 3),
+                tv_bound(p, q, Relaxed(schedule), 3),
+            )
+            assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], length)), 3) <= bound + 1e-6
+
+
+def test_exact_decoding_is_the_optimum_at_its_own_length():
+    _, _, p, q = tables()
+    low, _ = reachable(Chains.along(p, q[:3]))
+    assert optimal_schedule(p, q[:3], low) == (1.0, 1.0, 1.0)
+    assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], low)), 3) == pytest.approx(
+        0, abs=1e-12
+    )
+
+
+def test_a_ceiling_is_kept():
+    _, _, p, q = tables(seed=1)
+    low, high = reachable(Chains.along(p, q[:3]), 2.0)
+    assert max(optimal_schedule(p, q[:3], (low + high) / 2, ceiling=2.0)) <= 2
+
+
+@pytest.mark.parametrize("wanted", [0.5, 1.0, 4.01, 9.0, math.nan])
+def test_an_expected_length_out_of_reach(wanted):
+    _, _, p, q = tables()
+    with pytest.raises(
+        TemperaError,
+        match=r"expected_length=.* is out of reach with 3 drafted tokens here: give 3\.196 .* to "
+        r"4$",
+    ):
+        optimal_schedule(p, q[:3], wanted)
+
+
+def test_a_ceiling_below_one():
+    _, _, p, q = tables()
+    with pytest.raises(TemperaError, match="ceiling=0.5 is not possible"):
+        optimal_schedule(p, q[:3], 3.5, ceiling=0.5)

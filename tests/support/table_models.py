@@ -1,0 +1,23 @@
+"""Table models of target and draft that several tests share."""
+
+from random_drafts import Spy
+
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.standard import Relaxed
+
+RULE = Relaxed((2.0, 0.6, 1.3))
+
+
+def tables(length=4, **options):
+    """Target and draft of three tokens, and their conditionals."""
+    target = TableTarget(3, length, **options)
+    draft = TableDraft(target)
+    return target, draft, target.conditionals(), draft.conditionals()
+
+
+def spied(tree, rule=RULE, rows=60, **options):
+    """What a static tree emits on tables of four tokens, and what its drafter heard."""
+    target = TableTarget(4, 7)
+    spy = Spy(StaticTreeDrafter(TableDraft(target, noise=2.0), tree))
+    return emit(target, spy, rule, rows=rows, **options), spy.heard
