@@ -169,3 +169,9 @@ def test_the_comparison_sees_something() -> None:
     compared = {(value.file, value.argument) for path in FILES for value in values(path)}
     assert len(compared) > 60
     assert ("train_draft.yaml", "lr") in compared and ("eval.yaml", "warmup") in compared
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_comments_fit_into_100_columns(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if "# " in line and len(line) > 100] == []

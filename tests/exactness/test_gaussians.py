@@ -33,7 +33,7 @@ LINEAR = gaussians.Linear(stages=3, channels=2)
     "head", [gaussians.Linear(1, 1), LINEAR, gaussians.Linear(3, 2, last_noise=False)]
 )
 def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(
-    head: gaussians.Head,
+    head: gaussians.ToyHead,
 ) -> None:
     assert (report := gaussians.check(None, head, rows=50_000)).agrees, report
 

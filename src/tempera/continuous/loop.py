@@ -22,7 +22,7 @@ from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Parts, no_clock
+from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import BONUS, Trace
 from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
 
@@ -219,7 +219,7 @@ class Decoding(ABC):
         streams: RandomStreams,
         prompts: list[str],
         diagnostics: bool = False,
-        clock: Parts = no_clock,
+        clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
         """Generate one image a prompt. Tokens float32 [B, T, D]; there are no diagnostics.
@@ -246,7 +246,7 @@ class Decoding(ABC):
         target.begin(prompts)
 
     @abstractmethod
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
+    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
         """Go on step by step until the images are whole; gives after each how many tokens the row
         furthest behind has.
         """
@@ -283,7 +283,7 @@ class Parallel(Decoding):
         """See `Decoding`."""
         return {"method": "parallel", "draft": None, "verification": repr(self), "branching": None}
 
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
+    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
         for count in counts(target.length, self.steps or target.length):
             _predict(canvas, target, count, clock)
             yield canvas.context.reach
@@ -344,7 +344,7 @@ class Speculative(Decoding):
         super()._begin(target, prompts)
         self.drafter.begin(prompts)
 
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: Parts) -> Iterator[int]:
+    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
         sizes = counts(target.length, self.steps or target.length)
         for size in self.rule.prefilled(self.prefill, sizes):
             _predict(canvas, target, size, clock)
@@ -356,7 +356,7 @@ class Speculative(Decoding):
             yield least
 
     def _round(
-        self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: Parts
+        self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: PartTimer
     ) -> None:
         """Draft so many tokens in each drafting step, verify, append."""
         canvas.noise.next_round()
@@ -448,7 +448,7 @@ def counts(length: int, steps: int) -> list[int]:
     return taken
 
 
-def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: Parts) -> None:
+def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: PartTimer) -> None:
     """One step of the target alone: the next `count` tokens of rows that are equally far."""
     context, stages = canvas.context, target.denoiser.stages
     with clock("target"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Parts, no_clock
+from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import Trace
 from tempera.decoding.verification import verify
 from tempera.errors import NaNProbabilities, TemperaError
@@ -36,7 +36,7 @@ def decode(
     prompts: list[str],
     *,
     diagnostics: bool = False,
-    clock: Parts = no_clock,
+    clock: PartTimer = no_clock,
     progress: Callable[[int, int], None] | None = None,
 ) -> Output:
     """Generate one image per prompt (Cool-SD, Algorithm 1, repeated until every image is complete).

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 
-class Parts(Protocol):
+class PartTimer(Protocol):
     """What `decode` times with: `with clock("draft"): ...`, for the parts draft, target, verify and
     commit.
     """

@@ -31,7 +31,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
-from tempera.rules.schedules import Schedule
+from tempera.rules.schedules import Omegas
 from tempera.rules.standard import Exact
 from tempera.runtime.files import replacing, sha256_file
 from tempera.runtime.installation import command
@@ -155,7 +155,7 @@ def calibrated(
     measured_with: dict[str, Any],
     ceiling: float = CEILING,
     delta: float | None = None,
-) -> Schedule:
+) -> Omegas:
     """The schedule of `length` depths that minimises the TV bound at an expected length, on the
     chains of a file.
 

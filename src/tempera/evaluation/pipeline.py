@@ -15,7 +15,7 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Parts, no_clock
+from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import ACCEPTED, BONUS
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
@@ -52,7 +52,7 @@ class Decoding(Protocol):
         streams: RandomStreams,
         prompts: list[str],
         diagnostics: bool = False,
-        clock: Parts = no_clock,
+        clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
         """One image per prompt; see `tempera.decoding.loop.decode`."""
@@ -91,7 +91,7 @@ class Method:
         streams: RandomStreams,
         prompts: list[str],
         diagnostics: bool = False,
-        clock: Parts = no_clock,
+        clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
         """One image a prompt; see `tempera.decoding.loop.decode`."""
@@ -122,7 +122,7 @@ class Pipeline:
         prompts: Sequence[Prompt],
         method: Decoding | None = None,
         diagnostics: bool = False,
-        clock: Parts = no_clock,
+        clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
         """Decode one image per prompt, with `method` in place of the pipeline's own where given."""

@@ -39,7 +39,7 @@ from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 
 
-class Head(Denoiser, Protocol):
+class ToyHead(Denoiser, Protocol):
     """A diffusion head whose tokens can be whitened."""
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Head(Denoiser, Protocol):
         this head's law.
         """
 
-    def imitation(self, spread: float, seed: int) -> "Head":
+    def imitation(self, spread: float, seed: int) -> "ToyHead":
         """A head like this one, its parameters moved by about `spread`: the draft's."""
 
 
@@ -79,7 +79,7 @@ class Linear(Denoiser):
         return Kernel(mean, self.log_std[stage].exp())
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`: the moments are carried through the stages."""
+        """See `ToyHead`: the moments are carried through the stages."""
         mean, covariance = (
             torch.zeros_like(tokens).double(),
             torch.eye(self.channels, dtype=torch.float64),
@@ -97,7 +97,7 @@ class Linear(Denoiser):
         return whitened.T
 
     def imitation(self, spread: float, seed: int = 1, same_std: bool = False) -> "Linear":
-        """See `Head`."""
+        """See `ToyHead`."""
         other, generator = copy.copy(self), torch.Generator().manual_seed(seed)
         moved = [
             value + spread * torch.randn(value.shape, generator=generator)
@@ -137,7 +137,7 @@ class Wavy(Denoiser):
         )
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`: the distribution function by quadrature on a grid, for one condition that all
+        """See `ToyHead`: the distribution function by quadrature on a grid, for one condition that all
         rows share.
         """
         grid = torch.linspace(-9, 9, 1501, dtype=torch.float64)
@@ -162,7 +162,7 @@ class Wavy(Denoiser):
         return whitened
 
     def imitation(self, spread: float, seed: int = 1) -> "Wavy":
-        """See `Head`."""
+        """See `ToyHead`."""
         other, generator = copy.copy(self), torch.Generator().manual_seed(seed)
         for name in ("slope", "wave", "log_std"):
             value = getattr(self, name)
@@ -183,7 +183,9 @@ class Toy:
 
     identity, dtype, compiled = "toy", torch.float32, False
 
-    def __init__(self, head: Head, length: int = 3, coupling: float = 0.4, seed: int = 0) -> None:
+    def __init__(
+        self, head: ToyHead, length: int = 3, coupling: float = 0.4, seed: int = 0
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.denoiser: Denoiser = head
         self.head, self.length, self.grid, self.channels = head, length, (1, length), head.channels
@@ -302,10 +304,10 @@ def _tail(scaled: float) -> float:
 
 def check(
     rule: DensityRule | None,
-    head: Head,
+    head: ToyHead,
     *,
     spread: float = 0.25,
-    draft: Head | None = None,
+    draft: ToyHead | None = None,
     gamma: int = 2,
     prefill: float = 0.0,
     steps: int | None = None,
@@ -343,7 +345,7 @@ def _streams(rows: int, seed: int) -> RandomStreams:
 
 
 def draft_alone(
-    head: Head, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0
+    head: ToyHead, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0
 ) -> SampleComparison:
     """How far the draft of `check` is from the target's law when no rule tests it."""
     coupling = 0.4 if length > 1 else 0.0
@@ -360,7 +362,7 @@ def biases(rows: int = 200_000) -> str:
 
     The public code's law is without noise in the last stage, as its sampler is.
     """
-    heads: dict[str, tuple[Head, Head, int]] = {
+    heads: dict[str, tuple[ToyHead, ToyHead, int]] = {
         "1-D normal": (Linear(1, 1), Linear(1, 1), 3),
         "2-D normal": (Linear(1, 2), Linear(1, 2), 3),
         "3 stages, 1-D": (Linear(3, 1), Linear(3, 1, last_noise=False), 3),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
 from tempera.errors import TemperaError
-from tempera.rules.schedules import Schedule
+from tempera.rules.schedules import Omegas
 
 CEILING = 100.0
 """The largest ω that `optimal_schedule` uses unless told otherwise; hardly a token of the target's
@@ -104,7 +104,7 @@ def optimal_schedule(
     expected_length: float,
     tokens: Tensor | None = None,
     ceiling: float = CEILING,
-) -> Schedule:
+) -> Omegas:
     """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] =
     `expected_length` (Eq. 7).
 
@@ -119,7 +119,7 @@ def optimal_schedule(
     return schedule_for(Chains.along(p, q, tokens), expected_length, ceiling)
 
 
-def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Schedule:
+def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Omegas:
     """`optimal_schedule` on chains.
 
     At a given E the bound is E - 1 less the expected number of drafts that exact decoding too would
@@ -178,9 +178,7 @@ def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
     )
 
 
-def _spent(
-    chains: Chains, order: Sequence[int], expected_length: float, ceiling: float
-) -> Schedule:
+def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling: float) -> Omegas:
     """Relax the depths fully in this order, the last one as far as the expected length asks for."""
     schedule = [1.0] * chains.length
     for depth in order:
@@ -192,7 +190,7 @@ def _spent(
 
 def _adjusted(
     chains: Chains, schedule: Sequence[float], depth: int, expected_length: float, ceiling: float
-) -> Schedule:
+) -> Omegas:
     """The schedule with ω at one depth (from 0) such that E is the expected length, or as near as
     1..ceiling allows.
     """
@@ -219,9 +217,7 @@ def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: f
     return math.exp(high)
 
 
-def _exchanged(
-    chains: Chains, schedule: Schedule, expected_length: float, ceiling: float
-) -> Schedule:
+def _exchanged(chains: Chains, schedule: Omegas, expected_length: float, ceiling: float) -> Omegas:
     """Trade relaxation between pairs of depths while the bound falls, first over the whole range,
     then ever nearer.
     """
@@ -241,12 +237,12 @@ def _exchanged(
 
 def _traded(
     chains: Chains,
-    schedule: Schedule,
+    schedule: Omegas,
     pair: tuple[int, int],
     expected_length: float,
     ceiling: float,
     span: float,
-) -> Schedule:
+) -> Omegas:
     """The best schedule that differs at two depths only: the first's ω from a grid within `span` of
     its logarithm, the second's to match.
 

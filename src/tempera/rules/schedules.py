@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from tempera.errors import TemperaError
 
-Schedule = tuple[float, ...]
+Omegas = tuple[float, ...]
 
 
-def uniform(delta: float, length: int) -> Schedule:
+def uniform(delta: float, length: int) -> Omegas:
     """UniformRSD, Eq. 13: ω_i = δ at every depth."""
     return _spend(delta, [1.0] * length)
 
 
-def exponential(delta: float, length: int, nu: float = 0.7) -> Schedule:
+def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
     if not (nu > 0 and math.exp(-nu * length) > 0):
         raise TemperaError(
@@ -27,7 +27,7 @@ def exponential(delta: float, length: int, nu: float = 0.7) -> Schedule:
     return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
 
 
-def linear(delta: float, length: int, ell: int = 8) -> Schedule:
+def linear(delta: float, length: int, ell: int = 8) -> Omegas:
     """Cool-SD, Eq. 17: ω_i = δ·L·w_i / Σw, with w_i = (ℓ - i) / (ℓ(ℓ + 1))."""
     if ell <= length:
         raise TemperaError(
@@ -37,7 +37,7 @@ def linear(delta: float, length: int, ell: int = 8) -> Schedule:
     return _spend(delta, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
 
 
-def floored(schedule: Sequence[float], floor: float) -> Schedule:
+def floored(schedule: Sequence[float], floor: float) -> Omegas:
     """Raise every ω_i below `floor` to it.
 
     With floor = 1 no depth is stricter than exact decoding, which costs nothing in the TV bound
@@ -51,7 +51,7 @@ def floored(schedule: Sequence[float], floor: float) -> Schedule:
     return tuple(max(omega, floor) for omega in schedule)
 
 
-def _spend(delta: float, weights: list[float]) -> Schedule:
+def _spend(delta: float, weights: list[float]) -> Omegas:
     """δ·L·w_i / Σw."""
     if not 0 < delta < math.inf:
         raise TemperaError(
