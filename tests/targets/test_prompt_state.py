@@ -1,6 +1,6 @@
 import torch
 
-from tempera.targets.prompt_state import PromptConditioner
+from tempera.targets.prompt_state import PromptConditioner, PromptState
 
 
 def test_prompts_are_encoded_once_inside_the_block_and_again_after_it():
@@ -18,3 +18,26 @@ def test_prompts_are_encoded_once_inside_the_block_and_again_after_it():
         assert len(conditioner(["a", "b"])[0]) == 2  # other prompts are encoded all the same
     assert len(conditioner(["a red ring"])[0]) == 1
     assert texts == [["a red ring"], ["a", "b"], ["a red ring"]]
+
+
+def test_rows_advance_by_their_own_tokens_and_roots_follow_in_both_rows_of_a_prompt():
+    keep = torch.tensor([[False, True, True], [True, True, True]] * 2)
+    prompt = PromptState(torch.zeros(4, 3, 8), keep, copies=2, length=5)
+    assert (prompt.rows, prompt.prefix, prompt.last_slot) == (4, 3, 7)
+    assert prompt.root_slots.tolist() == [2] * 4
+    prompt.advance(torch.tensor([1, 3]), 4)
+    assert prompt.lengths.tolist() == [1, 3] and prompt.root_slots.tolist() == [3, 5, 3, 5]
+    assert prompt.reach == 3  # read where it costs nothing
+    prompt._host = None
+    prompt.advance(torch.tensor([1, 0]), 4)
+    assert prompt.reach == 5  # elsewhere: at most 3 + 4, and no more than the image
+
+
+def test_padding_is_hidden_and_nothing_else():
+    keep = torch.tensor([[False, True, True], [True, True, True]])
+    prompt = PromptState(torch.zeros(2, 3, 8), keep, copies=1, length=5)
+    mask = prompt.padding(6, torch.bfloat16)
+    assert mask is not None and mask.shape == (2, 1, 1, 6)
+    assert (mask[:, 0, 0] < 0).tolist() == [[True] + 5 * [False], 6 * [False]]
+    whole = PromptState(torch.zeros(2, 3, 8), torch.ones_like(keep), copies=1, length=5)
+    assert whole.padding(6, torch.bfloat16) is None

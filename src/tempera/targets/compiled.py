@@ -1,8 +1,8 @@
 """The steps of a round, compiled: fewer and larger kernels (`compile_step`), and on a GPU one
 launch for all of them (`cuda_graphed`).
 
-The graphs are explicit ones, because `torch.compile(mode="reduce-overhead")` leaves out, with no
-more than a warning, a function that writes into its inputs, and every step writes into its cache.
+The graphs are captured explicitly: `torch.compile(mode="reduce-overhead")` skips functions that
+write into their inputs, with no more than a warning, and every step writes into its cache.
 They follow PyTorch's notes on CUDA graphs (static inputs, warm-up on a side stream, capture,
 replay). The part for CUDA has not been run on a GPU yet; `tests/test_compiled.py` holds its test.
 """
@@ -18,15 +18,15 @@ from tempera.errors import CannotCompile
 
 StepFunction = Callable[..., Tensor]
 """A function of tensors and hashable constants. It may write into memory that outlives it (a
-cache), if twice is the same as once.
+cache), provided that running it again changes nothing: a CUDA graph is warmed up before capture.
 """
 
 WARMUP = 3
-"""Calls before a recording: kernels are compiled and libraries set themselves up in them."""
+"""Calls before a capture, in which kernels are compiled and libraries initialise."""
 
 SHAPES = 256
-"""Combinations of shapes that a step may be compiled for, where PyTorch's own limit is 8: those of
-decoding are known, and few.
+"""Combinations of shapes for which a step may be compiled (PyTorch's own limit is 8); decoding
+meets few, and they are known.
 """
 
 

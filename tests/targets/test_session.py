@@ -1,0 +1,83 @@
+"""A session alone: passes over made-up prefixes against the network's own forward pass."""
+
+import torch
+from tiny_networks import GRID, PREFIX, llamagen
+
+from tempera.decoding.trees import Tree
+from tempera.targets.masks import causal_mask
+from tempera.targets.prompt_state import PromptState
+from tempera.targets.session import ROOM, Session
+
+LENGTH = GRID[0] * GRID[1]
+
+
+def begun(nodes: int = 3, granularity: int = 4) -> Session:
+    """Two prompts without guidance, the first with one padded token."""
+    keep = torch.ones(2, PREFIX, dtype=torch.bool)
+    keep[0, 0] = False
+    embeds = torch.randn(2, PREFIX, 16, generator=torch.Generator().manual_seed(0))
+    session = Session(llamagen(), granularity)
+    with torch.no_grad():
+        session.begin(PromptState(embeds, keep, 1, LENGTH), nodes)
+    return session
+
+
+def hidden_of(session: Session, embeds: torch.Tensor) -> torch.Tensor:
+    """Hidden states of whole sequences, by the Hugging Face decoder without a cache."""
+    count = embeds.shape[1]
+    mask = causal_mask(session.prompt.keep, count, embeds.dtype)
+    positions = torch.arange(count).expand(len(embeds), -1)
+    model = session.network.model
+    return model(
+        inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+    ).last_hidden_state
+
+
+@torch.no_grad()
+def test_a_chain_is_scored_as_the_network_reads_the_sequence():
+    session = begun()
+    prompt, new = session.prompt, torch.randn(2, 3, 16)
+    embeds = torch.cat([prompt.embeds[:, -1:], new], 1)
+    hidden = session.score(embeds, session.layout_of(Tree.chain(3)))
+    expected = hidden_of(session, torch.cat([prompt.embeds, new], 1))
+    torch.testing.assert_close(hidden, expected[:, PREFIX - 1 :], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(session.prefix_hidden[1], expected[1, : PREFIX - 1])
+
+
+@torch.no_grad()
+def test_after_compaction_the_next_round_continues_the_accepted_branch():
+    session = begun()
+    prompt, new, more = session.prompt, torch.randn(2, 3, 16), torch.randn(2, 1, 16)
+    tree = Tree.from_paths([[0], [1], [1, 0]])
+    session.score(torch.cat([prompt.embeds[:, -1:], new], 1), session.layout_of(tree))
+    session.compact(torch.tensor([[1, 2], [0, -1]]))  # accepted: nodes 1 and 2; node 0
+    prompt.advance(torch.tensor([3, 2]), 3)
+    hidden = session.score(more, session.layout_of(Tree.empty()))
+    for row, branch in enumerate([[1, 2], [0]]):
+        sequence = torch.cat([prompt.embeds[row], new[row, branch], more[row]])[None]
+        keep = prompt.keep[row : row + 1]
+        mask = causal_mask(keep, sequence.shape[1], sequence.dtype)
+        states = session.network.model(
+            inputs_embeds=sequence,
+            attention_mask=mask,
+            position_ids=torch.arange(sequence.shape[1])[None],
+            use_cache=False,
+        ).last_hidden_state
+        torch.testing.assert_close(hidden[row, 0], states[0, -1], atol=1e-5, rtol=1e-4)
+
+
+def test_keys_are_offered_in_steps_and_the_cache_is_kept_while_its_shape_is():
+    session = begun()
+    assert session.visible(1) == 8 and session.visible(4) == 8  # 4 before the root, in fours
+    session.prompt.advance(torch.tensor([0, 5]), 5)
+    assert session.visible(1) == 12
+    assert session.capacity(3) == 32  # 5 + 20 − 1 + 2 + 3 = 29, in fours
+    cache = session.cache
+    with torch.no_grad():
+        session.begin(session.prompt, 3)
+        assert session.cache is cache
+        session.begin(session.prompt, 10)
+        assert session.cache is not cache
+    session.compiled = True
+    assert session.capacity(3) == -(-(26 + ROOM) // 4) * 4
+    assert session.visible(1) == session.cache.capacity
