@@ -89,7 +89,7 @@ class NoSmallerModel(TemperaError):
 
 @dataclass(eq=False)
 class OtherCodebook(TemperaError):
-    """A file holds the neighbours of another codebook. made, wanted: hashes of the two codebooks."""
+    """A file holds the neighbours of another codebook; made, wanted: hashes of the codebooks."""
 
     path: Path
     made: str | None
@@ -104,7 +104,7 @@ class OtherCodebook(TemperaError):
 
 @dataclass(eq=False)
 class PromptTooLong(TemperaError):
-    """A prompt has more tokens than the model reads. where: which prompt, such as "prompt 1 of 2"."""
+    """A prompt has more tokens than the model reads; where: which one, as in "prompt 1 of 2"."""
 
     where: str
     tokens: int
@@ -136,8 +136,8 @@ class CannotCompile(TemperaError):
 
     def __str__(self) -> str:
         return (
-            f"the model cannot be compiled on this machine ({self.reason}); install a C++ compiler, "
-            "and on a GPU Triton, or go without"
+            f"the model cannot be compiled on this machine ({self.reason}); install a C++ "
+            "compiler, and on a GPU Triton, or go without"
         )
 
 

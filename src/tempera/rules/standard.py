@@ -102,8 +102,8 @@ class Match:
 
     With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
     with new draws in each round it is the naive verification of SpecInfer (Miao et al. 2023), which
-    SJD's public code also calls Jacobi decoding. Lossless for every draft, as every emitted token is
-    a draw from the target. Implements `JointRule`.
+    SJD's public code also calls Jacobi decoding. Lossless for every draft: every emitted token is a
+    draw from the target. Implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True

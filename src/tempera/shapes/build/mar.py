@@ -17,25 +17,42 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tempera.runtime.files import replacing
 from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
-from tempera.image_tokenizers.kl import KLConfig, KLModel
-from tempera.shapes.labels import CLASSES, class_of
 from tempera.continuous.mar import MAR, MARConfig, initialise
-from tempera.shapes.world import COLOURS, SHAPES, Sample, World
-from tempera.runtime.network_identity import identity_of
-from tempera.shapes.networks import load_tokenizer
-from tempera.training.lr_schedules import cosine, trapezoid
-from tempera.shapes.build.target import _resume, _save, shape_tokens
+from tempera.image_tokenizers.kl import KLConfig, KLModel
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.files import replacing
+from tempera.runtime.network_identity import identity_of
+from tempera.shapes.build.target import _resume, _save, shape_tokens
+from tempera.shapes.labels import CLASSES, class_of
+from tempera.shapes.networks import load_tokenizer
+from tempera.shapes.world import COLOURS, SHAPES, Sample, World
+from tempera.training.lr_schedules import cosine, trapezoid
 
 LogMetrics = Callable[[dict[str, float], int], None]
 
 TINY_KL = KLConfig(
-    VQConfig(channels=16, encoder_multipliers=(1, 2, 4), decoder_multipliers=(1, 2, 4), res_blocks=1, z_channels=4, norm_groups=4), patch=2
+    VQConfig(
+        channels=16,
+        encoder_multipliers=(1, 2, 4),
+        decoder_multipliers=(1, 2, 4),
+        res_blocks=1,
+        z_channels=4,
+        norm_groups=4,
+    ),
+    patch=2,
 )
 TINY_MAR = MARConfig(
-    grid=(8, 8), channels=4, patch=2, width=128, depth=4, heads=4, buffer=8, classes=len(CLASSES), head_width=256, head_depth=3
+    grid=(8, 8),
+    channels=4,
+    patch=2,
+    width=128,
+    depth=4,
+    heads=4,
+    buffer=8,
+    classes=len(CLASSES),
+    head_width=256,
+    head_depth=3,
 )
 TINY_DRAFT = replace(TINY_MAR, width=64, depth=2, head_width=128, head_depth=2)
 
@@ -105,7 +122,15 @@ class MARTraining:
     save_every: int = 500
 
 
-OF_TOKENIZER = ("tokenizer_steps", "tokenizer_batch_size", "tokenizer_lr", "tokenizer_start", "kl", "bf16", "seed")
+OF_TOKENIZER = (
+    "tokenizer_steps",
+    "tokenizer_batch_size",
+    "tokenizer_lr",
+    "tokenizer_start",
+    "kl",
+    "bf16",
+    "seed",
+)
 """The settings that the KL tokenizer depends on."""
 
 
@@ -124,11 +149,15 @@ def _single(world: World, index: int) -> Iterator[Sample]:
 
 def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
     """Images float32 [B, 3, 64, 64] in [−1, 1], and their classes int64 [B]."""
-    images = torch.from_numpy(np.stack([sample.image for sample in samples])).permute(0, 3, 1, 2) * 2 - 1
+    images = (
+        torch.from_numpy(np.stack([sample.image for sample in samples])).permute(0, 3, 1, 2) * 2 - 1
+    )
     return images, torch.tensor([class_of(sample.scene.caption) for sample in samples])
 
 
-def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None = None) -> tuple[KLModel, dict[str, float]]:
+def train_kl(
+    settings: MARTraining, config: KLConfig, report: LogMetrics | None = None
+) -> tuple[KLModel, dict[str, float]]:
     """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR
     in dB on unseen scenes.
     """
@@ -137,7 +166,9 @@ def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None 
     if settings.tokenizer_start:
         _take_over(model, load_tokenizer())
     optimiser = torch.optim.Adam(model.parameters(), settings.tokenizer_lr, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, cosine(30, settings.tokenizer_steps, floor=0.02))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, cosine(30, settings.tokenizer_steps, floor=0.02)
+    )
     for step in range(settings.tokenizer_steps):
         images, _ = images_and_classes(single_shapes(world, step * batch, batch))
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
@@ -153,13 +184,18 @@ def train_kl(settings: MARTraining, config: KLConfig, report: LogMetrics | None 
         optimiser.step()
         schedule.step()
         if report and step % 50 == 0:
-            report({"loss": loss.item(), "psnr": _psnr(error), "divergence": divergence.item()}, step)
+            report(
+                {"loss": loss.item(), "psnr": _psnr(error), "divergence": divergence.item()}, step
+            )
     model.eval().requires_grad_(False)
     images, _ = images_and_classes(single_shapes(World(settings.seed + 1), 0, 64))
     mean, log_variance = model.moments(images)
     drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
     model.config = replace(config, scale=1 / float(drawn.std()))
-    return model, {"psnr": _psnr(F.mse_loss(model.decode_codes(model.encode(images)), images)), "scale": model.config.scale}
+    return model, {
+        "psnr": _psnr(F.mse_loss(model.decode_codes(model.encode(images)), images)),
+        "scale": model.config.scale,
+    }
 
 
 def _take_over(model: KLModel, trained: VQModel) -> None:
@@ -168,7 +204,14 @@ def _take_over(model: KLModel, trained: VQModel) -> None:
     """
     for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
         own = mine.state_dict()
-        mine.load_state_dict(own | {name: value for name, value in theirs.state_dict().items() if value.shape == own[name].shape})
+        mine.load_state_dict(
+            own
+            | {
+                name: value
+                for name, value in theirs.state_dict().items()
+                if value.shape == own[name].shape
+            }
+        )
 
 
 def _psnr(error: Tensor) -> float:
@@ -187,7 +230,9 @@ class Latents(NamedTuple):
     def draw(self, chosen: Tensor, tokenizer: KLModel) -> Tensor:
         """Tokens float32 [B, T, D] of the scenes int64 [B], drawn from their latents' law."""
         mean, log_variance = self.moments[chosen].float().unbind(1)
-        return tokenizer.tokens(mean + (0.5 * log_variance).exp() * torch.randn_like(mean)).flatten(1, 2)
+        return tokenizer.tokens(mean + (0.5 * log_variance).exp() * torch.randn_like(mean)).flatten(
+            1, 2
+        )
 
 
 @torch.no_grad()
@@ -208,7 +253,12 @@ def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Laten
     """The latents in `path` if they are those of this tokenizer and these scenes; else encode them
     and keep them there.
     """
-    made = {"tokenizer": identity_of(tokenizer), "scenes": str(settings.scenes), "seed": str(settings.seed), "holds": str(Latents._fields)}
+    made = {
+        "tokenizer": identity_of(tokenizer),
+        "scenes": str(settings.scenes),
+        "seed": str(settings.seed),
+        "holds": str(Latents._fields),
+    }
     if path.is_file():
         with safe_open(path, "pt") as file:
             if file.metadata() == made:
@@ -224,13 +274,19 @@ class _Averaged(nn.Module):
 
     def __init__(self, network: MAR, decay: float) -> None:
         super().__init__()
-        self.network, self.average, self.decay = network, copy.deepcopy(network).requires_grad_(False), decay
+        self.network, self.average, self.decay = (
+            network,
+            copy.deepcopy(network).requires_grad_(False),
+            decay,
+        )
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
         """Move the average; faster in the first steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        torch._foreach_lerp_(
+            list(self.average.parameters()), list(self.network.parameters()), 1 - decay
+        )
 
 
 def token_losses(
@@ -270,8 +326,12 @@ def token_losses(
     ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
     places = torch.arange(known, order.shape[1]).expand(len(tokens), -1)
     counts = torch.full((len(tokens),), known)
-    vectors = network(ordered[:, :known], order, counts, network.class_embedding(labels, drop), places)
-    condition, start = (part.flatten(0, 1).repeat(repeats, 1) for part in (vectors, ordered[:, known:]))
+    vectors = network(
+        ordered[:, :known], order, counts, network.class_embedding(labels, drop), places
+    )
+    condition, start = (
+        part.flatten(0, 1).repeat(repeats, 1) for part in (vectors, ordered[:, known:])
+    )
     on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(taken.times), (len(start),))
     t = torch.where(on_way, taken.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
     noise, kept = torch.randn_like(start), schedule.kept[t].unsqueeze(-1)
@@ -310,14 +370,21 @@ def train_mar(
     model = _Averaged(network, settings.ema)
     network.class_emb.weight.register_hook(_taught_together)
     optimisers = _optimisers(network, settings)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup_steps, steps)) for optimiser in optimisers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup_steps, steps))
+        for optimiser in optimisers
+    ]
     for step in range(_resume(directory, model, optimisers, schedules), steps):
         # so that an interrupted training ends the same
         torch.manual_seed(settings.seed * 1_000_003 + step)
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
         calm = step >= (1 - settings.calm) * steps
-        weights = None if calm else 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
-        error, divergence = _losses(network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings, weights)
+        weights = (
+            None if calm else 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
+        )
+        error, divergence = _losses(
+            network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings, weights
+        )
         (error + settings.variance * divergence).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
@@ -338,10 +405,17 @@ def _lay_out(network: MAR) -> None:
     does not find the grid by itself.
     """
     config = network.config
-    rows, columns = (part.flatten().float() for part in torch.meshgrid(*map(torch.arange, config.grid), indexing="ij"))
+    rows, columns = (
+        part.flatten().float()
+        for part in torch.meshgrid(*map(torch.arange, config.grid), indexing="ij")
+    )
     rates = torch.logspace(math.log10(2), -1, config.width // 4)
     angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], 1)
-    for embedding in (network.encoder_pos_embed_learned, network.decoder_pos_embed_learned, network.diffusion_pos_embed_learned):
+    for embedding in (
+        network.encoder_pos_embed_learned,
+        network.decoder_pos_embed_learned,
+        network.diffusion_pos_embed_learned,
+    ):
         embedding[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
 
 
@@ -356,28 +430,50 @@ def _taught_together(gradient: Tensor) -> Tensor:
 
 
 def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the transformer's and the head's blocks, AdamW for everything else.
-    """
-    matrices = {name: weight for name, weight in network.named_parameters() if "blocks." in name and weight.ndim == 2}
+    """Muon for the matrices of transformer and head, AdamW for everything else."""
+    matrices = {
+        name: weight
+        for name, weight in network.named_parameters()
+        if "blocks." in name and weight.ndim == 2
+    }
     rest = [weight for name, weight in network.named_parameters() if name not in matrices]
     return [
-        torch.optim.Muon(matrices.values(), lr=settings.matrix_lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            matrices.values(),
+            lr=settings.matrix_lr,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
         torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
 @torch.no_grad()
-def _measure(network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512) -> dict[str, float]:
+def _measure(
+    network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512
+) -> dict[str, float]:
     """The losses with a class on unseen scenes."""
     torch.manual_seed(settings.seed)
-    unseen, told = encode_scenes(World(settings.seed + 1), count, tokenizer), replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False)
+    unseen, told = (
+        encode_scenes(World(settings.seed + 1), count, tokenizer),
+        replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False),
+    )
     batches = torch.arange(count).split(64)
-    losses = [_losses(network, unseen.draw(batch, tokenizer), unseen.classes[batch], told) for batch in batches]
+    losses = [
+        _losses(network, unseen.draw(batch, tokenizer), unseen.classes[batch], told)
+        for batch in batches
+    ]
     error, divergence = (torch.stack(part).mean().item() for part in zip(*losses, strict=True))
     return {"validation_noise_error": error, "validation_divergence": divergence}
 
 
-def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _losses(
+    network: MAR,
+    tokens: Tensor,
+    labels: Tensor,
+    settings: MARTraining,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """One batch: a random order and a random share of the tokens, at least one of them hidden."""
     length, share = network.config.length, torch.empty(1)
     nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
@@ -387,4 +483,15 @@ def _losses(network: MAR, tokens: Tensor, labels: Tensor, settings: MARTraining,
     taken = NoiseSchedule(settings.denoising_steps, start=settings.denoising_start)
     # on a CPU, fused attention's backward pass takes twice as long
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-        return token_losses(network, tokens, labels, known, order, drop, settings.repeats, settings.emphasis, weights, taken)
+        return token_losses(
+            network,
+            tokens,
+            labels,
+            known,
+            order,
+            drop,
+            settings.repeats,
+            settings.emphasis,
+            weights,
+            taken,
+        )

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempera.image_tokenizers import kl
 from tempera.runtime.files import write_json, write_text
 from tempera.runtime.network_directory import write_network
-from tempera.image_tokenizers import kl
-from tempera.shapes.clip import TINY_CLIP
-from tempera.shapes.networks import load_tokenizer, target_config
-from tempera.targets.llamagen import to_official
 from tempera.shapes.build import mar
 from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.shapes.build.target import HALF_TARGET, TargetModel, TargetTraining, train_target
 from tempera.shapes.build.tokenizer import TokenizerTraining, train_tokenizer
+from tempera.shapes.clip import TINY_CLIP
+from tempera.shapes.networks import load_tokenizer, target_config
+from tempera.targets.llamagen import to_official
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ def build_target(output: Path, settings: TargetTraining, report: LogMetrics) -> 
     continues where it was stopped.
     """
     with _recorded(output / "target", settings) as record:
-        model, record.metrics = train_target(settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report)
+        model, record.metrics = train_target(
+            settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report
+        )
         _save_target(model, output / "target", output / "text_encoder")
 
 
@@ -59,14 +61,20 @@ def build_independent(output: Path, settings: TargetTraining, report: LogMetrics
 
 def _save_target(model: TargetModel, network_directory: Path, text_directory: Path) -> None:
     network = model.network
-    save_network(to_official(network.state_dict(), network.config.num_attention_heads), target_config(network), network_directory)
+    save_network(
+        to_official(network.state_dict(), network.config.num_attention_heads),
+        target_config(network),
+        network_directory,
+    )
     save_network(model.text.state_dict(), model.text.config, text_directory)
 
 
 def build_classifier(output: Path, settings: EvaluatorTraining, report: LogMetrics) -> None:
     """Train the attribute classifier into `output`/classifier."""
     with _recorded(output / "classifier", settings) as record:
-        model, record.metrics = train_classifier(settings, load_tokenizer(output / "tokenizer"), report)
+        model, record.metrics = train_classifier(
+            settings, load_tokenizer(output / "tokenizer"), report
+        )
         save_network(model.state_dict(), {"width": model.width}, output / "classifier")
 
 
@@ -87,9 +95,14 @@ def build_mar(output: Path, settings: mar.MARTraining, report: LogMetrics) -> No
             save_network(trained.state_dict(), asdict(trained.config), output / "kl")
     tokenizer = kl.read_kl(output / "kl")  # as it is kept, rounded
     latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
-    for name, steps, config in (("mar", settings.steps, mar.TINY_MAR), ("mar_draft", settings.draft_steps, mar.TINY_DRAFT)):
+    for name, steps, config in (
+        ("mar", settings.steps, mar.TINY_MAR),
+        ("mar_draft", settings.draft_steps, mar.TINY_DRAFT),
+    ):
         with _recorded(output / name, replace(settings, steps=steps)) as record:
-            network, record.metrics = mar.train_mar(settings, steps, tokenizer, latents, output / f"{name}_run", config, report)
+            network, record.metrics = mar.train_mar(
+                settings, steps, tokenizer, latents, output / f"{name}_run", config, report
+            )
             save_network(network.state_dict(), asdict(network.config), output / name)
 
 
@@ -102,11 +115,16 @@ def _is_built(directory: Path, settings: Any, names: Sequence[str]) -> bool:
     return all(made.get(name) == getattr(settings, name) for name in names)
 
 
-def save_network(state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = "") -> None:
+def save_network(
+    state: dict[str, Tensor], config: dict[str, Any], directory: Path, prefix: str = ""
+) -> None:
     """Write <prefix>config.json and <prefix>model.safetensors, floats as float16, each file
     atomically.
     """
-    half = {key: (value.half() if value.is_floating_point() else value).contiguous().clone() for key, value in state.items()}
+    half = {
+        key: (value.half() if value.is_floating_point() else value).contiguous().clone()
+        for key, value in state.items()
+    }
     write_network(directory, half, config, prefix)
 
 
@@ -124,8 +142,14 @@ class _recorded:
     def __exit__(self, kind: object, problem: object, trace: object) -> None:
         if kind is None:
             seconds = round(time.perf_counter() - self.start)
-            machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-            record = {"settings": asdict(self.settings), "metrics": self.metrics, "seconds_of_last_run": seconds, "machine": machine}
+            threads = torch.get_num_threads()
+            machine = f"{platform.machine()}, {threads} threads, torch {torch.__version__}"
+            record = {
+                "settings": asdict(self.settings),
+                "metrics": self.metrics,
+                "seconds_of_last_run": seconds,
+                "machine": machine,
+            }
             write_json(self.directory / "training.json", record)
             log.info("built %s in %d s: %s", self.directory, seconds, self.metrics)
 
@@ -153,7 +177,14 @@ def write_readme(output: Path) -> None:
         size = sum(file.stat().st_size for file in path.parent.glob("*.safetensors"))
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
         settings = record["settings"]
-        cells = [path.parent.name, f"{size / 1e6:.1f} MB", settings["seed"], settings["steps"], record["seconds_of_last_run"], metrics]
+        cells = [
+            path.parent.name,
+            f"{size / 1e6:.1f} MB",
+            settings["seed"],
+            settings["steps"],
+            record["seconds_of_last_run"],
+            metrics,
+        ]
         lines.append("| " + " | ".join(str(cell) for cell in [*cells, record["machine"]]) + " |")
     lines += ["", "Every `training.json` holds its stage's full settings.", ""]
     write_text(output / "README.md", "\n".join(lines))

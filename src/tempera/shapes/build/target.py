@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tempera.shapes.world import Sample, World, object_masks, parse_caption
+from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.classifier import ATTRIBUTES, UNTOLD, labels
 from tempera.shapes.networks import TextEncoder, load_target_network, load_text_encoder, tokenize
+from tempera.shapes.world import Sample, World, object_masks, parse_caption
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
 from tempera.training.lr_schedules import trapezoid
-from tempera.image_tokenizers.vq import VQModel
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,14 @@ TINY_TARGET = LlamaGenConfig(
     prefix_length=16,
     caption_dim=96,
 )
-HALF_TARGET = replace(TINY_TARGET, hidden_size=64, intermediate_size=176, num_hidden_layers=6, num_attention_heads=2, caption_dim=64)
+HALF_TARGET = replace(
+    TINY_TARGET,
+    hidden_size=64,
+    intermediate_size=176,
+    num_hidden_layers=6,
+    num_attention_heads=2,
+    caption_dim=64,
+)
 """Half as wide and half as deep: the independent draft of the tiny target."""
 
 
@@ -91,7 +98,9 @@ class TargetModel(nn.Module):
         assert config.caption_dim is not None
         self.text = TextEncoder(config.prefix_length, config.caption_dim)
         self.network = LlamaGen(config)
-        self.readout = nn.Linear(config.hidden_size, sum(len(classes) for classes in ATTRIBUTES.values()))
+        self.readout = nn.Linear(
+            config.hidden_size, sum(len(classes) for classes in ATTRIBUTES.values())
+        )
         _initialise(self.network, codebook)
 
     def forward(self, words: Tensor, drop: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +119,9 @@ class TargetModel(nn.Module):
             if i + 1 == READOUT_LAYER:
                 early = hidden
         logits = network.lm_head(network.model.norm(hidden[:, first:]))
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), codes.flatten(), reduction="none").view(codes.shape)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), codes.flatten(), reduction="none"
+        ).view(codes.shape)
         return losses, self.readout(F.layer_norm(early[:, first:], early.shape[-1:]))
 
 
@@ -121,7 +132,10 @@ def readout_loss(logits: Tensor, told: Tensor) -> Tensor:
     parts = logits.split([len(classes) for classes in ATTRIBUTES.values()], -1)
     wanted = [truth[:, None].expand(logits.shape[:2]).flatten() for truth in told.T]
     pairs = zip(parts, wanted, strict=True)
-    losses = [F.cross_entropy(part.flatten(0, 1).float(), truth, ignore_index=UNTOLD, reduction="none") for part, truth in pairs]
+    losses = [
+        F.cross_entropy(part.flatten(0, 1).float(), truth, ignore_index=UNTOLD, reduction="none")
+        for part, truth in pairs
+    ]
     return torch.stack([loss.mean() for loss in losses]).mean()
 
 
@@ -130,7 +144,10 @@ def _initialise(network: LlamaGen, codebook: Tensor) -> None:
     start out similar.
     """
     width = network.config.hidden_size
-    for weight, scale in ((network.model.embed_tokens.weight, 0.3), (network.lm_head.weight, width**-0.5)):
+    for weight, scale in (
+        (network.model.embed_tokens.weight, 0.3),
+        (network.lm_head.weight, width**-0.5),
+    ):
         projected = codebook @ torch.randn(codebook.shape[1], width)
         weight.data.copy_(scale * (projected + 0.3 * torch.randn_like(projected)))
     for name, weight in network.model.named_parameters():
@@ -144,7 +161,12 @@ def _optimisers(model: TargetModel, settings: TargetTraining) -> list[torch.opti
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     return [
-        torch.optim.Muon(matrices, lr=settings.matrix_lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            matrices,
+            lr=settings.matrix_lr,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
         torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -168,9 +190,15 @@ def encode_batch(samples: list[Sample], tokenizer: VQModel, length: int) -> Scen
     with torch.no_grad():
         codes = tokenizer.encode(images).flatten(1)
     masks = [shape_tokens(sample, tokenizer.config.factor) for sample in samples]
-    told = [list(labels(parsed).values()) for sample in samples if (parsed := parse_caption(sample.caption))]
+    told = [
+        list(labels(parsed).values())
+        for sample in samples
+        if (parsed := parse_caption(sample.caption))
+    ]
     touched, onset = (torch.stack(part) for part in zip(*masks, strict=True))
-    return SceneBatch(tokenize([s.caption for s in samples], length), codes, touched, onset, torch.tensor(told))
+    return SceneBatch(
+        tokenize([s.caption for s in samples], length), codes, touched, onset, torch.tensor(told)
+    )
 
 
 def shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
@@ -194,8 +222,12 @@ def train_target(
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
     if settings.start:
-        model.text.load_state_dict(load_text_encoder(Path(settings.start) / "text_encoder").state_dict())
-        model.network.load_state_dict(load_target_network(Path(settings.start) / "target").state_dict())
+        model.text.load_state_dict(
+            load_text_encoder(Path(settings.start) / "text_encoder").state_dict()
+        )
+        model.network.load_state_dict(
+            load_target_network(Path(settings.start) / "target").state_dict()
+        )
     # on a CPU, fused attention's backward pass takes twice as long
     model.network.model.set_attn_implementation("eager")
     optimisers = _optimisers(model, settings)
@@ -205,16 +237,29 @@ def train_target(
     forward = torch.compile(model) if settings.compile else model
     world = World(settings.seed)
     for step in range(first, settings.steps):
-        batch = encode_batch(world.batch(step * settings.batch_size, settings.batch_size), tokenizer, config.prefix_length)
-        drop = torch.from_numpy(np.random.default_rng([settings.seed, step]).random(len(batch.words)) < settings.caption_dropout)
+        batch = encode_batch(
+            world.batch(step * settings.batch_size, settings.batch_size),
+            tokenizer,
+            config.prefix_length,
+        )
+        drop = torch.from_numpy(
+            np.random.default_rng([settings.seed, step]).random(len(batch.words))
+            < settings.caption_dropout
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
             losses, read = forward(batch.words, drop, batch.codes)
         emphasised = step < (1 - settings.calm) * settings.steps
         loss = losses.mean()
         if emphasised:
-            weight = 1 + (settings.object_weight - 1) * batch.touched + (settings.onset_weight - settings.object_weight) * batch.onset
+            weight = (
+                1
+                + (settings.object_weight - 1) * batch.touched
+                + (settings.onset_weight - settings.object_weight) * batch.onset
+            )
             told = batch.told.masked_fill(drop[:, None], UNTOLD)
-            loss = (losses * weight).sum() / weight.sum() + settings.readout * readout_loss(read, told)
+            loss = (losses * weight).sum() / weight.sum() + settings.readout * readout_loss(
+                read, told
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
@@ -222,7 +267,10 @@ def train_target(
             schedule.step()
             optimiser.zero_grad()
         if report and step % 20 == 0:
-            onset, all_read = losses[batch.onset].mean().item(), readout_loss(read, batch.told).item()
+            onset, all_read = (
+                losses[batch.onset].mean().item(),
+                readout_loss(read, batch.told).item(),
+            )
             report({"loss": losses.mean().item(), "onset_loss": onset, "readout": all_read}, step)
         if (step + 1) % settings.save_every == 0:
             _save(directory, step + 1, model, optimisers, schedules)
@@ -230,13 +278,18 @@ def train_target(
 
 
 @torch.no_grad()
-def measure_target(model: TargetModel, tokenizer: VQModel, world: World, count: int = 128) -> dict[str, float]:
+def measure_target(
+    model: TargetModel, tokenizer: VQModel, world: World, count: int = 128
+) -> dict[str, float]:
     """Loss in nats per token on unseen scenes, over all tokens and where shapes begin, and what
     captions are worth.
     """
     batch = encode_batch(world.batch(0, count), tokenizer, model.network.config.prefix_length)
     chunks = list(zip(batch.words.split(16), batch.codes.split(16), strict=True))
-    told, untold = (torch.cat([model(w, torch.full((len(w),), drop), c)[0] for w, c in chunks]) for drop in (False, True))
+    told, untold = (
+        torch.cat([model(w, torch.full((len(w),), drop), c)[0] for w, c in chunks])
+        for drop in (False, True)
+    )
     return {
         "validation_loss": told.mean().item(),
         "validation_onset_loss": told[batch.onset].mean().item(),
@@ -244,10 +297,18 @@ def measure_target(model: TargetModel, tokenizer: VQModel, world: World, count: 
     }
 
 
-def _save(directory: Path, step: int, model: nn.Module, optimisers: list[Any], schedules: list[Any]) -> None:
+def _save(
+    directory: Path, step: int, model: nn.Module, optimisers: list[Any], schedules: list[Any]
+) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    state = {"step": step, "model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers]}
-    torch.save(state | {"schedules": [s.state_dict() for s in schedules]}, directory / "checkpoint.tmp")
+    state = {
+        "step": step,
+        "model": model.state_dict(),
+        "optimisers": [o.state_dict() for o in optimisers],
+    }
+    torch.save(
+        state | {"schedules": [s.state_dict() for s in schedules]}, directory / "checkpoint.tmp"
+    )
     os.replace(directory / "checkpoint.tmp", directory / "checkpoint.pt")
 
 

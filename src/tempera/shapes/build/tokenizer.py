@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.shapes.world import World
 from tempera.training.lr_schedules import cosine
-from tempera.image_tokenizers.vq import VQConfig, VQModel
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ class EmaCodebook:
     restart of dead codes.
     """
 
-    def __init__(self, model: VQModel, decay: float, dead_below: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, model: VQModel, decay: float, dead_below: float, generator: torch.Generator
+    ) -> None:
         self.table = model.quantize.embedding.weight.data
         self.decay, self.dead_below, self.generator = decay, dead_below, generator
         self.counts = torch.ones(len(self.table))
@@ -66,7 +68,9 @@ class EmaCodebook:
 
     def fit(self, vectors: Tensor, rounds: int = 10) -> None:
         """Spherical k-means on encodings [M, D], started at random encodings."""
-        self.table.copy_(vectors[torch.randperm(len(vectors), generator=self.generator)[: len(self.table)]])
+        self.table.copy_(
+            vectors[torch.randperm(len(vectors), generator=self.generator)[: len(self.table)]]
+        )
         for _ in range(rounds):
             codes = (vectors @ F.normalize(self.table, dim=-1).T).argmax(-1)
             self._accumulate(vectors, codes, decay=0.0)
@@ -87,7 +91,9 @@ class EmaCodebook:
 
 
 def train_tokenizer(
-    settings: TokenizerTraining, config: VQConfig = TINY_VQ, report: Callable[[dict[str, float], int], None] | None = None
+    settings: TokenizerTraining,
+    config: VQConfig = TINY_VQ,
+    report: Callable[[dict[str, float], int], None] | None = None,
 ) -> tuple[VQModel, dict[str, float]]:
     """Train a tokenizer on the world; returns it with its metrics on unseen images (PSNR in dB,
     codes in use).
@@ -104,7 +110,9 @@ def train_tokenizer(
             with torch.no_grad():
                 codebook.fit(model.latents(images_of(world, 10**7, 128)).flatten(0, 2))
         images = images_of(world, step * settings.batch_size, settings.batch_size)
-        loss, error = _step(model, images, codebook if step >= settings.warmup_steps else None, settings.commitment)
+        loss, error = _step(
+            model, images, codebook if step >= settings.warmup_steps else None, settings.commitment
+        )
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -115,7 +123,9 @@ def train_tokenizer(
     return model.eval(), measure_tokenizer(model, images_of(World(settings.seed + 1), 0, 256))
 
 
-def _step(model: VQModel, images: Tensor, codebook: EmaCodebook | None, commitment: float) -> tuple[Tensor, Tensor]:
+def _step(
+    model: VQModel, images: Tensor, codebook: EmaCodebook | None, commitment: float
+) -> tuple[Tensor, Tensor]:
     """One loss: reconstruction, plus commitment once there is a codebook to commit to."""
     latents = model.latents(images)
     vectors, commit = latents, latents.new_zeros(())
@@ -135,7 +145,10 @@ def measure_tokenizer(model: VQModel, images: Tensor) -> dict[str, float]:
     with torch.no_grad():
         codes = torch.cat([model.encode(chunk) for chunk in images.split(32)])
         output = torch.cat([model.decode_codes(chunk) for chunk in codes.split(32)])
-    return {"psnr": _psnr(float(F.mse_loss(output, images))), "codes_used": float(codes.unique().numel())}
+    return {
+        "psnr": _psnr(float(F.mse_loss(output, images))),
+        "codes_used": float(codes.unique().numel()),
+    }
 
 
 def _psnr(error: float) -> float:

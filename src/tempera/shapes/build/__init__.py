@@ -1,0 +1,1 @@
+"""How the networks of the shipped model are trained."""
