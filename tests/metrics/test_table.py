@@ -1,0 +1,154 @@
+"""The table of metrics: adding one is an entry and the function that computes it."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from tiny_evaluation import ToyEvaluator, tiny_evaluate, tiny_pipeline
+
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
+from tempera.metrics import bootstrap, table
+from tempera.metrics.bootstrap import Array, Interval
+from tempera.metrics.evaluators import Networks
+from tempera.metrics.quality import quality
+from tempera.metrics.table import METRICS, Metric
+from tempera.reporting import figures, paper_tables, pareto
+from tempera.reporting.collect import collect
+from tempera.reporting.report import write_report
+from tempera.reporting.wandb_report import blocks
+from tempera.runtime.tracking import NoTracker
+
+NEW = (
+    Metric(
+        "brightness",
+        "brightness",
+        "of 255",
+        ".1f",
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="quality",
+        paired=True,
+    ),
+    Metric("shift", "mean shift", "", ".2f", False, in_report=True, in_pareto="more"),
+)
+
+
+def brightness(pictures: torch.Tensor, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+    """A score of each picture."""
+    return {"brightness": pictures.float().mean((1, 2, 3))}
+
+
+def shift(generated: Array, real: Array, resamples: int) -> Interval:
+    """A distance of two sets."""
+    return bootstrap.mean(np.abs(generated - real.mean(0)).mean(1), resamples)
+
+
+class Extended(ToyEvaluator):
+    def load(self, device: torch.device) -> Networks:
+        networks = super().load(device)
+        return replace(
+            networks,
+            scores=[*networks.scores, brightness],
+            distances={**networks.distances, "shift": shift},
+        )
+
+
+class Spy(NoTracker):
+    def __init__(self) -> None:
+        self.logged: dict[str, float] = {}
+
+    def log(self, values: Any, step: int | None = None) -> None:
+        self.logged |= values
+
+
+class Reports:
+    """Stands in for wandb_workspaces.reports.v2."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **values: {"block": name, **values}
+
+
+def labels(figure: Figure) -> set[str]:
+    return {panel.get_ylabel() for panel in figure.axes}
+
+
+def test_a_new_metric_is_one_entry_and_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It appears in metrics.json, on the console, in W&B, report.md and results.csv, on the Pareto
+    plots, in the W&B report and in papers' tables.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
+    monkeypatch.setattr(figures, "grid", lambda path, *_: path.touch())
+    monkeypatch.setattr(table, "METRICS", (*METRICS, *NEW))
+    drawn: set[str] = set()
+    monkeypatch.setattr(pareto, "save_figure", lambda path, figure: drawn.update(labels(figure)))
+    spy, options = Spy(), {"timed": 1, "model": "tiny", "seed": 0}
+    plain = tiny_pipeline(plain=True)
+    tiny_evaluate(tmp_path / "ar", plain, evaluator=Extended(), method="ar", delta=None, **options)
+    tiny_evaluate(tmp_path / "cool", evaluator=Extended(), tracker=spy, **options)
+    shown = capsys.readouterr().out
+    known = json.loads((tmp_path / "cool" / "metrics.json").read_text())["metrics"]
+    assert "brightness ↑" in shown
+    assert "mean shift ↓" in shown
+    assert spy.logged["brightness"] == known["brightness"]["value"] > 0
+    assert spy.logged["shift"] == known["shift"]["value"] > 0
+
+    rows, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
+    assert damaged == []
+    write_report(rows, tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text()
+    results, differences = text.split("## Difference")
+    assert "| brightness ↑ | mean shift ↓ |" in results
+    assert f"{known['brightness']['value']:.1f} (" in results
+    assert "| brightness |" in differences
+    (line,) = csv.DictReader((tmp_path / "report" / "results.csv").read_text().splitlines()[::2])
+    assert float(line["brightness"]) == pytest.approx(known["brightness"]["value"], rel=1e-5)
+    assert float(line["shift_high"]) == pytest.approx(known["shift"]["high"], rel=1e-5)
+    assert {"brightness ↑", "mean shift ↓"} <= drawn
+    panels = blocks(Reports(), rows, text, [], "tempera", None)[-1]["panels"]
+    assert {"block": "ScatterPlot", "x": "speedup", "y": "brightness"} in panels
+    assert paper_tables.column("brightness").ours(rows[1]) == known["brightness"]["value"]
+
+
+def test_keys_and_titles_are_unique() -> None:
+    for names in ([metric.key for metric in METRICS], [metric.title for metric in METRICS]):
+        assert len(set(names)) == len(names)
+
+
+def test_a_distance_without_an_entry_is_refused() -> None:
+    networks = Networks(lambda pictures: pictures, distances={"cmmd": shift})
+    rows = [{"features": [0.0, 1.0]}] * 16
+    with pytest.raises(
+        TemperaError, match="there is no metric `cmmd`: give it an entry in METRICS"
+    ):
+        quality(rows, networks, np.zeros((16, 2)), 10)
+
+
+def test_a_score_that_a_prompt_leaves_open_does_not_count() -> None:
+    rows = [
+        {"shape1": 1.0, "shape2": 0.0, "clip_score": 0.5},
+        {"shape1": None, "clip_score": 0.25},
+    ]
+    metrics = quality(rows, Networks(), None, 10)
+    assert (metrics["shape_accuracy"].value, metrics["shape_accuracy"].n) == (0.5, 1)
+    assert (metrics["clip_score"].value, metrics["clip_score"].n) == (0.375, 2)
+    assert "colour_accuracy" not in metrics
+    assert "fid" not in metrics
+
+
+def test_a_prompts_own_value() -> None:
+    row = {"tokens": [0] * 4, "rounds": 2.0, "accepted_length": 2.0, "logprob": -6.0, "shape1": 1.0}
+    assert table.find("accepted_length").of_prompt(row) == (2.0, 2.0)
+    assert table.find("logprob_per_token").of_prompt(row) == (-1.5, 1.0)
+    assert table.find("shape_accuracy").of_prompt({**row, "shape2": None}) == (1.0, 1.0)
+    assert table.find("clip_score").of_prompt(row) is None
