@@ -239,5 +239,5 @@ def test_continuous_methods_are_sent_to_the_evaluation():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("bench", overrides=["model=mar_base", "method=cspd", "directory=x"])
     main = runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"]
-    with pytest.raises(TemperaError, match=r"eval/run\.py times a method of continuous ones"):
+    with pytest.raises(TemperaError, match=r"eval/run\.py` times a method of continuous ones"):
         main(cfg)

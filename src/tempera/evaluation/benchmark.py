@@ -1,8 +1,8 @@
 """Where the time of a round goes, on whatever device is present: each part, the whole round, and
 what the device's bandwidth allows.
 
-Rounds are real ones of `decode`, over an excerpt from the middle of an image, so that weights may
-be random: what a draft costs does not depend on what is accepted. Speed-ups are then given for
+Rounds are real rounds of `decode`, over an excerpt from the middle of an image. Weights may be
+random: the cost of a draft does not depend on how much of it is accepted. Speed-ups are given for
 every accepted length, as accepted length × AR's round ÷ the method's round, both with plain or both
 with compiled steps.
 """
@@ -57,11 +57,11 @@ class BenchmarkPlan:
     Args:
         batch_sizes: prompts decoded at once; one column of results each.
         compile: whether the steps are compiled, or both: first plain, then compiled ones.
-        repeats: timings of each part and of each round; their median and quartiles are told.
+        repeats: timings of each part and of each round; the report has their median and quartiles.
         bandwidth: of the device's memory in GB/s (10⁹ bytes); measured unless given.
         trees: static trees, by name, whose target passes are timed beside 1 token and the method's
             own draft.
-        accepted_lengths: for which the speed-up is told.
+        accepted_lengths: the accepted lengths at which speed-ups are given.
     """
 
     batch_sizes: list[int] = field(default_factory=lambda: [1, 16])
@@ -100,12 +100,13 @@ class BenchmarkColumn:
         parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
         sampling: from hidden states to the sampled distribution, inside `target`, for the method's
             draft.
-        ar: a round of plain autoregression, not clocked inside; `method`: a round of the method.
+        ar: a round of plain autoregression, without clocks inside.
+        method: a round of the method, without clocks inside.
         cache: bytes of keys and values that a token in the middle of the image reads.
         limit: milliseconds that reading weights and cache once takes at the device's bandwidth.
         memory: peak bytes so far: allocated on a GPU, resident on a CPU.
-        images: a second, by plain autoregression, text and image decoder left out.
-        speedups: over plain autoregression at each accepted length; as many times the images.
+        images: images per second by plain autoregression, text encoder and image decoder excluded.
+        speedups: over plain autoregression, by accepted length.
     """
 
     batch_size: int
@@ -123,7 +124,7 @@ class BenchmarkColumn:
 
     @property
     def title(self) -> str:
-        """For the head of a table."""
+        """Heading of the column in a table."""
         return f"{'compiled' if self.compiled else 'eager'}, batch {self.batch_size}"
 
 
@@ -134,7 +135,7 @@ class BenchmarkReport:
     Attributes:
         drafted: nodes of the method's draft, of which the deepest is at `depth`.
         bandwidth: bytes per second: of a large copy (reads and writes), or as given.
-        weights: bytes of those that every pass reads.
+        weights: bytes of the weights that every pass reads.
     """
 
     device: str
@@ -146,7 +147,7 @@ class BenchmarkReport:
     columns: list[BenchmarkColumn]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON."""
         return asdict(self)
 
 
@@ -209,11 +210,11 @@ def measure(
     """Time a method's round and its parts beside plain autoregression's, in turn.
 
     Args:
-        target: the model, on its device; it is left compiled if the plan asks for that.
-        make_method: what is timed against `method=ar`: made anew for a compiled target, whose draft
-            follows it.
-        plan: how often, and what beside.
-        progress: told what comes next.
+        target: the model, on its device; it stays compiled if the plan asks for compiled steps.
+        make_method: builds the method; called again for a compiled target, whose draft is compiled
+            as well.
+        plan: what to measure, and how often.
+        progress: called with the name of the next part.
 
     Raises:
         TemperaError: the method is plain autoregression, or memory does not suffice.
@@ -246,7 +247,7 @@ def _measured(
     speed: float,
     progress: Callable[[str], None],
 ) -> BenchmarkColumn:
-    """`_column`, its want of memory told in a sentence."""
+    """`_column`, with running out of memory as a TemperaError."""
     try:
         return _column(target, method, plan, batch_size, speed, progress)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
@@ -443,8 +444,8 @@ def _name(device: torch.device) -> str:
 
 
 def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
-    """What a person reads: the name of a row, and for each column the median with its quartiles in
-    milliseconds, or what it means.
+    """The report as lines of text: the name of a row, then for each column the median and quartiles
+    in milliseconds, or a derived number.
     """
     columns = report.columns
     first = {column.compiled: column for column in reversed(columns)}
@@ -452,7 +453,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     def timed(name: str, of: Callable[[BenchmarkColumn], Spread]) -> tuple[str, ...]:
         return name, *(_cell(of(column)) for column in columns)
 
-    def told(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
+    def shown(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
         return name, *map(of, columns)
 
     lines = [
@@ -465,32 +466,32 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
         for part in columns[0].parts
     ]
     lines.append(
-        told(
+        shown(
             f"round: one of {report.depth} draft steps",
             lambda column: _number(column.parts["draft"].median / report.depth),
         )
     )
     lines.append(timed("round of the method", lambda column: column.method))
-    lines.append(told("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
+    lines.append(shown("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
     lines.append(timed("round of AR", lambda column: column.ar))
     lines.append(
-        told(
+        shown(
             "bandwidth limit of AR",
             lambda column: (
                 f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
             ),
         )
     )
-    lines.append(told("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
-    lines.append(told("images/s of AR", lambda column: f"{column.images:.3g}"))
+    lines.append(shown("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
+    lines.append(shown("images/s of AR", lambda column: f"{column.images:.3g}"))
     lines.append(
-        told(
+        shown(
             "and over the first column",
             lambda column: f"{column.images / first[column.compiled].images:.2f}×",
         )
     )
     for n in columns[0].speedups:
-        lines.append(told(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
+        lines.append(shown(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
     return lines
 
 

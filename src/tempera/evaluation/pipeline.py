@@ -23,7 +23,7 @@ from tempera.runtime.row_store import Row
 
 
 class ImageDecoder(Protocol):
-    """The half of an image tokenizer that generates."""
+    """The decoding half of an image tokenizer."""
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
@@ -94,7 +94,7 @@ class Method:
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
-        """One image a prompt; see `tempera.decoding.loop.decode`."""
+        """One image per prompt; see `tempera.decoding.loop.decode`."""
         return decode(
             target,
             self.drafter,
@@ -125,7 +125,7 @@ class Pipeline:
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
-        """Decode one image per prompt, with `method` in place of the pipeline's own where given."""
+        """Decode one image per prompt, with `method` instead of the pipeline's if given."""
         method = method or self.method
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]
@@ -158,11 +158,17 @@ class Pipeline:
 
 
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
-    """One row a prompt of a decoded batch: what results.parquet and the pictures are made from.
+    """One row per prompt of a decoded batch; results.parquet and the pictures derive from them.
 
-    `seconds` is the batch's; a row gets its share. `depth` is the depth of an accepted draft, 0
-    where the target drew; `…_by_tenth` count tokens in each tenth of the image, in the order of
-    decoding.
+    Args:
+        prompts: the batch.
+        output: what decoding returned.
+        seconds: of the whole batch; each row gets its share.
+
+    Returns:
+        Rows with, among others, `depth`, the depth of each token's accepted draft (0 where the
+        target drew it), and `…_by_tenth`, counts in each tenth of the image in the order of
+        decoding.
     """
     trace = output.trace.cpu()
     columns: dict[str, list[Any]] = {

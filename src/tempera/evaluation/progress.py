@@ -1,4 +1,4 @@
-"""What a person sees while an evaluation runs, and the table at its end."""
+"""The progress bar of an evaluation."""
 
 from types import TracebackType
 
@@ -7,14 +7,15 @@ from rich.table import Column
 
 
 class Bar:
-    """Progress over the tokens of a run, with images done, accepted length and tokens a second of
-    this session.
+    """Progress over the tokens of a run, with finished images, and accepted length and tokens per
+    second since this start of it.
 
     Args:
-        images: how many in all, and how many of them are there already.
-        length: tokens an image.
+        images: number of images.
+        done: how many of them exist already.
+        length: tokens per image.
         shown: False in processes other than the main one.
-        title: what is going on.
+        title: the activity that the bar names.
     """
 
     def __init__(
@@ -34,12 +35,10 @@ class Bar:
         )
 
     def advance(self, images: int, tokens: int, rounds: int) -> None:
-        """What has come since the last call; rounds are summed over images."""
-        self.done, self.tokens, self.rounds = (
-            self.done + images,
-            self.tokens + tokens,
-            self.rounds + rounds,
-        )
+        """Count what was done since the last call; rounds are summed over images."""
+        self.done += images
+        self.tokens += tokens
+        self.rounds += rounds
         self.progress.update(self.task, advance=tokens, note=self._note())
 
     def _note(self) -> str:

@@ -1,13 +1,14 @@
-"""A run's results on disk: keyed by prompt id, written as they come, each piece whole or absent.
+"""A run's results on disk, keyed by prompt id. They are written as they arrive, and each file is
+either whole or absent.
 
 A run directory holds
-    run.json            what made it: model, method, sampling, seed; another setting is refused
+    run.json            its identity: model, method, sampling, seed; other settings are refused
     records/            generated tokens and their trace, a part file per batch
     images/<id>.png     the pictures
-    evaluated-…/           what the networks of the metrics say of each picture
+    evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
-and, made from these at the end: metrics.json, results.parquet, grid.png, acceptance_map.png, and of
-drafts accepted.png.
+and, derived from these at the end, results.parquet, grid.png, acceptance_map.png, accepted.png (if
+anything was drafted) and metrics.json.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,12 @@ from tempera.runtime.files import read_json, writable_directory, write_json
 def claim(
     directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True
 ) -> None:
-    """Make the run directory this run's own, or check that it is.
+    """Claim a directory for a run, or check that it belongs to it.
 
     Args:
         directory: created when it does not exist.
         identity: the settings that results depend on; a directory made with others is refused.
-        about: what else to note in run.json; noted anew at every start.
+        about: other facts for run.json; rewritten at every start.
         write: False in processes other than the main one, which only check.
 
     Raises:

@@ -1,6 +1,4 @@
-"""What makes a run this run and no other: the options that its results depend on, and the networks
-behind them.
-"""
+"""The identity of a run: the options that its results depend on, and the networks behind them."""
 
 import platform
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
-"""Hydra groups whose choice names a method."""
+"""Hydra groups whose choices are part of the identity."""
 FREE = (
     "tokens",
     "directory",
@@ -30,8 +28,9 @@ FREE = (
     "statistics",
     "compile",
 )
-"""Options that may differ between two starts of one run: they say which results to make, and where,
-but not what they are.
+"""Options that may differ between two starts of the same run. They decide which results are
+computed, where and on what device, but not their values; `dtype` and `weights` enter the identity
+as the network that they give.
 """
 
 

@@ -1,5 +1,5 @@
-"""LANTERN's Table 4: are near codes interchangeable? Generate every token as one drawn from its
-nearest codes and evaluator the pictures.
+"""LANTERN's Table 4: are near codes interchangeable? Replace every token by one drawn from its
+nearest codes and evaluate the pictures.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from tempera.rules.codebook_neighbours import Neighbours
 
 
 class Replacing:
-    """An image decoder that generates each code as one drawn uniformly from its nearest, itself
-    included.
+    """An image decoder that first replaces each code by one drawn uniformly from its nearest codes,
+    itself included.
 
-    The replacement is made in the finished image, so that the tokens keep the target's own law; the
-    paper leaves open whether later tokens see it. An image's draws depend on its codes and the seed
-    only.
+    Codes are replaced in the finished image, so the tokens keep the target's law; the paper leaves
+    open whether later tokens see the replacements. An image's draws depend only on its codes and
+    the seed.
 
     Args:
         decoder: what generates.

@@ -159,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "kl_per_token",
-        "KL per token",
+        "KL bound per token",
         "nats, emitted distribution against target",
         ".4f",
         higher_is_better=False,

@@ -1,4 +1,4 @@
-"""What a run is called in tables and figures."""
+"""Names of runs in tables and figures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ USUAL = {
     "ell": 8,
 }
 USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
-"""Settings that go without saying."""
+"""Default settings, which names leave out."""
 IMPLIED: dict[str, dict[str, Any]] = {
     "uniform_rsd": {"schedule": "uniform"},
     "lantern": {"tree": "mc_sim_7b_63", "residual": "published"},
     "lanternpp": {"tree": "naive_extend_57", "residual": "published"},
     "gsd": {"residual": "published"},
 }
-"""Settings that go without saying with a method."""
+"""Settings that a method implies, which its names leave out."""
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
