@@ -384,6 +384,7 @@ def test_guesses_are_drawn_from_q(refresh):
     torch.testing.assert_close(joint, (q.unsqueeze(1) * q.flip(0)).flatten(), atol=0.004, rtol=0)
 
 
+@pytest.mark.slow
 def test_noise_of_a_large_vocabulary_is_not_rounded():
     """The smallest of V exponentials decides: were it a multiple of 2⁻²⁴, ties would favour the
     first tokens.

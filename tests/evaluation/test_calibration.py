@@ -75,6 +75,7 @@ def test_rounds_of_whole_images_and_none_past_their_end() -> None:
     )  # prompts decide, batches do not
 
 
+@pytest.mark.slow
 def test_the_expected_length_comes_out_of_the_loop(tmp_path: Path) -> None:
     chains, target, draft = first_chains()
     save_statistics(tmp_path / "s.safetensors", chains.ratios.float(), NOW)

@@ -56,18 +56,13 @@ def decode(
         NaNProbabilities: the target or the draft gave NaN.
         TemperaError: prompts and streams differ in number.
     """
-    if len(prompts) != len(streams.ids):
-        raise TemperaError(
-            f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one "
-            "prompt id per prompt"
-        )
+    _check(prompts, streams)
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts)
     device, length = streams.device, target.length
     offsets = torch.arange(drafter.depth + 1, device=device)
-    tokens = torch.zeros(
-        len(prompts), length + 1, dtype=torch.int64, device=device
-    )  # the last column takes what falls past the image
+    # the last column takes what falls past the image
+    tokens = torch.zeros(len(prompts), length + 1, dtype=torch.int64, device=device)
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
     trace = Trace.blank(len(prompts), length, drafter.depth, device, diagnostics)
     rounds, written = 0, 0
@@ -92,6 +87,15 @@ def decode(
         if progress is not None:
             progress(rounds, written)
     return Output(tokens[:, :length], trace.finished())
+
+
+def _check(prompts: list[str], streams: RandomStreams) -> None:
+    """Raise TemperaError unless every prompt has its stream."""
+    if len(prompts) != len(streams.ids):
+        raise TemperaError(
+            f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one "
+            "prompt id per prompt"
+        )
 
 
 def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids: list[str]) -> int:
