@@ -137,8 +137,8 @@ class Wavy(Denoiser):
         )
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """See `ToyHead`: the distribution function by quadrature on a grid, for one condition that all
-        rows share.
+        """See `ToyHead`: the distribution function by quadrature on a grid, for one condition that
+        all rows share.
         """
         grid = torch.linspace(-9, 9, 1501, dtype=torch.float64)
         step, density = grid[1] - grid[0], torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
@@ -382,7 +382,11 @@ def biases(rows: int = 200_000) -> str:
     for name, rule in rules.items():
         cells = []
         for head, noiseless, length in heads.values():
-            evaluated = noiseless if isinstance(rule, CSpDReferenceCode) else head
+            published = isinstance(rule, CSpDReferenceCode)
+            if published and length == 1:
+                cells.append("–")  # the target draws the first token alone
+                continue
+            evaluated = noiseless if published else head
             found = (
                 draft_alone(head, length=length, rows=rows)
                 if rule is None
