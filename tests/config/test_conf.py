@@ -115,7 +115,7 @@ def resolves(*overrides: str, config: str = "eval") -> DictConfig:
 
 
 CHOICES = choices()
-FIRST = {(config, group): (config, group, choice) for config, group, choice in reversed(CHOICES)}
+FIRST = {group: (config, group, choice) for config, group, choice in reversed(CHOICES)}
 """One choice of every group."""
 
 

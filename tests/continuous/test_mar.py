@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_rows_but
 from paths import SUPPORT
 from torch import Tensor, nn
 
@@ -286,7 +287,9 @@ RULES: list[tuple[DensityRule, DiffusionSampling]] = [
 
 
 @pytest.mark.parametrize(("rule", "sampling"), RULES)
-@pytest.mark.parametrize(("prefill", "steps"), [(0.0, None), (0.15, None), (0.15, 5)])
+@pytest.mark.parametrize(
+    ("prefill", "steps"), slow_rows_but([(0.0, None), (0.15, None), (0.15, 5)], (0.15, None))
+)
 def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     rule: DensityRule, sampling: DiffusionSampling, prefill: float, steps: int | None
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_batch_generates_what_single_prompts_paint(name, guidance):
         assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
 
 
+@pytest.mark.slow
 def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
     from scipy.stats import chi2
 

@@ -114,6 +114,7 @@ def test_the_reference_is_kept_and_made_again_where_it_is_damaged(
     assert np.array_equal(first, reference_features(shapes, networks, tmp_path / "file" / "no"))
 
 
+@pytest.mark.slow
 def test_clip_score_goes_through_open_clip() -> None:
     open_clip = import_open_clip()
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -201,7 +202,7 @@ def test_every_job_composes_and_builds(
         check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", slow_but(PRESETS, "coolsd_table1"))
 def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
     data = paper_tables.results()[preset]
     assert data["paper"] in paper_tables.results()["papers"]
@@ -239,6 +240,7 @@ def test_batches_for_a_launcher() -> None:
     assert batches == [[["seed=1"], ["seed=2"]], [["seed=3"]]]
 
 
+@pytest.mark.slow
 def test_a_preset_prints_the_papers_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip

@@ -193,6 +193,7 @@ def test_differences_to_plain_autoregression_are_paired(runs: Path) -> None:
     assert [row["differences"] for row in read(runs) if row["delta"] == 3] == [{}]
 
 
+@pytest.mark.slow
 def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
     rows = read(runs / "sweep", runs / "ar")
     assert rows == read(runs / "ar", runs / "sweep", runs / "sweep" / "0")
@@ -201,6 +202,7 @@ def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
         assert left.read_bytes() == right.read_bytes(), left.name
 
 
+@pytest.mark.slow
 def test_runs_of_several_models_and_missing_metrics(runs: Path, tmp_path: Path) -> None:
     directory = make_run(tmp_path / "large", "eagle", model="large")
     content = json.loads((directory / "metrics.json").read_text())
@@ -236,6 +238,7 @@ def call(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_script(runs: Path, tmp_path: Path) -> None:
     done = call("runs=sweep", "output=out", "baseline=coolsd floor=0", directory=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -95,7 +95,9 @@ AGGREGATED = [
 ]
 
 
-@pytest.mark.parametrize("rule", AGGREGATED, ids=str)
+@pytest.mark.parametrize(
+    "rule", slow_but(AGGREGATED, Lantern(TABLE, 0.4), LanternPP(TABLE, 2)), ids=str
+)
 def test_lantern_is_as_the_papers_define_it(rule):
     best = replaced(rule, "optimal")
     for p, q in zip(*laws(), strict=True):

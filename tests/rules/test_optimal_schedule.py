@@ -82,6 +82,7 @@ def test_no_schedule_on_a_grid_beats_the_optimal_one(seed):
         assert bound >= found - 0.15  # the grid is coarse, but not that coarse
 
 
+@pytest.mark.slow
 def test_no_published_schedule_beats_the_optimal_one():
     for seed in range(3):
         _, _, p, q = tables(seed=seed)

@@ -31,6 +31,7 @@ tracker.finish()
 """
 
 
+@pytest.mark.slow
 def test_offline_run_says_how_to_sync_and_keeps_its_id(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import slow_but
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from paths import CONF
@@ -319,16 +320,19 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "ar",
-        "ar steps=2",
-        "cspd gamma=2 prefill=0",
-        "cspd alignment=false",
-        "cspd_published gamma=3",
-        "cspd_published gamma=2 steps=3 prefill=0.15",
+    slow_but(
+        [
+            "ar",
+            "ar steps=2",
+            "cspd gamma=2 prefill=0",
+            "cspd alignment=false",
+            "cspd_published gamma=3",
+            "cspd_published gamma=2 steps=3 prefill=0.15",
+            "cspd_exact gamma=2",
+            "cspd_exact gamma=2 coupling=stage",
+        ],
         "cspd_exact gamma=2",
-        "cspd_exact gamma=2 coupling=stage",
-    ],
+    ),
 )
 def test_every_method_generates_through_the_configuration(method: str, bundle: Path) -> None:
     cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
@@ -347,6 +351,7 @@ def test_every_method_generates_through_the_configuration(method: str, bundle: P
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_generate_what_they_are_told() -> None:
     """Every shape and every colour once at least, read by the shipped classifier; by chance it
     would read 1/6 and 1/8 of them.
@@ -393,6 +398,7 @@ def test_calibration_is_refused(options: list[str]) -> None:
         script["main"](cfg)
 
 
+@pytest.mark.slow
 def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
     settings = replace(QUICK, tokenizer_steps=0)
     started, fresh = (

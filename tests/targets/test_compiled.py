@@ -149,6 +149,7 @@ def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(
     assert compiled.cuda_graphed(scaled, torch.device("cpu")) is scaled
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
