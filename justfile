@@ -22,6 +22,10 @@ test *arguments:
 test-all *arguments:
     pytest -m "" {{arguments}}
 
+# plant faults into a copy of the sources, one at a time, and say which test sees each
+mutants *arguments:
+    python tests/support/mutants.py {{arguments}}
+
 # the documentation, as CI builds it
 docs:
     mkdocs build --strict
