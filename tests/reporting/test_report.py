@@ -233,7 +233,7 @@ def call(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
