@@ -98,7 +98,7 @@ def test_an_empty_prompt_is_refused(prompts: str | list[str], loaded: LoadedMode
 
 
 def test_a_model_of_continuous_tokens() -> None:
-    result = tempera.generate("a red ring", "shapes_mar", "mar", steps=2, denoising_steps=2)
+    result = tempera.generate("a red ring", "shapes_mar", "ar", steps=2, denoising_steps=2)
     assert result.tokens.ndim == 3
     assert result.images[0].size == (64, 64)
 

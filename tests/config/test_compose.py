@@ -39,7 +39,7 @@ def test_paths_and_tuples() -> None:
 
 
 def test_a_group_is_chosen() -> None:
-    assert composed("eval", [written("model", "shapes_mar"), written("method", "mar")]).tokens == (
+    assert composed("eval", [written("model", "shapes_mar"), written("method", "cspd")]).tokens == (
         "continuous"
     )
     with pytest.raises(TemperaError, match="there is no model=shaps; choose one of "):
