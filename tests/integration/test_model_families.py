@@ -230,7 +230,7 @@ def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, A
     with torch.no_grad():
         target.begin(prompts, TREE.nodes)
         check_rounds(
-            target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target._forced
+            target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target.head.forced
         )
 
 

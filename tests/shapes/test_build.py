@@ -205,9 +205,8 @@ def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(
     assert written == network | encoder | {"training.json"}
     assert sum(path.stat().st_size for path in (tmp_path / "independent").rglob("*")) < 1.5e6
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
-        cfg = compose(
-            "eval", ["method=independent", "depth=2", f"drafter.path={tmp_path / 'independent'}"]
-        )
+        smaller = f"model.independent.directory={tmp_path / 'independent'}"
+        cfg = compose("eval", ["method=independent", "depth=2", smaller])
     target = build_target(cfg)
     drafter = build_drafter(cfg, target)
     with torch.no_grad():

@@ -59,7 +59,7 @@ class TokenHead:
             bias = token_bias if bias is None else bias + token_bias
         self._weight, self._bias = weight, bias
         self._embed = network.embed_tokens
-        self._forced = None if forced is None else forced.to(weight.device)
+        self.forced = None if forced is None else forced.to(weight.device)
         self._law: StepFunction = self._sampled
         self.vocab_size, self.hidden_size = weight.shape
         self.length, self.sampling = length, sampling
@@ -103,8 +103,8 @@ class TokenHead:
             sampling: replaces the target's own, except for its guidance.
         """
         forced = None
-        if self._forced is not None:
-            forced = self._forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
+        if self.forced is not None:
+            forced = self.forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
         after_guidance = (
             self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
         )
