@@ -103,6 +103,7 @@ def test_a_model_of_continuous_tokens() -> None:
     assert result.images[0].size == (64, 64)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("module", [tempera, tempera.api], ids=lambda module: module.__name__)
 def test_the_examples_run(module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

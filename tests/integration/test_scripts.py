@@ -200,6 +200,7 @@ def test_in_a_process_of_its_own(arguments: list[str], words: list[str], tmp_pat
         assert word in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "kept_out"),
     [

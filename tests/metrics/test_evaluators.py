@@ -181,6 +181,7 @@ def test_real_networks_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
+@pytest.mark.slow
 def test_what_an_evaluator_lacks_is_said_before_anything_is_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

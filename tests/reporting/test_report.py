@@ -105,6 +105,7 @@ def read(*paths: Path, baseline: str | None = None) -> list[ReportRow]:
     return rows
 
 
+@pytest.mark.slow
 def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
     tmp_path: Path,
 ) -> None:
@@ -251,6 +252,7 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_directories_may_be_given_by_position(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "ar").rename(tmp_path / "plain, delta=0")
     done = call("plain, delta=0", "sweep", "output=out", directory=tmp_path)
@@ -297,6 +299,7 @@ def test_a_damaged_run_is_named_and_left_out(runs: Path, tmp_path: Path) -> None
         collect(find_runs([runs])[0])
 
 
+@pytest.mark.slow
 def test_names_do_not_break_the_report(tmp_path: Path) -> None:
     make_run(tmp_path / "a (b) [c] | d", "ar")
     make_run(tmp_path / "e", "eagle", tree="a|b*c")
@@ -310,6 +313,7 @@ def test_names_do_not_break_the_report(tmp_path: Path) -> None:
     assert len({len(line.replace("\\|", "").split("|")) for line in tables[:4]}) == 1
 
 
+@pytest.mark.slow
 def test_a_baseline_of_the_nearest_accepted_length(runs: Path, tmp_path: Path) -> None:
     rows = read(runs, baseline="coolsd floor=0")
     compared = {(row["family"], row["delta"]): row["baseline"] for row in rows}

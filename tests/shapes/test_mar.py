@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import slow_but
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from paths import CONF
@@ -318,21 +317,19 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
         read_mar(bundle / "nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    slow_but(
-        [
-            "ar",
-            "ar steps=2",
-            "cspd gamma=2 prefill=0",
-            "cspd alignment=false",
-            "cspd_published gamma=3",
-            "cspd_published gamma=2 steps=3 prefill=0.15",
-            "cspd_exact gamma=2",
-            "cspd_exact gamma=2 coupling=stage",
-        ],
+    [
+        "ar",
+        "ar steps=2",
+        "cspd gamma=2 prefill=0",
+        "cspd alignment=false",
+        "cspd_published gamma=3",
+        "cspd_published gamma=2 steps=3 prefill=0.15",
         "cspd_exact gamma=2",
-    ),
+        "cspd_exact gamma=2 coupling=stage",
+    ],
 )
 def test_every_method_generates_through_the_configuration(method: str, bundle: Path) -> None:
     cfg = composed(bundle, *f"method={method} denoising_steps=3".split())
@@ -411,6 +408,7 @@ def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
     assert started.decoder.conv_in.weight.shape != shipped.decoder.conv_in.weight.shape
 
 
+@pytest.mark.slow
 def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
     assert stages._is_built(bundle / "kl", replace(QUICK, steps=7), mar.OF_TOKENIZER)
     assert not stages._is_built(bundle / "kl", replace(QUICK, kl=1.0), mar.OF_TOKENIZER)
