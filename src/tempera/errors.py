@@ -80,6 +80,22 @@ class NotADensityRule(TemperaError):
 
 
 @dataclass(eq=False)
+class MissingWeights(TemperaError):
+    """Published weights are not where they were sought.
+
+    problem: what is missing and where. command: what downloads it. argument: what names the place,
+    an argument in Python and an option on the command line.
+    """
+
+    problem: str
+    command: str
+    argument: str = "weights"
+
+    def __str__(self) -> str:
+        return f"{self.problem} get it with `{self.command}` and give {self.argument}=DIR"
+
+
+@dataclass(eq=False)
 class NoSmallerModel(TemperaError):
     """A model has no smaller one that can draft for it."""
 

@@ -25,6 +25,7 @@ from tiny_targets import (
 from torch import nn
 
 from tempera.config.build import build_target, build_tokenizer
+from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import sha256_file
@@ -198,10 +199,11 @@ def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> Non
         "peizesun/llamagen_t2i t2i_XL_stage1_256.pt" in told
     )
     told = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
-    assert (
-        "model.weights=/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory"
-        in told
-    )
+    assert "/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory" in told
+    assert told.endswith("and give model.weights=DIR")
+    node = composed("model=llamagen_3b_c2i", "model.weights=/absent").model.independent
+    with pytest.raises(TemperaError, match=r"give model\.independent\.network\.weights=DIR$"):
+        instantiate(node)  # the option of a nested target
     told = refusal(["model=emu3"])  # the tests are offline
     assert told.startswith("the hub repository BAAI/Emu3-Gen cannot be read (")
     assert (

@@ -16,7 +16,7 @@ from hydra.errors import InstantiationException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigValueError, ValidationError
 
-from tempera.errors import TemperaError
+from tempera.errors import MissingWeights, TemperaError
 
 WORDS = {
     int: "a whole number",
@@ -60,11 +60,29 @@ def instantiate(node: Any, /, **extra: Any) -> Any:
     check(node, extra)
     try:
         make = hydra.utils.instantiate(node, _partial_=True, _convert_="all")
+        return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
     except InstantiationException as problem:
+        cause = problem.__cause__
         raise (
-            problem.__cause__ if isinstance(problem.__cause__, TemperaError) else problem
+            _with_option(cause, _inner(node, problem))
+            if isinstance(cause, TemperaError)
+            else problem
         ) from None
-    return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
+    except MissingWeights as problem:
+        raise _with_option(problem, node) from None
+
+
+def _inner(node: Any, problem: InstantiationException) -> Any:
+    """The nested node whose target raised; Hydra names its key in the message."""
+    key = re.search(r"^full_key: (\S+)$", str(problem), re.MULTILINE)
+    return OmegaConf.select(node._get_root(), key[1]) if key else node
+
+
+def _with_option(problem: TemperaError, node: Any) -> TemperaError:
+    """The error with the option of the command line in place of the target's argument."""
+    if isinstance(problem, MissingWeights) and problem.argument in (node or ()):
+        problem.argument = _option(node, problem.argument)
+    return problem
 
 
 def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:

@@ -353,21 +353,20 @@ def load_mar(
     hub: str,
     size: MARSize = "base",
     config: MARConfig | None = None,
-    option: str = "model.weights",
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> MAR:
     """A MAR with published weights, the moving average where a file holds both.
 
     Args:
-        weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
         size: `base`, `large` or `huge`.
         config: in place of `size`.
         device, dtype: where and as what random weights are made; published ones stay as they are in
             their files.
     """
     sizes = config or SIZES[size]
-    published = PretrainedFiles(weights, files, hub, option)
+    published = PretrainedFiles(weights, files, hub)
     return load_pretrained(lambda: MAR(sizes), published, device=device, dtype=dtype)
 
 

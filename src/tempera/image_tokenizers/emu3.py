@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
-from tempera.image_tokenizers.pretrained import OPTION
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -62,7 +61,7 @@ def load_emu3_tokenizer(
     with ends of lines sees it.
     """
     config = Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
-    published = PretrainedFiles(weights, files, hub, OPTION)
+    published = PretrainedFiles(weights, files, hub)
     return LinedTokenizer(
         Emu3Tokenizer(load_pretrained(lambda: Emu3VQVAE(config), published, vq_from_official))
     )

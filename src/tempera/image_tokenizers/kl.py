@@ -85,7 +85,7 @@ def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = 
     levels = len(sizes.networks.decoder_multipliers)
     return load_pretrained(
         lambda: KLModel(sizes),
-        PretrainedFiles(weights, files, hub, "model.tokenizer_weights"),
+        PretrainedFiles(weights, files, hub),
         lambda state: from_vqgan(state, levels),
     )
 

@@ -4,8 +4,6 @@ from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.image_tokenizers.vq import CHAMELEON, VQConfig, VQModel, from_vqgan
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
-OPTION = "model.tokenizer_weights"
-
 
 def load_llamagen_tokenizer(
     weights: str, files: list[str], hub: str, config: VQConfig | None = None
@@ -14,7 +12,7 @@ def load_llamagen_tokenizer(
     `tempera.runtime.pretrained.PretrainedFiles`.
     """
     sizes = config or VQConfig()
-    return load_pretrained(lambda: VQModel(sizes), PretrainedFiles(weights, files, hub, OPTION))
+    return load_pretrained(lambda: VQModel(sizes), PretrainedFiles(weights, files, hub))
 
 
 def load_chameleon_tokenizer(
@@ -28,7 +26,7 @@ def load_chameleon_tokenizer(
     sizes = config or CHAMELEON
     vq = load_pretrained(
         lambda: VQModel(sizes),
-        PretrainedFiles(weights, files, hub, OPTION),
+        PretrainedFiles(weights, files, hub),
         lambda state: from_vqgan(state, len(sizes.decoder_multipliers)),
     )
     return LinedTokenizer(vq) if lines else vq

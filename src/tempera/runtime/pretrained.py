@@ -14,21 +14,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
+from tempera.errors import MissingWeights, TemperaError
 from tempera.runtime.files import sha256_file
+from tempera.runtime.network_directory import NetworkType
 
 RANDOM = "random"
 """The `weights` of an untrained network, for measurements of speed and memory."""
 
-NetworkType = TypeVar("NetworkType", bound=nn.Module)
-
 _WRAPPERS = ("model_ema", "model", "module", "state_dict")
+
+
+@runtime_checkable
+class HasTables(Protocol):
+    """A module with tables that no file holds, such as rotary angles."""
+
+    def reset_tables(self, device: torch.device) -> None:
+        """Compute them."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,11 @@ class PretrainedFiles:
         files: names that the weights may have in a directory or repository, the usual one first;
             `NAME.index.json` beside it, as Hugging Face writes it, stands for several parts.
         hub: the repository that publishes them.
-        option: the command-line option that `weights` comes from.
     """
 
     weights: str
     files: Sequence[str]
     hub: str
-    option: str = "model.weights"
 
     @property
     def random(self) -> bool:
@@ -57,8 +62,8 @@ class PretrainedFiles:
         """The files on this machine, downloaded first where `weights` is a hub id.
 
         Raises:
-            TemperaError: there is no such place, or it lacks a file; says which one and how to get
-                it.
+            MissingWeights: there is no such place, or it lacks a file; says how to get it.
+            TemperaError: a part of the weights is missing.
         """
         place = Path(self.weights).expanduser()
         if place.is_file():
@@ -70,20 +75,17 @@ class PretrainedFiles:
                 return [place / name]
             if (place / f"{name}.index.json").is_file():
                 return _parts(place / f"{name}.index.json")
-        raise TemperaError(f"{place} holds no {self.files[0]}: {self._advice}.")
+        raise self._missing(f"{place} holds no {self.files[0]}:")
 
-    @property
-    def _advice(self) -> str:
-        command = f"hf download {self.hub} {self.files[0]} --local-dir DIR"
-        return f"get it with `{command}` and give {self.option}=DIR"
+    def _missing(self, problem: str) -> MissingWeights:
+        return MissingWeights(problem, f"hf download {self.hub} {self.files[0]} --local-dir DIR")
 
     def _download(self) -> Path:
         """A snapshot of the hub repository, of the wanted files alone."""
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.weights) or self.weights.startswith("."):
-            raise TemperaError(
-                f"{self.option}={self.weights} does not exist: give the file {self.files[0]}, a "
-                "directory that holds it, or a hub id; "
-                f"{self._advice}."
+            raise self._missing(
+                f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
+                "holds it, or a hub id;"
             )
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -96,10 +98,9 @@ class PretrainedFiles:
         try:
             return Path(snapshot_download(self.weights, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
-            raise TemperaError(
+            raise self._missing(
                 f"the hub repository {self.weights} cannot be read "
-                f"({str(problem).splitlines()[0]}): go online or log in, or, on a "
-                f"machine that is, {self._advice}."
+                f"({str(problem).splitlines()[0]}): go online or log in, or, on a machine that is,"
             ) from None
 
 
@@ -250,8 +251,8 @@ def fill(
         if state[name].shape != expected[name]:
             raise TemperaError(
                 f"{source} is of another size ({name} is {tuple(state[name].shape)}, this "
-                f"model's is {tuple(expected[name])}): choose the "
-                "model=… that it belongs to, or another file."
+                f"model's is {tuple(expected[name])}): choose the model that it belongs to, or "
+                "another file."
             )
     if missing:
         raise TemperaError(
@@ -260,8 +261,8 @@ def fill(
         )
     if left:
         raise TemperaError(
-            f"{source} holds {len(left)} tensors that this model has not, first {left[0]}: "
-            "choose the model=… it belongs to."
+            f"{source} holds {len(left)} tensors that this model lacks, first {left[0]}: "
+            "choose the model that they belong to."
         )
     network.load_state_dict(state, assign=True)
     _finish(network, torch.device("cpu"))
@@ -285,7 +286,6 @@ def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed
 def _finish(network: nn.Module, device: torch.device) -> None:
     """Compute the tables that no file holds, and freeze."""
     for module in network.modules():
-        reset: Any = getattr(module, "reset_tables", None)
-        if reset is not None:
-            reset(device)
+        if isinstance(module, HasTables):
+            module.reset_tables(device)
     network.eval().requires_grad_(False)

@@ -140,13 +140,13 @@ def load_flan_t5(
     """Flan-T5-XL's encoder (Chung et al. 2022), or another of `sizes`, with its tokenizer; `random`
     gives `RandomFeatures`.
     """
-    release = PretrainedFiles(weights, T5_FILES, hub, "model.text_weights")
+    release = PretrainedFiles(weights, T5_FILES, hub)
     if release.random:
         return RandomFeatures(length, width)
     config = T5Config(
         **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
     )
-    tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub, "model.text_weights").find()[0]
+    tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub).find()[0]
     encoder: Any = load_pretrained(
         lambda: T5EncoderModel(config), release, _share_embedding, ignore=("decoder.", "lm_head.")
     )

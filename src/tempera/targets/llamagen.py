@@ -344,18 +344,17 @@ def load_llamagen(
     hub: str,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
-    option: str = "model.weights",
 ) -> LlamaGen:
     """A LlamaGen with published weights.
 
     Args:
-        weights, files, hub, option: see `tempera.runtime.pretrained.PretrainedFiles`.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
         device, dtype: where and as what random weights are made; published ones stay as they are in
             their files.
     """
     return load_pretrained(
         lambda: LlamaGen(config),
-        PretrainedFiles(weights, files, hub, option),
+        PretrainedFiles(weights, files, hub),
         lambda state: from_official(state, config.num_attention_heads),
         device,
         dtype,

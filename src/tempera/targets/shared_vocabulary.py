@@ -124,7 +124,7 @@ def load_prompts(
     """The prompt encoder with the model's own text tokenizer, a `tokenizer.json`; with `random`, a
     token for every byte.
     """
-    release = PretrainedFiles(weights, files, hub, "model.prompt_weights")
+    release = PretrainedFiles(weights, files, hub)
     return PromptEncoder(
         spec, _by_bytes if release.random else load_tokenize(release.find()[0]), truncate
     )
