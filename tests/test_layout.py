@@ -93,6 +93,38 @@ def test_no_modules_form_a_cycle():
     assert sorted(graph) == []
 
 
+def type_names(tree: ast.Module) -> Iterator[str]:
+    """Classes, type aliases and type variables of a module, without leading underscores."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_")
+        elif isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
+            public = name.id.lstrip("_")
+            yield from [public] if public[:1].isupper() and not public.isupper() else []
+
+
+def test_a_type_name_has_one_meaning():
+    modules = [
+        (name, type_names(ast.parse(path.read_text(encoding="utf-8"))))
+        for name, path in MODULES.items()
+    ]
+    homes: dict[str, list[str]] = {}
+    for module, names in modules:
+        for name in names:
+            homes.setdefault(name, []).append(module)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_function_is_longer_than_sixty_lines():
+    long = {
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+    }
+    assert long == set()
+
+
 TESTED_IN = {
     "config/test_conf.py": ("config/build", "config/cli", "config/instantiate"),
     "continuous/test_diffusion.py": ("continuous/noise",),

@@ -26,7 +26,7 @@ from tempera.runtime.tracking import NoTracker
 from tempera.training import trainer
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
-from tempera.training.trainer import Run
+from tempera.training.trainer import TrainingRun
 
 
 @pytest.fixture(autouse=True)
@@ -143,10 +143,10 @@ def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_s
     assert found["best"] == pytest.approx(alone["best"], abs=1e-3)
 
 
-def run_of(directory: Path, loss: Loss = EagleLoss(), **changes: Any) -> Run:  # noqa: B008
+def run_of(directory: Path, loss: Loss = EagleLoss(), **changes: Any) -> TrainingRun:  # noqa: B008
     target = tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
-    return Run(
+    return TrainingRun(
         target,
         tiny_draft(target),
         tiny_codes(),

@@ -210,7 +210,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What results depend on; see `tempera.evaluation.pipeline.Decoding`."""
+        """What results depend on; see `tempera.evaluation.pipeline.DecodingMethod`."""
 
     @torch.no_grad()
     def decode(

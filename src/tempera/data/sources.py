@@ -50,7 +50,7 @@ class Span:
             return file.read(self.size)
 
 
-Picture = bytes | Path | Span | NDArray[np.float32] | PIL.Image.Image
+EncodedPicture = bytes | Path | Span | NDArray[np.float32] | PIL.Image.Image
 """Encoded bytes, a file or where in one they stand, an array [h, w, 3] in [0, 1], or a decoded
 image.
 """
@@ -65,7 +65,7 @@ class Entry:
     where: str
     key: str
     caption: str
-    image: Picture | None = None
+    image: EncodedPicture | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Source(Protocol):
         """Entries from position `start`; broken ones take a position too."""
 
 
-def decode_picture(image: Picture) -> PIL.Image.Image:
+def decode_picture(image: EncodedPicture) -> PIL.Image.Image:
     """Any picture as an RGB image.
 
     Raises:
@@ -512,7 +512,7 @@ class Dataset(Source):
             ) from problem
 
 
-def _entry(where: str, key: str, caption: Any, image: Picture | None) -> Entry | Broken:
+def _entry(where: str, key: str, caption: Any, image: EncodedPicture | None) -> Entry | Broken:
     """An entry, or the reason why its caption is unusable."""
     if not isinstance(caption, str) or not caption.strip():
         return Broken(where, "no caption")

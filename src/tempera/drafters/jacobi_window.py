@@ -103,12 +103,7 @@ class Shape:
             )
         if branches == 1 or levels == 0:
             return cls.chain(window)
-        whole = (
-            path
-            for level in range(1, levels + 1)
-            for path in itertools.product(range(branches), repeat=level)
-        )
-        paths = [path for path in whole if _grows(path, branches, branching)]
+        paths = _branching_paths(branches, levels, branching)
         if len(paths) > window:
             raise TemperaError(
                 f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, "
@@ -137,6 +132,16 @@ class Shape:
 def _check(window: int) -> None:
     if window < 1:
         raise TemperaError(f"window={window} is empty; give at least 1 token")
+
+
+def _branching_paths(branches: int, levels: int, branching: Branching) -> list[tuple[int, ...]]:
+    """The paths of `Shape.proactive`'s tree, as ranks from 0."""
+    paths = (
+        path
+        for level in range(1, levels + 1)
+        for path in itertools.product(range(branches), repeat=level)
+    )
+    return [path for path in paths if _grows(path, branches, branching)]
 
 
 def _grows(path: tuple[int, ...], branches: int, branching: Branching) -> bool:

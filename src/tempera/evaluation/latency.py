@@ -18,7 +18,7 @@ import torch
 from tempera.data.prompts import Prompt
 from tempera.decoding.timing import Clock
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Decoding, Pipeline
+from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.table import BATCHES
 from tempera.runtime.row_store import Row, Store
@@ -103,7 +103,7 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     return [*prompts[:wanted], *again]
 
 
-def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decoding]) -> Row:
+def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
     """One timed batch of each kind, in that order, then the clocked one."""
     seconds, outputs = {}, {}
     with pipeline.text_encoded(prompts) as text_seconds:

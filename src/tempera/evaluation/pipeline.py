@@ -29,7 +29,7 @@ class ImageDecoder(Protocol):
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
 
 
-class Decoding(Protocol):
+class DecodingMethod(Protocol):
     """How a model's tokens are decoded: `Method`, or `tempera.continuous.loop.Decoding`."""
 
     @property
@@ -37,7 +37,7 @@ class Decoding(Protocol):
         """Whether this is plain autoregression."""
 
     @property
-    def plain(self) -> "Decoding":
+    def plain(self) -> "DecodingMethod":
         """Plain autoregression, the baseline of speed-ups."""
 
     def describe(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Method:
         return Method(NoDraft(), Exact())
 
     def describe(self) -> dict[str, Any]:
-        """See `Decoding`."""
+        """See `DecodingMethod`."""
         tree = self.drafter.tree
         return {
             "method": type(self.rule).__name__.lower(),
@@ -112,7 +112,7 @@ class Pipeline:
     """A target with a method, an image decoder and a seed."""
 
     target: ImageModel
-    method: Decoding
+    method: DecodingMethod
     image_decoder: ImageDecoder
     seed: int
     device: torch.device
@@ -120,7 +120,7 @@ class Pipeline:
     def tokens(
         self,
         prompts: Sequence[Prompt],
-        method: Decoding | None = None,
+        method: DecodingMethod | None = None,
         diagnostics: bool = False,
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,

@@ -13,7 +13,7 @@ from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.reporting.run_names import is_plain
 
-Run = Mapping[str, Any]
+RunSummary = Mapping[str, Any]
 CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
 """Settings that runs must share to be compared prompt by prompt."""
 
@@ -47,12 +47,12 @@ def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = Non
             row["baseline"], row["differences"] = label(nearest), _differences(row, nearest)
 
 
-def label(row: Run) -> str:
+def label(row: RunSummary) -> str:
     """The family with its δ."""
     return str(row["family"]) + ("" if row["delta"] is None else f" δ={row['delta']:g}")
 
 
-def _is_baseline(row: Run, baseline: str | None) -> bool:
+def _is_baseline(row: RunSummary, baseline: str | None) -> bool:
     if baseline is None:
         return is_plain(row["settings"])
     directory = Path(row["directory"])
@@ -60,15 +60,15 @@ def _is_baseline(row: Run, baseline: str | None) -> bool:
     return baseline.rstrip("/") in {*names, *(name.replace("δ=", "delta=") for name in names)}
 
 
-def _comparable(left: Run, right: Run) -> bool:
+def _comparable(left: RunSummary, right: RunSummary) -> bool:
     """Whether the same prompt has the same random draws in both."""
     return all(left["settings"].get(name) == right["settings"].get(name) for name in CONTEXT)
 
 
-def _nearest(row: Run, others: Sequence[Run]) -> Run:
+def _nearest(row: RunSummary, others: Sequence[RunSummary]) -> RunSummary:
     """The run whose accepted length is nearest to the row's; the first where it is unknown."""
 
-    def length(run: Run) -> float:
+    def length(run: RunSummary) -> float:
         value = run["metrics"].get("accepted_length", {}).get("value")
         return float("nan") if value is None else float(value)
 
@@ -76,7 +76,7 @@ def _nearest(row: Run, others: Sequence[Run]) -> Run:
     return others[int(np.argmin(distances))]
 
 
-def _differences(row: Run, baseline: Run) -> dict[str, dict[str, float]]:
+def _differences(row: RunSummary, baseline: RunSummary) -> dict[str, dict[str, float]]:
     """By metric key, over the prompts that both runs have."""
     ours, theirs = row["prompts"], baseline["prompts"]
     shared = sorted(ours.keys() & theirs.keys())

@@ -88,17 +88,10 @@ def train(
         write=accelerator.is_main_process,
     )
     draft = draft.to(target.device)
-    run = Run(target, draft, codes, loss, recipe, directory, accelerator, quiet, sharded)
-    resumed = load_state(directory, run.state)
-    accelerator.wait_for_everyone()
-    done = run.state.progress.step
-    if resumed and not run.quiet:
-        print(
-            f"{directory}: already trained, {done} steps."
-            if done >= recipe.steps
-            else f"{directory}: resumes after step {done}."
-        )
-    run.finish(start_tracker if accelerator.is_main_process and done < recipe.steps else NoTracker)
+    run = TrainingRun(target, draft, codes, loss, recipe, directory, accelerator, quiet, sharded)
+    run.resume()
+    remaining = run.state.progress.step < recipe.steps
+    run.finish(start_tracker if accelerator.is_main_process and remaining else NoTracker)
     return dict(read_json(directory / DRAFT / METRICS))
 
 
@@ -112,7 +105,7 @@ class TrainingStep:
     norm: float
 
 
-class Run:
+class TrainingRun:
     """One process's part of a training run."""
 
     def __init__(
@@ -159,6 +152,18 @@ class Run:
         self.captions = (
             codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
         )
+
+    def resume(self) -> None:
+        """Go on from the checkpoint, if the directory holds one."""
+        resumed = load_state(self.directory, self.state)
+        self.accelerator.wait_for_everyone()
+        done = self.state.progress.step
+        if resumed and not self.quiet:
+            print(
+                f"{self.directory}: already trained, {done} steps."
+                if done >= self.recipe.steps
+                else f"{self.directory}: resumes after step {done}."
+            )
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
         """Take the steps that remain, and describe the result."""

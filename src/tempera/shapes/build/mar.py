@@ -4,7 +4,7 @@ for it, on scenes of one shape.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +23,12 @@ from tempera.image_tokenizers.kl import KLConfig, KLModel
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import replacing
 from tempera.runtime.network_identity import identity_of
+from tempera.shapes.build.evaluators import LogMetrics
 from tempera.shapes.build.target import _resume, _save, shape_tokens
 from tempera.shapes.labels import CLASSES, class_of
 from tempera.shapes.networks import load_tokenizer
 from tempera.shapes.world import COLOURS, SHAPES, Sample, World
 from tempera.training.lr_schedules import cosine, trapezoid
-
-LogMetrics = Callable[[dict[str, float], int], None]
 
 TINY_KL = KLConfig(
     VQConfig(

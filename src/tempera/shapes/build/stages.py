@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from tempera.image_tokenizers import kl
 from tempera.runtime.files import write_json, write_text
 from tempera.runtime.network_directory import write_network
 from tempera.shapes.build import mar
-from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
+from tempera.shapes.build.evaluators import (
+    EvaluatorTraining,
+    LogMetrics,
+    train_classifier,
+    train_clip,
+)
 from tempera.shapes.build.target import HALF_TARGET, TargetModel, TargetTraining, train_target
 from tempera.shapes.build.tokenizer import TokenizerTraining, train_tokenizer
 from tempera.shapes.clip import TINY_CLIP
@@ -26,8 +31,6 @@ from tempera.shapes.networks import load_tokenizer, target_config
 from tempera.targets.llamagen import to_official
 
 log = logging.getLogger(__name__)
-
-LogMetrics = Callable[[dict[str, float], int], None]
 
 
 def build_tokenizer(output: Path, settings: TokenizerTraining, report: LogMetrics) -> None:

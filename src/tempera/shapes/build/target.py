@@ -222,12 +222,7 @@ def train_target(
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
     if settings.start:
-        model.text.load_state_dict(
-            load_text_encoder(Path(settings.start) / "text_encoder").state_dict()
-        )
-        model.network.load_state_dict(
-            load_target_network(Path(settings.start) / "target").state_dict()
-        )
+        _start_from(Path(settings.start), model)
     # on a CPU, fused attention's backward pass takes twice as long
     model.network.model.set_attn_implementation("eager")
     optimisers = _optimisers(model, settings)
@@ -267,14 +262,18 @@ def train_target(
             schedule.step()
             optimiser.zero_grad()
         if report and step % 20 == 0:
-            onset, all_read = (
-                losses[batch.onset].mean().item(),
-                readout_loss(read, batch.told).item(),
-            )
-            report({"loss": losses.mean().item(), "onset_loss": onset, "readout": all_read}, step)
+            onset, all_read = losses[batch.onset].mean(), readout_loss(read, batch.told)
+            values = {"loss": losses.mean(), "onset_loss": onset, "readout": all_read}
+            report({name: value.item() for name, value in values.items()}, step)
         if (step + 1) % settings.save_every == 0:
             _save(directory, step + 1, model, optimisers, schedules)
     return model.eval(), measure_target(model, tokenizer, World(settings.seed + 1))
+
+
+def _start_from(directory: Path, model: TargetModel) -> None:
+    """Load the text encoder and the target that an earlier build left in `directory`."""
+    model.text.load_state_dict(load_text_encoder(directory / "text_encoder").state_dict())
+    model.network.load_state_dict(load_target_network(directory / "target").state_dict())
 
 
 @torch.no_grad()
