@@ -1,5 +1,5 @@
 """What a script says when the machine, not the command line, is at fault; the command line's
-mistakes are in test_configs.py.
+mistakes are in test_conf.py.
 """
 
 import ast
@@ -10,12 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from paths import ROOT
 
 from tempera import errors
 from tempera.config.messages import OPTIONS, sentence
 
-CORE = ["decoding", "rules", "targets", "drafters", "continuous", "exactness", "image_tokenizers"]
+CORE = [
+    "runtime",
+    "decoding",
+    "image_tokenizers",
+    "rules",
+    "targets",
+    "drafters",
+    "continuous",
+    "exactness",
+]
 GROUPS = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
 FACTS = {
     errors.CannotCompile: ("no compiler",),
@@ -49,6 +60,19 @@ def test_out_of_memory_says_which_options_help(problem: Exception) -> None:
 
 def test_a_bug_is_not_the_users() -> None:
     assert sentence(RuntimeError("shape mismatch"), Path("conf"), "eval", []) is None
+
+
+def test_owners_of_an_option_are_sought_beside_the_choices_of_the_command_line() -> None:
+    """`cross_entropy` also stands in recipe=shapes, which only model=shapes takes."""
+    arguments = ["model=anole", "loss=acceptance", "cross_entropy=1"]
+    with (
+        initialize_config_dir(str(ROOT / "conf"), version_base="1.3"),
+        pytest.raises(HydraException) as problem,
+    ):
+        compose("train_draft", arguments)
+    assert sentence(problem.value, ROOT / "conf", "train_draft", arguments) == (
+        "there is no option `cross_entropy` with loss=acceptance: it belongs to loss=eagle"
+    )
 
 
 @pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)

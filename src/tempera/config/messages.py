@@ -144,18 +144,15 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
         for group in sorted(default.hydra.runtime.choices)
         if (conf / group).is_dir()
     }
-    if owners := _owners(option, conf, config_name, groups):
-        chosen = [
-            argument
-            for argument in arguments
-            if argument.partition("=")[0] in owners.keys() - {option}
-        ]
+    choices = [argument for argument in arguments if argument.partition("=")[0] in groups]
+    if owners := _owners(option, conf, config_name, groups, choices):
+        chosen = [choice for choice in choices if choice.partition("=")[0] in owners]
         where = f" with {' '.join(chosen)}" if chosen else ""
         methods = f"method={', '.join(owners.pop('method'))}" if "method" in owners else ""
         others = " and ".join(f"{group}={', '.join(choices)}" for group, choices in owners.items())
         home = f"{others} ({methods})" if others and methods else others or methods
         return f"there is no option `{option}`{where}: it belongs to {home}"
-    names = sorted({*_names(default), *groups})
+    names = sorted({*_names(default), *groups} - {option})
     near = difflib.get_close_matches(option, names, n=1)
     hint = (
         f"did you mean `{near[0]}`?"
@@ -166,14 +163,22 @@ def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]
 
 
 def _owners(
-    option: str, conf: Path, config_name: str, groups: Mapping[str, Sequence[str]]
+    option: str,
+    conf: Path,
+    config_name: str,
+    groups: Mapping[str, Sequence[str]],
+    chosen: Sequence[str],
 ) -> dict[str, list[str]]:
-    """By group, the choices that bring an option which other choices of the group do not have."""
-    bases = [[], *([f"method={method}"] for method in groups.get("method", ()))]
+    """By group, the choices that bring an option which other choices of the group do not have;
+    beside the choices of the command line if they compose, else beside the defaults or a method.
+    """
+    methods = [[f"method={method}"] for method in groups.get("method", ())]
     found = {}
     for group, choices in groups.items():
         if not any(_mentions(option, conf, f"{group}/{choice}") for choice in choices):
             continue
+        others = [choice for choice in chosen if choice.partition("=")[0] != group]
+        bases = [others, [], *methods] if others else [[], *methods]
         tried = (_having(option, conf, config_name, base, group, choices) for base in bases)
         having = next((having for having in tried if having is not None), [])
         if 0 < len(having) < len(choices):
