@@ -163,7 +163,7 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
                 ["metrics=shapes", "model.name=large"],
                 "metrics=shapes evaluates pictures of the shapes world, not model=large",
             ),
-            (["tracking=wandb", "tracking.mode=on"], "tracking.mode=on is unknown"),
+            (["tracking=wandb", "tracking.mode=on"], "the tracking mode 'on' is unknown"),
             (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
         ],
         (["data=file"], "data=file needs a file of prompts"),

@@ -118,6 +118,6 @@ def test_none_takes_the_same_arguments(tmp_path: Path) -> None:
 
 def test_unknown_mode(tmp_path: Path) -> None:
     with pytest.raises(
-        TemperaError, match=r"tracking\.mode=on is unknown: choose auto, online, offline"
+        TemperaError, match="the tracking mode .on. is unknown: choose auto, online, offline"
     ):
         wandb_tracker(directory=tmp_path, mode="on")

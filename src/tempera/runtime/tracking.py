@@ -160,9 +160,7 @@ def wandb_tracker(
         TemperaError: unknown mode.
     """
     if mode not in MODES:
-        raise TemperaError(
-            f"tracking.mode={mode} is unknown: choose {', '.join(MODES)} (or tracking=none)."
-        )
+        raise TemperaError(f"the tracking mode {mode!r} is unknown: choose {', '.join(MODES)}.")
     if int(os.environ.get("RANK", "0")) != 0:
         return NoTracker()
     mode = _mode(mode)
