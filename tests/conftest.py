@@ -33,3 +33,4 @@ def _clean_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     torch.manual_seed(0)
     GlobalHydra.instance().clear()
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -28,9 +28,17 @@ from tempera.config.build import build_target, build_tokenizer
 from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime import pretrained
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import PretrainedFiles, fill, on_meta, randomise, read
+from tempera.runtime.pretrained import (
+    PretrainedFiles,
+    checksum,
+    fill,
+    on_meta,
+    randomise,
+    read,
+)
 from tempera.targets.llamagen import SIZES, LlamaGen, from_official, llamagen_config, to_official
 
 LAYOUTS = json.loads((SUPPORT / "official_layouts.json").read_text())
@@ -125,21 +133,39 @@ def test_the_checksum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"sha256 {digest}" in capsys.readouterr().out
 
 
+def test_a_file_is_hashed_again_only_when_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "w.pt").write_bytes(b"one")
+    digest = checksum(tmp_path / "w.pt")
+    assert digest == sha256_file(tmp_path / "w.pt")
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrained, "sha256_file", None)
+        assert checksum(tmp_path / "w.pt") == digest
+    (tmp_path / "w.pt").write_bytes(b"others")
+    assert checksum(tmp_path / "w.pt") == sha256_file(tmp_path / "w.pt") != digest
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "w.pt"))  # cannot be written
+    assert checksum(tmp_path / "w.pt") == sha256_file(tmp_path / "w.pt")
+
+
 def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
 
-    def snapshot(repo: str, allow_patterns: list[str]) -> str:
-        asked.append((repo, allow_patterns))
+    def snapshot(repo: str, allow_patterns: list[str], revision: str | None, **_: Any) -> str:
+        asked.append((repo, revision, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     (tmp_path / "w.pt").touch()
     assert PretrainedFiles("owner/name", ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
-    assert asked == [("owner/name", ["w.pt", "w.pt.index.json", "w-*.pt"])]
+    assert asked == [("owner/name", None, ["w.pt", "w.pt.index.json", "w-*.pt"])]
     assert PretrainedFiles(str(tmp_path), ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
     assert len(asked) == 1
+    PretrainedFiles("owner/name@v2", ["w.pt"], "owner/name").find()
+    assert asked[1][:2] == ("owner/name", "v2")
 
 
 def test_random_weights_are_what_they_should_be() -> None:
@@ -196,7 +222,7 @@ def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> Non
     told = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
     assert (
         f"{tmp_path} holds no t2i_XL_stage1_256.pt: get it with `hf download "
-        "peizesun/llamagen_t2i t2i_XL_stage1_256.pt" in told
+        'peizesun/llamagen_t2i --include "t2i_XL_stage1_256.pt"' in told
     )
     told = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
     assert "/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory" in told
@@ -205,11 +231,9 @@ def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> Non
     with pytest.raises(TemperaError, match=r"give model\.independent\.network\.weights=DIR$"):
         instantiate(node)  # the option of a nested target
     told = refusal(["model=emu3"])  # the tests are offline
-    assert told.startswith("the hub repository BAAI/Emu3-Gen cannot be read (")
-    assert (
-        "`hf download BAAI/Emu3-Gen model.safetensors --local-dir DIR` and give model.weights=DIR"
-        in told
-    )
+    assert told.startswith("BAAI/Emu3-Gen is not in the hub's cache, and the hub")
+    wanted = '`hf download BAAI/Emu3-Gen --include "model*.safetensors*" --local-dir DIR` and give'
+    assert wanted in told
 
 
 def test_a_companion_is_looked_for_beside_a_file(tmp_path: Path) -> None:

@@ -102,3 +102,8 @@ def sha256_file(path: Path) -> str:
     """Hexadecimal sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_directory() -> Path:
+    """Where things are kept that can be made again: `TEMPERA_CACHE`, or `~/.cache/tempera`."""
+    return Path(os.environ.get("TEMPERA_CACHE") or "~/.cache/tempera").expanduser()

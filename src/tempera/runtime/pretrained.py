@@ -1,17 +1,19 @@
 """Published weights: find the files, check them, and fill a network without a second copy in
 memory.
 
-`weights` is a local file, a local directory, the id of a hub repository (`owner/name`), or
-`random`. Files are read as tensors only (`weights_only`), and mapped rather than copied: a network
-is built on the meta device and takes the mapped tensors themselves. They enter memory only when the
-network moves to a device, parameter by parameter.
+`weights` is a local file, a local directory, the id of a hub repository (`owner/name`, or
+`owner/name@revision`), or `random`. Files are read as tensors only (`weights_only`), and mapped
+rather than copied: a network is built on the meta device and takes the mapped tensors themselves.
+They enter memory only when the network moves to a device, parameter by parameter.
 """
 
 import argparse
+import hashlib
 import json
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -21,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tempera.errors import MissingWeights, TemperaError
-from tempera.runtime.files import sha256_file
+from tempera.runtime.files import cache_directory, sha256_file, write_text
+from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.network_directory import NetworkType
 
 RANDOM = "random"
@@ -43,7 +46,8 @@ class PretrainedFiles:
     """Where a network's published weights are.
 
     Attributes:
-        weights: local file or directory, hub id, or `random`.
+        weights: local file or directory, hub id (`owner/name`, or `owner/name@revision`), or
+            `random`.
         files: names that the weights may have in a directory or repository, the usual one first;
             `NAME.index.json` beside it, as Hugging Face writes it, stands for several parts.
         hub: the repository that publishes them.
@@ -78,29 +82,29 @@ class PretrainedFiles:
         raise self._missing(f"{place} holds no {self.files[0]}:")
 
     def _missing(self, problem: str) -> MissingWeights:
-        return MissingWeights(problem, f"hf download {self.hub} {self.files[0]} --local-dir DIR")
+        """An index or parts may stand for a safetensors file."""
+        wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
+        return MissingWeights(problem, Repository(self.hub).command([wanted], "DIR"))
 
     def _download(self) -> Path:
         """A snapshot of the hub repository, of the wanted files alone."""
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.weights) or self.weights.startswith("."):
+        name, _, revision = self.weights.partition("@")
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
             raise self._missing(
                 f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
-                "holds it, or a hub id;"
+                "holds it, or a hub id (owner/name, or owner/name@revision);"
             )
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
         patterns = [
             pattern
             for name in self.files
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ]
         try:
-            return Path(snapshot_download(self.weights, allow_patterns=patterns))
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+            return Repository(name, revision=revision or None).snapshot(patterns)
+        except CannotReach as problem:
             raise self._missing(
-                f"the hub repository {self.weights} cannot be read "
-                f"({str(problem).splitlines()[0]}): go online or log in, or, on a machine that is,"
+                f"{self.weights} is not in the hub's cache, and the hub cannot be reached "
+                f"({problem.reason}): go online, or, on a machine that is,"
             ) from None
 
 
@@ -134,9 +138,21 @@ def read(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file; the hub's cache names its files by it, so that those need not be read."""
-    name = path.resolve().name
-    return name if re.fullmatch(r"[0-9a-f]{64}", name) else sha256_file(path)
+    """SHA-256 of a file. The hub's cache names its files by it, so that those need not be read; for
+    others it is kept by path, size and time of the last change.
+    """
+    place = path.resolve()
+    if re.fullmatch(r"[0-9a-f]{64}", place.name):
+        return place.name
+    stat = place.stat()
+    key = hashlib.sha256(f"{place} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+    known = cache_directory() / "checksums" / key
+    with suppress(OSError):
+        return known.read_text(encoding="ascii")
+    digest = sha256_file(place)
+    with suppress(TemperaError):  # a cache that cannot be written is none
+        write_text(known, digest)
+    return digest
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

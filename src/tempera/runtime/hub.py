@@ -1,0 +1,154 @@
+"""Files of Hugging Face's hub: downloaded once into its cache, read from there without a network,
+and every way to fail in one sentence.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal
+
+from tempera.errors import TemperaError
+
+
+@dataclass(eq=False)
+class CannotReach(TemperaError):
+    """Files of a repository are neither in the cache nor to be had. reason: the hub library's."""
+
+    repository: "Repository"
+    patterns: Sequence[str]
+    reason: str
+
+    def __str__(self) -> str:
+        command = self.repository.command(self.patterns)
+        return (
+            f"{self.repository.id} is not in the hub's cache, and the hub cannot be reached "
+            f"({self.reason}): on a machine with network run `{command}`, and copy the cache "
+            "directory (HF_HUB_CACHE) here."
+        )
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub.
+
+    Attributes:
+        id: `owner/name`.
+        kind: what it holds.
+        revision: a commit, branch or tag; the main branch unless given.
+    """
+
+    id: str
+    kind: Literal["model", "dataset"] = "model"
+    revision: str | None = None
+
+    @property
+    def page(self) -> str:
+        """Its page in a browser."""
+        return f"https://huggingface.co/{'datasets/' if self.kind == 'dataset' else ''}{self.id}"
+
+    def command(self, patterns: Sequence[str], directory: str | None = None) -> str:
+        """The command that downloads these files, into the cache or a directory."""
+        options = ["--repo-type dataset"] if self.kind == "dataset" else []
+        options += [f"--revision {self.revision}"] if self.revision else []
+        options += [f'--include "{pattern}"' for pattern in patterns]
+        options += [f"--local-dir {directory}"] if directory else []
+        return " ".join([f"hf download {self.id}", *options])
+
+    def commit(self) -> str:
+        """The commit that `revision` stands for now; the last one known where there is no network.
+
+        Raises:
+            TemperaError: the repository or the revision cannot be found.
+        """
+        from huggingface_hub import HfApi, constants, errors, file_download
+
+        name = self.revision or constants.DEFAULT_REVISION
+        folder = file_download.repo_folder_name(repo_id=self.id, repo_type=self.kind)
+        with self._in_one_sentence([]):
+            try:
+                if constants.HF_HUB_OFFLINE:
+                    raise errors.OfflineModeIsEnabled("HF_HUB_OFFLINE=1")
+                return str(HfApi().repo_info(self.id, repo_type=self.kind, revision=name).sha)
+            except Exception as problem:  # its HTTP library has kinds of its own
+                if isinstance(problem, errors.HfHubHTTPError):
+                    raise
+                known = Path(constants.HF_HUB_CACHE, folder, "refs", name)
+                if known.is_file():
+                    return known.read_text(encoding="utf-8").strip()
+                if Path(constants.HF_HUB_CACHE, folder, "snapshots", name).is_dir():
+                    return name
+                raise
+
+    def files(self, pattern: str) -> list[str]:
+        """Names of the files that match a pattern, in order; needs the network.
+
+        Raises:
+            TemperaError: the repository cannot be read.
+        """
+        from huggingface_hub import HfApi
+
+        with self._in_one_sentence([pattern]):
+            names = HfApi().list_repo_files(self.id, repo_type=self.kind, revision=self.revision)
+        return sorted(name for name in names if fnmatch(name, pattern))
+
+    def file(self, name: str) -> Path:
+        """One file, downloaded unless the cache has it.
+
+        Raises:
+            TemperaError: it cannot be had.
+        """
+        from huggingface_hub import hf_hub_download
+
+        with self._in_one_sentence([name]):
+            return Path(hf_hub_download(self.id, name, repo_type=self.kind, revision=self.revision))
+
+    def snapshot(self, patterns: Sequence[str]) -> Path:
+        """A directory with all files that match the patterns, downloaded unless the cache has them;
+        it is named after the commit.
+
+        Raises:
+            TemperaError: they cannot be had.
+        """
+        from huggingface_hub import snapshot_download
+
+        with self._in_one_sentence(patterns):
+            return Path(
+                snapshot_download(
+                    self.id,
+                    repo_type=self.kind,
+                    revision=self.revision,
+                    allow_patterns=list(patterns),
+                )
+            )
+
+    @contextmanager
+    def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
+        from huggingface_hub import errors, get_token
+
+        try:
+            yield
+        except errors.GatedRepoError:
+            who = "this account has no access yet" if get_token() else "you are not logged in"
+            raise TemperaError(
+                f"the hub repository {self.id} is gated, and {who}: accept its conditions at "
+                f"{self.page}, log in with `hf auth login`, and run this again."
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise TemperaError(
+                f"the hub repository {self.id} has no revision {self.revision}: give a commit, "
+                f"branch or tag that {self.page} lists, or leave it out."
+            ) from None
+        except errors.RepositoryNotFoundError:
+            raise TemperaError(
+                f"there is no {self.kind} {self.id} on the hub, or it is private: check the name, "
+                "or log in with `hf auth login`."
+            ) from None
+        except errors.RemoteEntryNotFoundError:
+            raise TemperaError(
+                f"the hub repository {self.id} has no file {patterns[0]}: see {self.page}."
+            ) from None
+        except Exception as problem:  # its HTTP library has kinds of its own
+            reason = str(problem).strip().splitlines()[0].partition(". ")[0][:160]
+            raise CannotReach(self, patterns, reason) from None

@@ -1,0 +1,114 @@
+"""Files of the hub, against one on loopback: downloaded once, read offline, and refused in one
+sentence.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hub import Hub
+
+from tempera.errors import TemperaError
+from tempera.runtime.hub import Repository
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub(tmp_path / "cache") as server:
+        server.here(monkeypatch)
+        yield server
+
+
+FILES = {"config.json": '{"a": 1}', "data/val-0.parquet": b"x" * 5000, "data/train-0.parquet": b"t"}
+REPOSITORY = Repository("owner/name", "dataset")
+
+
+def test_a_snapshot_holds_the_files_asked_for_and_is_fetched_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.add("owner/name", FILES, kind="datasets")
+    place = REPOSITORY.snapshot(["data/val-*"])
+    assert place.name == commit == REPOSITORY.commit()
+    assert (place / "data/val-0.parquet").read_bytes() == b"x" * 5000
+    assert not (place / "config.json").exists()
+    assert REPOSITORY.files("data/*") == ["data/train-0.parquet", "data/val-0.parquet"]
+    assert REPOSITORY.snapshot(["data/val-*"]) == place
+    assert hub.downloads() == ["data/val-0.parquet"]
+    hub.here(monkeypatch, offline=True)
+    before = len(hub.requests)
+    assert REPOSITORY.snapshot(["data/val-*"]) == place
+    assert REPOSITORY.file("data/val-0.parquet") == place / "data/val-0.parquet"
+    assert REPOSITORY.commit() == commit
+    assert Repository("owner/name", "dataset", commit).commit() == commit
+    assert len(hub.requests) == before
+
+
+def test_a_download_that_breaks_off_is_whole_in_the_end(hub: Hub) -> None:
+    hub.add("owner/name", FILES, kind="datasets")
+    hub.cuts["data/val-0.parquet"] = 2000
+    assert REPOSITORY.file("data/val-0.parquet").read_bytes() == b"x" * 5000
+    assert hub.downloads() == ["data/val-0.parquet"] * 2
+
+
+def test_a_revision_is_a_commit_a_branch_or_a_tag(hub: Hub) -> None:
+    first = hub.add("owner/name", {"a.txt": "1"})
+    hub.add("owner/name", {"a.txt": "2"})
+    hub.add("owner/name", {"a.txt": "3"}, revision="v3")
+    for revision, text in ((None, "2"), (first, "1"), ("v3", "3")):
+        repository = Repository("owner/name", revision=revision)
+        assert repository.file("a.txt").read_text() == text
+
+
+def closed(hub: Hub) -> None:
+    hub.add("owner/name", FILES, kind="datasets", gate="closed")
+
+
+REFUSED: dict[str, tuple[Callable[[Hub], object], str]] = {
+    "gated": (closed, "owner/name is gated, and you are not logged in: accept its conditions at "
+              "https://huggingface.co/datasets/owner/name, log in with `hf auth login`"),
+    "missing": (lambda hub: None, "there is no dataset owner/name on the hub, or it is private"),
+    "revision": (lambda hub: hub.add("owner/name", FILES, kind="datasets"),
+                 "owner/name has no revision v9: give a commit, branch or tag"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_sentence(name: str, hub: Hub) -> None:
+    prepare, words = REFUSED[name]
+    prepare(hub)
+    repository = Repository("owner/name", "dataset", "v9" if name == "revision" else None)
+    with pytest.raises(TemperaError) as problem:
+        repository.snapshot(["data/*"])
+    assert words in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_a_token_without_access_is_told_apart(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("owner/name", FILES, kind="datasets", gate="good")
+    monkeypatch.setenv("HF_TOKEN", "other")
+    with pytest.raises(TemperaError, match="this account has no access yet: accept"):
+        REPOSITORY.file("config.json")
+    monkeypatch.setenv("HF_TOKEN", "good")
+    assert REPOSITORY.file("config.json").read_text() == '{"a": 1}'
+
+
+def test_without_a_network_and_a_cache_the_command_is_told(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.here(monkeypatch, offline=True)
+    wanted = (
+        r"owner/name is not in the hub's cache, and the hub cannot be reached \(.*\): on a machine "
+        r'with network run `hf download owner/name --repo-type dataset --include "data/\*"`, and '
+        r"copy the cache directory \(HF_HUB_CACHE\) here"
+    )
+    with pytest.raises(TemperaError, match=wanted):
+        REPOSITORY.snapshot(["data/*"])
+    with pytest.raises(TemperaError, match="is not in the hub's cache"):
+        REPOSITORY.commit()
+
+
+def test_a_file_that_is_not_there(hub: Hub) -> None:
+    hub.add("owner/name", FILES, kind="datasets")
+    with pytest.raises(TemperaError, match=r"owner/name has no file no\.json: see https://"):
+        REPOSITORY.file("no.json")
