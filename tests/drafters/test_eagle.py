@@ -153,6 +153,19 @@ def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
         assert deviations.sum() < chi2.isf(1e-5, int(likely.sum()))
 
 
+@torch.no_grad()
+def test_the_draft_is_cut_where_the_target_is():
+    """A drafted token outside the draft's top-k is likely outside the target's too: it would be
+    proposed and never kept.
+    """
+    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=3), network=llamagen(grid=(2, 2)))
+    drafter = eagle_drafter(target, TREES["chain"])
+    target.begin(PROMPTS[:1], drafter.nodes)
+    drafter.begin(PROMPTS[:1])
+    draft = drafter.propose(torch.full((1, drafter.uniforms), 0.5))
+    assert ((draft.q > 0).sum(-1) == 3).all()
+
+
 def test_drafts_at_forced_places_are_always_kept():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3

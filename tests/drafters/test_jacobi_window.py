@@ -186,6 +186,9 @@ def test_every_q_is_the_stale_distribution_without_the_elder_candidates(branchin
         ({"branching": "first"}, 64, 55, 12),
         ({"window": 100, "branching": "full"}, 100, 19, 84),
         ({"branches": 2}, 64, 58, 9),
+        ({"branches": 5}, 64, 36, 31),
+        ({"levels": 4}, 64, 24, 44),
+        ({"window": 32}, 32, 10, 25),
         ({"levels": 1}, 64, 61, 4),
         ({"branches": 1}, 64, 64, 0),
         ({"levels": 0}, 64, 64, 0),
@@ -221,16 +224,17 @@ def test_ranked_trees_have_fewer_continuations_of_late_candidates():
     ("options", "told"),
     [
         (
-            {"branches": 5},
-            "branches=5 and levels=3 make 5^3 = 125 paths, more than window=64 holds; take fewer "
-            "branches or levels, or a longer",
+            {"branches": 5, "branching": "full"},
+            "branches=5 and levels=3 with branching=full make a tree of more than the 64 tokens of "
+            "window=64; take fewer branches or levels, a longer window, or branching=first",
         ),
-        ({"branches": 10, "levels": 30}, "paths, more than window=64"),
-        ({"branching": "full"}, "make a tree of 84 tokens, more than window=64 holds"),
+        ({"branches": 10, "levels": 30}, "more than the 64 tokens of window=64"),
+        ({"branching": "full"}, "more than the 64 tokens of window=64"),
         (
-            {"window": 4, "branches": 2, "levels": 2},
-            "make a tree of 5 tokens, more than window=4 holds",
+            {"levels": 20, "branching": "first"},
+            "64 tokens of window=64; take fewer branches or levels, a longer window",
         ),
+        ({"window": 4, "branches": 2, "levels": 2}, "more than the 4 tokens of window=4"),
         ({"branches": 0}, "branches=0 and levels=3 make no tree"),
         ({"levels": -1}, "branches=4 and levels=-1 make no tree"),
         ({"window": 300}, "window=300 is longer than the image of 256 tokens"),

@@ -25,6 +25,7 @@ from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.eagle_network import EagleModel
+from tempera.evaluation.run_identity import GROUPS
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import write_report
@@ -75,18 +76,15 @@ def jobs(preset: str, *given: str) -> list[list[str]]:
 
 def as_row(job: list[str]) -> dict[str, Any]:
     """A row of a report, as far as a paper's rows look at it."""
-    cfg = composed(*job)
-    method = next(
-        (argument.removeprefix("method=") for argument in job if argument.startswith("method=")),
-        "coolsd",
-    )
+    cfg = composed(*job, hydra=True)
+    chosen = cfg.hydra.runtime.choices
     options = {
         str(key): cfg[key]
-        for key in cfg.keys() - {"directory", "choices", "overrides"}
+        for key in cfg.keys() - {"hydra", "directory", "choices", "overrides"}
         if not OmegaConf.is_config(cfg[key])
     }
     return {
-        "settings": {**options, "method": method},
+        "settings": options | {group: chosen[group] for group in GROUPS if group in chosen},
         "paper": OmegaConf.to_container(cfg.paper, resolve=True),
     }
 
@@ -209,12 +207,19 @@ def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
     made = [as_row(job) for job in jobs(preset)]
     for line in (line for lines in data.get("models", {}).values() for line in lines):
         assert all(paper_tables.column(name) for name in set(line) - {"run"})
-        refused = (
-            line["run"].get("branches", 1) ** line["run"].get("levels", 1) > 64
-        )  # more paths than the window holds
-        assert [paper_tables.fits(row, line["run"]) for row in made].count(True) == (
-            0 if refused else 1
-        ), line["run"]
+        fitting = [row for row in made if paper_tables.fits(row, line["run"])]
+        assert len(fitting) == 1, line["run"]
+
+
+TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
+"""Tables whose methods are compared on one tree, and how many rows have one."""
+
+
+@pytest.mark.parametrize("preset", TREES)
+def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
+    trees = [as_row(job)["settings"].get("tree") for job in jobs(preset)]
+    assert trees.count("chain") == trees.count("naive_extend_57") == TREES[preset]
+    assert trees.count(None) == 1 and len(trees) == 1 + 2 * TREES[preset]
 
 
 def test_on_another_model_k_is_the_papers() -> None:
@@ -262,20 +267,21 @@ def test_a_preset_prints_the_papers_figures(
     assert "Annealed Relaxation of Speculative Decoding" in said
     assert "ImageReward needs a network" in said
     finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
-    assert (len(finished), unfinished) == (5, [])
+    assert (len(finished), unfinished) == (9, [])
     rows, damaged = collect(finished)
     assert damaged == []
     ours = {
         row["settings"].get("delta"): row["metrics"]["accepted_length"]["value"]
         for row in rows
-        if row["method"] == "coolsd"
+        if row["method"] == "coolsd" and row["settings"]["tree"] == "chain"
     }
-    (line,) = [line for line in said.splitlines() if line.strip().startswith("coolsd delta=2 ")]
-    assert line.split()[2:4] == ["3.34", f"{ours[2]:.2f}"]
+    lines = [line.strip() for line in said.splitlines()]
+    (line,) = [line for line in lines if line.startswith("coolsd delta=2 tree=chain ")]
+    assert line.split()[3:5] == ["3.34", f"{ours[2]:.2f}"]
     assert line.split()[-2:] == ["-0.1353", "–"]
     write_report(rows, tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert f"| coolsd delta=2 | 3.34 | {ours[2]:.2f} |" in text
+    assert f"| coolsd delta=2 tree=chain | 3.34 | {ours[2]:.2f} |" in text
 
 
 def test_a_table_without_numbers_lists_the_runs() -> None:

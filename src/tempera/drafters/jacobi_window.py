@@ -81,8 +81,8 @@ class Shape:
         - "full": every candidate goes on: K + K² + … + K^D nodes.
 
         Raises:
-            TemperaError: the window is empty, there are no candidates, or K^D paths or the tree
-                itself do not fit into the window.
+            TemperaError: the window is empty, there are no candidates, or the tree does not fit
+                into the window.
         """
         _check(window)
         if branching not in get_args(Branching):
@@ -95,21 +95,9 @@ class Shape:
                 f"branches={branches} and levels={levels} make no tree; give at least 1 branch "
                 "and 0 levels"
             )
-        if branches**levels > window:
-            raise TemperaError(
-                f"branches={branches} and levels={levels} make {branches}^{levels} = "
-                f"{branches**levels} paths, more than window={window} "
-                "holds; take fewer branches or levels, or a longer window"
-            )
         if branches == 1 or levels == 0:
             return cls.chain(window)
-        paths = _branching_paths(branches, levels, branching)
-        if len(paths) > window:
-            raise TemperaError(
-                f"branches={branches} and levels={levels} make a tree of {len(paths)} tokens, "
-                f"more than window={window} holds; take fewer "
-                "branches or levels, a longer window, or branching=first"
-            )
+        paths = _tree(window, branches, levels, branching)
         length = levels + window - len(paths)
         paths += [(0,) * depth for depth in range(levels + 1, length + 1)]
         paths.sort(key=lambda path: (len(path), path))  # the order of `Tree.from_paths`
@@ -134,17 +122,27 @@ def _check(window: int) -> None:
         raise TemperaError(f"window={window} is empty; give at least 1 token")
 
 
-def _branching_paths(branches: int, levels: int, branching: Branching) -> list[tuple[int, ...]]:
-    """The paths of `Shape.proactive`'s tree, as ranks from 0."""
-    paths = (
-        path
-        for level in range(1, levels + 1)
-        for path in itertools.product(range(branches), repeat=level)
-    )
-    return [path for path in paths if _grows(path, branches, branching)]
+def _tree(window: int, branches: int, levels: int, branching: Branching) -> list[tuple[int, ...]]:
+    """The paths of the tree's nodes, level by level; raises TemperaError for more than `window`."""
+    paths: list[tuple[int, ...]] = []
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(levels):
+        grown = ((*path, rank) for path in level for rank in range(branches))
+        fitting = (path for path in grown if _grows(path, branches, branching))
+        level = list(itertools.islice(fitting, window - len(paths) + 1))
+        paths += level
+        if len(paths) > window:
+            smaller = "" if branching == "first" else ", or branching=first"
+            raise TemperaError(
+                f"branches={branches} and levels={levels} with branching={branching} make a tree "
+                f"of more than the {window} tokens of window={window}; take fewer branches or "
+                f"levels, a longer window{smaller}"
+            )
+    return paths
 
 
 def _grows(path: tuple[int, ...], branches: int, branching: Branching) -> bool:
+    """Whether the tree has this node, given that it has the one above."""
     if branching == "first":
         return not any(path[:-1])
     return branching == "full" or math.prod(1 + rank for rank in path) <= branches
