@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from tempera.errors import TemperaError
-from tempera.metrics.distances import frechet, kernel, precision, recall
+from tempera.metrics import bootstrap
+from tempera.metrics.distances import frechet, inception_score, kernel, precision, recall
 from tempera.runtime.torchvision import import_torchvision
 
 
@@ -39,6 +40,55 @@ def test_frechet_is_its_definition(n: int) -> None:
     interval = frechet(left, right, resamples=50)
     assert interval.value == pytest.approx(expected, rel=1e-5)
     assert 0 <= interval.low <= interval.value <= interval.high
+
+
+def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:
+    """The distance of weighted images, from its definition."""
+    from scipy.linalg import sqrtm
+
+    centre = np.average(generated, axis=0, weights=weights)
+    cut = generated - centre
+    spread = (weights[:, None] * cut).T @ cut / (weights.sum() - 1)
+    root = sqrtm(np.cov(real, rowvar=False)).real
+    overlap = np.linalg.eigvalsh(root @ spread @ root).clip(0)
+    apart = ((centre - real.mean(0)) ** 2).sum()
+    both = np.trace(spread) + np.trace(np.cov(real, rowvar=False))
+    return float(apart + both - 2 * np.sqrt(overlap).sum())
+
+
+@pytest.mark.parametrize("n", [5, 40])  # fewer and more images than dimensions
+def test_a_replicate_is_the_direct_distance_to_first_order(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resample moves FID by the derivative in the weights: exactly, as these tend to 1."""
+    left, right = features(n, shift=0.3), features(90, seed=1)
+    seen: list[np.ndarray] = []
+    keep = bootstrap.centred
+
+    def spy(value: float, replicates: np.ndarray, *rest: object) -> bootstrap.Interval:
+        seen.append(replicates - value)
+        return keep(value, replicates, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bootstrap, "centred", spy)
+    frechet(left, right, resamples=4)
+    drawn = bootstrap.counts(n, 4) - 1
+    step = 1e-3
+    for row, change in zip(drawn, seen[0], strict=True):
+        ends = [weighted_frechet(left, right, 1 + sign * step * row) for sign in (1, -1)]
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert change == pytest.approx(slope, rel=1e-3)
+
+
+def test_inception_score_is_torch_fidelitys() -> None:
+    import_torchvision()
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    logits = torch.randn(57, 8, generator=torch.Generator().manual_seed(0)) * 2
+    interval = inception_score(logits.numpy(), resamples=50)
+    expected = isc_features_to_metric(logits)["inception_score_mean"]
+    assert interval.value == pytest.approx(expected, rel=1e-6)
+    assert 1 <= interval.low < interval.value < interval.high <= 8
+    assert inception_score(torch.zeros(5, 8)).value == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -105,6 +155,9 @@ def test_worse_images_score_worse() -> None:
 
 
 def test_mismatched_and_tiny_sets_are_refused() -> None:
+    assert kernel(torch.as_tensor(features(9)), features(9), 5) == kernel(
+        features(9), features(9), 5
+    )
     with pytest.raises(TemperaError, match="use one network"):
         frechet(features(9, 8), features(9, 4))
     with pytest.raises(TemperaError, match="too few"):
