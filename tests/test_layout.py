@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from tested_in import TESTED_IN
 
 PACKAGE = ROOT / "src" / "tempera"
 FLOORS = (
@@ -123,70 +124,6 @@ def test_no_function_is_longer_than_sixty_lines():
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
     }
     assert long == set()
-
-
-TESTED_IN = {
-    "config/test_conf.py": ("config/build", "config/cli", "config/instantiate"),
-    "continuous/test_diffusion.py": ("continuous/noise",),
-    "continuous/test_mar.py": ("continuous/loop", "continuous/rules", "continuous/target"),
-    "data/test_prepare.py": ("data/encoders", "data/estimate", "data/shards", "data/sources"),
-    "decoding/test_loop.py": ("decoding/interfaces", "drafters/none"),
-    "drafters/test_eagle.py": ("drafters/cache_slots", "targets/masks"),
-    "drafters/test_eagle_network.py": (
-        "drafters/draft_network",
-        "drafters/eagle_fused",
-        "runtime/network_directory",
-    ),
-    "evaluation/test_benchmark.py": ("commands/bench",),
-    "evaluation/test_calibration.py": ("commands/calibrate",),
-    "evaluation/test_latency.py": ("evaluation/pipeline",),
-    "evaluation/test_run.py": (
-        "evaluation/generate",
-        "evaluation/progress",
-        "metrics/acceptance",
-        "metrics/quality",
-        "runtime/distributed",
-    ),
-    "exactness/test_gaussians.py": ("continuous/residual_sampler",),
-    "integration/test_eval_script.py": ("commands/evaluate", "commands/scripts"),
-    "integration/test_model_families.py": (
-        "image_tokenizers/pretrained",
-        "targets/emu3",
-        "targets/shared_vocabulary",
-        "training/fsdp",
-    ),
-    "integration/test_training_scripts.py": ("commands/prepare", "commands/train"),
-    "metrics/test_evaluators.py": ("shapes/classifier", "shapes/clip", "shapes/evaluator"),
-    "reporting/test_paper_tables.py": ("reporting/sweep_callback",),
-    "reporting/test_report.py": (
-        "commands/report",
-        "reporting/baseline",
-        "reporting/collect",
-        "reporting/console",
-        "reporting/figures",
-        "reporting/pareto",
-        "reporting/run_names",
-        "reporting/wandb_report",
-        "runtime/image_files",
-    ),
-    "runtime/test_row_store.py": ("evaluation/run_directory",),
-    "shapes/test_build.py": (
-        "commands/build_shapes",
-        "shapes/build/evaluators",
-        "shapes/build/stages",
-        "shapes/build/target",
-        "shapes/build/tokenizer",
-        "shapes/networks",
-    ),
-    "shapes/test_mar.py": ("image_tokenizers/kl", "shapes/build/mar", "shapes/labels"),
-    "shapes/test_world.py": ("shapes/scenes",),
-    "targets/test_chameleon.py": ("targets/rotary",),
-    "targets/test_token_format.py": ("image_tokenizers/line_ends",),
-    "targets/test_transformer.py": ("runtime/network_identity", "targets/network"),
-    "training/test_teacher_forcing.py": ("training/validation",),
-    "training/test_trainer.py": ("training/checkpoint",),
-}
-"""Modules without a test file of their name, by the file that tests them."""
 
 
 def test_every_module_has_its_test_file():

@@ -8,19 +8,12 @@ libraries are imported once; every fault gets a process of its own.
 """
 
 import argparse
-import os
-import resource
-import shutil
 import sys
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-FAST = "not slow and not docs and not gpu"
-SECONDS = 600
-"""Processor time that the tests of a fault may take."""
+from fault_runner import FAST, SLOW, copy_sources, seen_by, warm
 
 
 @dataclass(frozen=True)
@@ -196,62 +189,17 @@ FAULTS = (
 )  # fmt: skip
 
 
-def plant(fault: Fault, copy: Path) -> None:
-    """Copy the sources and plant the fault. Raises SystemExit where its place is gone."""
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "conf").symlink_to(ROOT / "conf")
-    file = copy / "src" / "tempera" / fault.file
+def plant(fault: Fault, place: Path) -> Path:
+    """Copy the sources, plant the fault, and return the copy. Raises SystemExit where its place is
+    gone.
+    """
+    sources = copy_sources(place)
+    file = sources / "tempera" / fault.file
     text = file.read_text(encoding="utf-8")
     if fault.right not in text:
         sys.exit(f"{fault.name}: `{fault.right}` no longer stands in {fault.file}")
     file.write_text(text.replace(fault.right, fault.wrong), encoding="utf-8")
-
-
-def seen_by(fault: Fault, sources: Path, marks: str) -> str | None:
-    """The first test that fails on these sources; none if all pass."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        sys.path[:0] = [str(sources / "src"), str(ROOT / "tests" / "support")]
-        os.chdir(ROOT)
-        os.write(write, _run(fault, marks).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        told = answer.read()
-    _, status = os.wait()
-    return told or ("a decoding that does not end" if os.WIFSIGNALED(status) else None)
-
-
-def _run(fault: Fault, marks: str) -> str:
-    import pytest
-
-    class First:
-        name = ""
-
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.failed and not self.name:
-                self.name = report.nodeid
-
-        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-            if report.failed and not self.name:
-                self.name = f"collecting {report.nodeid}"
-
-    first = First()
-    tests = [str(ROOT / "tests" / name) for name in fault.tests]
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests], plugins=[first])
-    return first.name
-
-
-def warm() -> None:
-    """Import the libraries, and nothing of tempera's."""
-    sys.path.insert(0, str(ROOT / "src"))
-    import tempera.runtime.huggingface  # noqa: F401
-
-    sys.path.pop(0)
-    for name in [name for name in sys.modules if name.split(".")[0] == "tempera"]:
-        del sys.modules[name]
+    return sources
 
 
 def main() -> None:
@@ -265,9 +213,9 @@ def main() -> None:
         if options.names and not any(name in fault.name for name in options.names):
             continue
         with tempfile.TemporaryDirectory() as directory:
-            plant(fault, Path(directory))
-            fast = None if options.all else seen_by(fault, Path(directory), FAST)
-            slow = fast or seen_by(fault, Path(directory), "slow")
+            sources = plant(fault, Path(directory))
+            fast = None if options.all else seen_by(fault.tests, sources, FAST)
+            slow = fast or seen_by(fault.tests, sources, SLOW)
         print(
             f"{'fast' if fast else 'slow' if slow else 'LOST':4}  {fault.name}: {slow}", flush=True
         )
