@@ -11,6 +11,7 @@ import pytest
 from paths import ROOT
 
 from tempera.errors import TemperaError
+from tempera.metrics import table
 from tempera.reporting import console, report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import ReportRow, collect, find_runs
@@ -328,8 +329,9 @@ def test_a_baseline_of_the_nearest_accepted_length(runs: Path, tmp_path: Path) -
     assert differences[("eagle", None)]["accepted_length"]["value"] == pytest.approx(-0.55)
     write_report(rows, tmp_path / "out", baseline="coolsd floor=0")
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "| run | δ | baseline | accepted length | CLIP score |" in text
-    assert "| coolsd floor=1 | 2 | coolsd floor=0 δ=2 | +0.0000" in text
+    assert "| run | δ | baseline | accepted lengths | t | accepted length | CLIP score |" in text
+    assert "| coolsd floor=1 | 2 | coolsd floor=0 δ=2 | 2.50 ≈ 2.50 | – | +0.0000" in text
+    assert "| eagle |  | coolsd floor=0 δ=1.1 | 1.50 ≠ 2.05 | – | -0.5500" in text
 
 
 @pytest.mark.parametrize("name", ["coolsd floor=1 delta=2", "coolsd floor=1 δ=2", "floor0"])
@@ -365,6 +367,42 @@ def test_accepted_length_is_compared_as_tokens_per_round() -> None:
     ]
     compare(rows, "slow")
     assert rows[0]["differences"]["accepted_length"]["value"] == pytest.approx(10 / 4 - 1)
+
+
+def test_the_t_statistic_of_accepted_lengths() -> None:
+    """Cool-SD, Appendix C.4."""
+    from scipy.stats import ttest_rel
+
+    ours, theirs = [2.0, 2.5, 3.0, 2.0, 2.8], [1.9, 2.5, 2.4, 2.1, 2.2]
+    common = {"settings": {}, "directory": "x", "metrics": {}, "delta": None}
+    rows: list[ReportRow] = [
+        {
+            **common,
+            "name": name,
+            "family": name,
+            "prompts": {
+                str(i): {"accepted_length": (value, 1.0)} for i, value in enumerate(values)
+            },
+        }
+        for name, values in (("coolsd", ours), ("lanternpp chain", theirs))
+    ]
+    compare(rows, "lanternpp chain")
+    t = rows[0]["differences"]["accepted_length"]["t"]
+    assert t == pytest.approx(ttest_rel(ours, theirs).statistic)
+
+
+def test_bounds_and_attributes_are_compared_prompt_by_prompt() -> None:
+    paired = {metric.key for metric in table.METRICS if metric.paired}
+    assert {"accepted_length", "tv_bound", "kl_per_token", "attribute_accuracy"} <= paired
+
+
+def test_runs_differ_by_options_that_both_have(tmp_path: Path) -> None:
+    """The chain of tree=chain has a depth, and a static tree none."""
+    runs = [
+        make_run(tmp_path / "chain", "eagle", tree="chain", depth=5),
+        make_run(tmp_path / "static", "eagle", tree="naive_extend_57"),
+    ]
+    assert [row["family"] for row in read(*runs)] == ["eagle naive_extend_57", "eagle tree=chain"]
 
 
 class Reports:

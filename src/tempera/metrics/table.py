@@ -156,6 +156,7 @@ METRICS: tuple[Metric, ...] = (
         higher_is_better=False,
         section="divergence",
         in_pareto="more",
+        paired=True,
     ),
     Metric(
         "kl_per_token",
@@ -166,6 +167,7 @@ METRICS: tuple[Metric, ...] = (
         section="divergence",
         in_report=True,
         in_pareto="quality",
+        paired=True,
     ),
     Metric(
         "logprob_per_token",
@@ -225,6 +227,7 @@ METRICS: tuple[Metric, ...] = (
         unit="shape, colour, background",
         in_report=True,
         in_pareto="quality",
+        paired=True,
     ),
     _accuracy("shape", *_SHAPE, paired=True),
     _accuracy("colour", *_COLOUR, paired=True),

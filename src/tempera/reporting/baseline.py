@@ -16,11 +16,15 @@ from tempera.reporting.run_names import is_plain
 RunSummary = Mapping[str, Any]
 CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
 """Settings that runs must share to be compared prompt by prompt."""
+EQUAL_LENGTH = 0.02
+"""Relative difference up to which two accepted lengths count as equal."""
 
 
 def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = None) -> None:
-    """Set each row's `baseline`, the label of the run it is compared with, and `differences`, the
-    mean difference from it with an interval for every paired metric.
+    """Set each row's `baseline`, the label of the run it is compared with, `baseline_length`, that
+    run's accepted length, and `differences`, the mean difference from it for every paired metric:
+    `value`, its interval, `n`, and `t`, the paired t statistic over prompts (Cool-SD, Appendix
+    C.4).
 
     A run is compared with the baseline run of the same model, sampling and seed whose accepted
     length is nearest to its own. Baseline runs themselves, and runs without a match, have none.
@@ -40,11 +44,12 @@ def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = Non
             f"the families {families}."
         )
     for row in rows:
-        row["baseline"], row["differences"] = None, {}
+        row["baseline"], row["baseline_length"], row["differences"] = None, None, {}
         known = [other for other in chosen if _comparable(other, row)]
         if known and not _is_baseline(row, baseline):
             nearest = _nearest(row, known)
-            row["baseline"], row["differences"] = label(nearest), _differences(row, nearest)
+            row["baseline"], row["baseline_length"] = label(nearest), accepted_length(nearest)
+            row["differences"] = _differences(row, nearest)
 
 
 def label(row: RunSummary) -> str:
@@ -65,15 +70,22 @@ def _comparable(left: RunSummary, right: RunSummary) -> bool:
     return all(left["settings"].get(name) == right["settings"].get(name) for name in CONTEXT)
 
 
+def accepted_length(run: RunSummary) -> float:
+    """NaN where it is unknown."""
+    value = run["metrics"].get("accepted_length", {}).get("value")
+    return float("nan") if value is None else float(value)
+
+
+def of_equal_length(row: RunSummary) -> bool:
+    """Whether the row and the run that it is compared with have equal accepted lengths."""
+    return abs(accepted_length(row) / float(row["baseline_length"]) - 1) <= EQUAL_LENGTH
+
+
 def _nearest(row: RunSummary, others: Sequence[RunSummary]) -> RunSummary:
     """The run whose accepted length is nearest to the row's; the first where it is unknown."""
-
-    def length(run: RunSummary) -> float:
-        value = run["metrics"].get("accepted_length", {}).get("value")
-        return float("nan") if value is None else float(value)
-
-    distances = np.nan_to_num([abs(length(other) - length(row)) for other in others], nan=np.inf)
-    return others[int(np.argmin(distances))]
+    wanted = accepted_length(row)
+    distances = [abs(accepted_length(other) - wanted) for other in others]
+    return others[int(np.argmin(np.nan_to_num(distances, nan=np.inf)))]
 
 
 def _differences(row: RunSummary, baseline: RunSummary) -> dict[str, dict[str, float]]:
@@ -88,8 +100,17 @@ def _differences(row: RunSummary, baseline: RunSummary) -> dict[str, dict[str, f
             left, right = (np.array([run[name][key] for name in known]) for run in (ours, theirs))
             interval = _difference(left, right)
             if interval.n:
-                result[key] = interval.as_dict()
+                result[key] = interval.as_dict() | {"t": _paired_t(left[:, 0] - right[:, 0])}
     return result
+
+
+def _paired_t(differences: Array) -> float:
+    """Mean ÷ standard error, NaN for fewer than two prompts or equal differences."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        known = differences[~np.isnan(differences)]
+        if len(known) < 2:
+            return float("nan")
+        return float(known.mean() / (known.std(ddof=1) / np.sqrt(len(known))))
 
 
 def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:

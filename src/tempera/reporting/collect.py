@@ -129,7 +129,7 @@ def _order(row: ReportRow) -> tuple[Any, ...]:
 
 def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The curve that each run lies on: the method, its unusual settings, and any other setting
-    apart from δ and seed in which runs of the method differ.
+    apart from δ and seed in which runs of the method that have it differ.
     """
     names = []
     for one in settings:
@@ -138,7 +138,7 @@ def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
             key
             for key in one
             if key not in ("delta", "seed", "model")
-            and any(other.get(key) != one[key] for other in siblings)
+            and any(other.get(key, one[key]) != one[key] for other in siblings)
         ]
         label = family_label(one)
         values = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import paper_tables, pareto
-from tempera.reporting.baseline import label
+from tempera.reporting.baseline import accepted_length, label, of_equal_length
 from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
 from tempera.reporting.figures import comparison
@@ -151,23 +151,39 @@ def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
         "in twenty excludes 0 by chance."
     )
     if baseline is not None:
-        text += " Each run is compared with the baseline run of the nearest accepted length."
+        text += (
+            " Each run is compared with the baseline run of the nearest accepted length: ≈ where "
+            "the two are equal to 2%, ≠ where they are not. t is the paired t statistic of the "
+            "accepted lengths of single prompts."
+        )
+    pair = _pair if baseline is not None else (lambda _: [])
     cells = [
         [
             row["family"],
             _delta(row),
-            *([] if baseline is None else [row["baseline"]]),
+            *pair(row),
             *(_span(row["differences"].get(metric.key), "+.4f") for metric in shown),
         ]
         for row in compared
     ]
-    head = ["run", "δ", *([] if baseline is None else ["baseline"])]
+    head = ["run", "δ", *([] if baseline is None else ["baseline", "accepted lengths", "t"])]
     return [
         f"## Difference to {_escaped(baseline or 'plain autoregression')}",
         "",
         text,
         "",
         *_table([*head, *(metric.title for metric in shown)], cells),
+    ]
+
+
+def _pair(row: ReportRow) -> list[str]:
+    """The run that the row is compared with, both accepted lengths, and t of their difference."""
+    sign = "≈" if of_equal_length(row) else "≠"
+    t = row["differences"].get("accepted_length", {}).get("t", float("nan"))
+    return [
+        row["baseline"],
+        f"{accepted_length(row):.2f} {sign} {row['baseline_length']:.2f}",
+        f"{t:.1f}" if np.isfinite(t) else "–",
     ]
 
 
