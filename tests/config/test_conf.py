@@ -348,8 +348,10 @@ def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> N
         with pytest.raises(TemperaError) as problem:
             build_target(cfg)
         tokens = cfg.model.get("tokens", "discrete")
-        told = f"model={model} has {tokens} tokens and the method is for {cfg.tokens} ones; choose"
-        assert str(problem.value).startswith(told)
+        message = (
+            f"model={model} has {tokens} tokens and the method is for {cfg.tokens} ones; choose"
+        )
+        assert str(problem.value).startswith(message)
         assert "\n" not in str(problem.value)
 
 
@@ -580,7 +582,7 @@ def test_nested_and_partial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"number": "abc"}, "`number=abc` is not possible; it must be a number"),
         ({"number": True}, "`number=True` is not possible; it must be a number"),
@@ -609,10 +611,10 @@ def test_nested_and_partial() -> None:
         ({"_target_": "tempera.nowhere.Thing"}, "cannot import tempera.nowhere.Thing"),
     ],
 )
-def test_what_does_not_fit_is_named(values: dict[str, Any], told: str) -> None:
+def test_what_does_not_fit_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         instantiate(node(**values))
-    assert told in str(problem.value)
+    assert message in str(problem.value)
     assert "\n" not in str(problem.value)
 
 

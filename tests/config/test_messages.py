@@ -51,11 +51,11 @@ FACTS = {
     ],
 )
 def test_out_of_memory_says_which_options_help(problem: Exception) -> None:
-    told = sentence(problem, Path("conf"), "eval", [])
-    assert told is not None and told.startswith(
+    message = sentence(problem, Path("conf"), "eval", [])
+    assert message is not None and message.startswith(
         "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft"
     )
-    assert "\n" not in told
+    assert "\n" not in message
 
 
 def test_a_bug_is_not_the_users() -> None:

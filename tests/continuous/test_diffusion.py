@@ -165,7 +165,7 @@ def test_guidance_rises_with_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"guidance": -1.0}, "guidance=-1.0 is not possible; give 0 or more"),
         ({"guidance": math.nan}, "guidance=nan is not possible; give 0 or more"),
@@ -186,7 +186,7 @@ def test_guidance_rises_with_the_tokens() -> None:
         ),
     ],
 )
-def test_what_cannot_be_sampled(options: dict[str, float], told: str) -> None:
+def test_what_cannot_be_sampled(options: dict[str, float], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         DiffusionSampling(**options)  # type: ignore[arg-type]
-    assert told in str(problem.value) and "\n" not in str(problem.value)
+    assert message in str(problem.value) and "\n" not in str(problem.value)

@@ -383,11 +383,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), REFUSED)
-def test_bad_input_is_one_sentence(changes: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_bad_input_is_one_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         decode_with(**changes)
-    assert told in str(problem.value) and "\n" not in str(problem.value)
+    assert message in str(problem.value) and "\n" not in str(problem.value)
 
 
 def test_other_bad_input() -> None:

@@ -179,7 +179,7 @@ def test_draws_of_a_round_are_distinct():
 
 def test_progress_and_clock_follow_the_rounds():
     target, draft = tables()
-    told, clock, names = [], Clock(), ["a", "b"]
+    message, clock, names = [], Clock(), ["a", "b"]
     decode(
         target,
         StaticTreeDrafter(draft, Tree.chain(2)),
@@ -187,10 +187,10 @@ def test_progress_and_clock_follow_the_rounds():
         RandomStreams(0, names),
         names,
         clock=clock,
-        progress=lambda *now: told.append(now),
+        progress=lambda *now: message.append(now),
     )
-    assert [rounds for rounds, _ in told] == list(range(1, len(told) + 1))
-    assert told[-1][1] == 12
+    assert [rounds for rounds, _ in message] == list(range(1, len(message) + 1))
+    assert message[-1][1] == 12
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
     assert clock.total == pytest.approx(sum(clock.seconds.values()))
 

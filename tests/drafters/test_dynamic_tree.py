@@ -145,7 +145,7 @@ def test_a_sick_draft_is_told():
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "message"),
     [
         ((2, 0, 1), "depth=0 drafts nothing; give 1 or more, or decode without a drafter"),
         ((5, 2, 4), "branches=5 is not possible with a vocabulary of 4 tokens; give 1 to 4"),
@@ -154,8 +154,8 @@ def test_a_sick_draft_is_told():
         ((2, 3, 0), "nodes=0 is not possible: branches=2 and depth=3 expand to 10; give 1 to 10"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(size, told):
-    with pytest.raises(TemperaError, match=f"^{told}$"):
+def test_bad_input_is_reported_in_one_sentence(size, message):
+    with pytest.raises(TemperaError, match=f"^{message}$"):
         drafter_of(*size)(TableDraft(TableTarget(4, 3)))
 
 

@@ -110,7 +110,7 @@ def test_greedy_eagle_generates_what_greedy_autoregression_generates(name):
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 @pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
-def test_a_batch_generates_what_single_prompts_paint(name, guidance):
+def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = eagle_drafter(target, TREES[name])
 

@@ -83,7 +83,7 @@ def test_greedy_trees_generate_what_greedy_autoregression_generates():
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_a_batch_generates_what_single_prompts_paint(guidance):
+def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = eagle2(target)
 

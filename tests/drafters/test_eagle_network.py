@@ -180,7 +180,7 @@ def test_a_draft_of_another_target_is_refused():
         EagleModel(replace(eagle.config, vocab_size=12)).check(target)
 
 
-def test_unreadable_drafts_are_told_in_one_sentence(tmp_path):
+def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     def refuses(what, path=tmp_path / "draft"):
         with pytest.raises(TemperaError, match=what):
             EagleModel.from_pretrained(path)

@@ -148,7 +148,7 @@ def test_greedy_decoding_generates_what_greedy_autoregression_generates():
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 @pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
-def test_a_batch_generates_what_single_prompts_paint(name, guidance):
+def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = independent(target, TREES[name])
 
@@ -268,7 +268,7 @@ def test_built_from_a_directory(tmp_path):
     )
 
 
-def test_bad_input_is_told_in_one_sentence(tmp_path):
+def test_bad_input_is_reported_in_one_sentence(tmp_path):
     target = tiny_target()
     with pytest.raises(
         TemperaError,

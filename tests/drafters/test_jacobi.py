@@ -552,7 +552,7 @@ def test_every_method_on_a_network_tells_the_networks_probabilities(method):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda target: sjd(target, 13),
@@ -570,10 +570,10 @@ def test_every_method_on_a_network_tells_the_networks_probabilities(method):
         ),
     ],
 )
-def test_impossible_windows_are_refused(make, told):
+def test_impossible_windows_are_refused(make, message):
     with pytest.raises(TemperaError) as problem:
         make(local_target(2, (3, 4)))
-    assert told in str(problem.value)
+    assert message in str(problem.value)
     assert "\n" not in str(problem.value)
 
 

@@ -221,7 +221,7 @@ def test_ranked_trees_have_fewer_continuations_of_late_candidates():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"branches": 5, "branching": "full"},
@@ -242,10 +242,10 @@ def test_ranked_trees_have_fewer_continuations_of_late_candidates():
         ({"branching": "wild"}, "branching=wild is not known; choose one of ranked, first, full"),
     ],
 )
-def test_what_does_not_fit_is_refused(options, told):
+def test_what_does_not_fit_is_refused(options, message):
     with pytest.raises(TemperaError) as problem:
         sjd_pac(Large(), **options)
-    assert told in str(problem.value)
+    assert message in str(problem.value)
     assert "\n" not in str(problem.value)
 
 

@@ -102,7 +102,7 @@ def statistics(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         (
             {"expected_length": None},
@@ -127,8 +127,8 @@ def statistics(tmp_path: Path) -> str:
         ),
     ],
 )
-def test_refused(changed: dict[str, Any], told: str, statistics: str) -> None:
-    with pytest.raises(TemperaError, match=told):
+def test_refused(changed: dict[str, Any], message: str, statistics: str) -> None:
+    with pytest.raises(TemperaError, match=message):
         calibrated(
             **{
                 "length": LENGTH,

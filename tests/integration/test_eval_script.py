@@ -169,7 +169,7 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
         (["data=file"], "data=file needs a file of prompts"),
     ),
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_mistakes_are_reported_in_one_sentence(
     run: Any, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")

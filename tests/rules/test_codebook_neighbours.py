@@ -86,10 +86,10 @@ def test_neighbours_of_another_codebook_are_refused(tmp_path):
     Neighbours.provide(CODES, 7, directory=tmp_path)
     with pytest.raises(
         TemperaError, match="built for another codebook .*another directory"
-    ) as told:
+    ) as message:
         Neighbours.provide(CODES.flip(0), 7, directory=tmp_path)
-    assert str(tmp_path / "l2_7.safetensors") in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(tmp_path / "l2_7.safetensors") in str(message.value)
+    assert "\n" not in str(message.value)
 
 
 def test_a_file_under_a_wrong_name_is_refused(tmp_path):

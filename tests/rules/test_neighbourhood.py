@@ -476,7 +476,7 @@ def _upper(samples):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: Lantern(TABLE, 0),
@@ -503,8 +503,8 @@ def _upper(samples):
         (lambda: GSD(TABLE, -1), "ranks=-1 is not a distance"),
     ],
 )
-def test_impossible_rules_are_refused(make, told):
-    with pytest.raises(TemperaError, match=told.replace("(", "\\(")) as problem:
+def test_impossible_rules_are_refused(make, message):
+    with pytest.raises(TemperaError, match=message.replace("(", "\\(")) as problem:
         make()
     assert "\n" not in str(problem.value)
 

@@ -19,7 +19,7 @@ def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
     write_text(path, "whole")
 

@@ -1,4 +1,4 @@
-"""transformers is imported in one place, after torchvision was mended; see
+"""transformers is imported in one place, after torchvision has been repaired; see
 `tempera.runtime.huggingface`.
 """
 

@@ -1,4 +1,4 @@
-"""Where conf/ is found, and how messages call the commands."""
+"""Where conf/ is found, and how messages name the commands."""
 
 import sys
 import tomllib
@@ -11,7 +11,7 @@ from tempera.runtime import installation
 
 
 @pytest.mark.parametrize(
-    ("called", "wheel", "told"),
+    ("called", "wheel", "message"),
     [
         ("eval/run.py", False, "python eval/report.py"),
         ("/home/me/tempera/train_draft/main.py", True, "python eval/report.py"),
@@ -22,17 +22,17 @@ from tempera.runtime import installation
         ("-c", True, "tempera-report"),
     ],
 )
-def test_a_command_is_called_as_this_one_was(
-    called: str, wheel: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_messages_call_commands_as_the_user_did(
+    called: str, wheel: bool, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wheel:
         (tmp_path / "conf").mkdir()
     monkeypatch.setattr(installation, "PACKAGE", tmp_path)
     monkeypatch.setattr(sys, "argv", [called])
-    assert installation.command("report") == told
+    assert installation.command("report") == message
 
 
-def test_conf_is_the_checkouts_or_the_wheels(
+def test_conf_is_found_in_a_checkout_and_in_a_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert installation.conf_directory() == CONF

@@ -1,5 +1,5 @@
-"""Published weights: found, refused in one sentence, mapped rather than copied; and the real
-layouts are consumed whole.
+"""Published weights: found, refused in one sentence, mapped rather than copied; every key of the
+real layouts is used.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def test_tensors_are_mapped_and_none_is_copied(tmp_path: Path) -> None:
     assert torch.equal(read([tmp_path / "old.pt"])["weight"], torch.ones(3))
 
 
-def test_the_checksum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checksum_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     read([tmp_path / "a.safetensors"])
     assert f"sha256 {sha256_file(tmp_path / 'a.safetensors')}" in capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
     assert asked[1][:2] == ("owner/name", "v2")
 
 
-def test_random_weights_are_what_they_should_be() -> None:
+def test_random_weights_have_the_usual_initial_values() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,24 +219,24 @@ def refusal(options: list[str], *more: str) -> str:
 
 
 def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> None:
-    told = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
+    message = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
     assert (
         f"{tmp_path} holds no t2i_XL_stage1_256.pt: get it with `hf download "
-        'peizesun/llamagen_t2i --include "t2i_XL_stage1_256.pt"' in told
+        'peizesun/llamagen_t2i --include "t2i_XL_stage1_256.pt"' in message
     )
-    told = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
-    assert "/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory" in told
-    assert told.endswith("and give model.weights=DIR")
+    message = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
+    assert "/absent/c2i.pt does not exist: give the file c2i_B_384.pt, a directory" in message
+    assert message.endswith("and give model.weights=DIR")
     node = composed("model=llamagen_3b_c2i", "model.weights=/absent").model.independent
     with pytest.raises(TemperaError, match=r"give model\.independent\.network\.weights=DIR$"):
         instantiate(node)  # the option of a nested target
-    told = refusal(["model=emu3"])  # the tests are offline
-    assert told.startswith("BAAI/Emu3-Gen is not in the hub's cache, and the hub")
+    message = refusal(["model=emu3"])  # the tests are offline
+    assert message.startswith("BAAI/Emu3-Gen is not in the hub's cache, and the hub")
     wanted = '`hf download BAAI/Emu3-Gen --include "model*.safetensors*" --local-dir DIR` and give'
-    assert wanted in told
+    assert wanted in message
 
 
-def test_a_companion_is_looked_for_beside_a_file(tmp_path: Path) -> None:
+def test_companion_files_are_searched_beside_the_weights(tmp_path: Path) -> None:
     options = [
         option
         for option in write_llamagen_text(tmp_path)
@@ -270,7 +270,7 @@ def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> 
     )
 
 
-def test_wrong_files_are_told_apart(lumina: tuple[Path, list[str]]) -> None:
+def test_errors_tell_wrong_files_apart(lumina: tuple[Path, list[str]]) -> None:
     directory, options = lumina
     file = directory / "model.safetensors"
     save_file(llamagen_state(24, caption=8), file)
@@ -308,7 +308,7 @@ def test_a_pickle_that_could_run_code_is_not_read(
     assert f"{file} holds no named tensors" in refusal(options)
 
 
-def test_meta_weights_of_another_model_are_told(tmp_path: Path) -> None:
+def test_meta_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     torch.save(meta_state(8832), tmp_path / "t2i_XL_stage1_256.pt")
     assert (
         "is in another layout (it holds model.layers.0.attention.wq.weight, not null_caption)"
@@ -323,7 +323,7 @@ def write_options(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         (
             ["model=llamagen_b_c2i", "image_size=100"],
@@ -343,7 +343,7 @@ def write_options(directory: Path) -> list[str]:
         ),
     ],
 )
-def test_impossible_sizes(choice: list[str], told: str) -> None:
-    assert refusal([*choice, "model.weights=random"]) == told + (
-        "" if told.endswith("number") else "."
+def test_impossible_sizes(choice: list[str], message: str) -> None:
+    assert refusal([*choice, "model.weights=random"]) == message + (
+        "" if message.endswith("number") else "."
     )

@@ -24,7 +24,7 @@ def test_rows_are_keyed_by_id_and_parts_are_whole(tmp_path: Path) -> None:
     assert all(path.suffix == ".parquet" for path in (tmp_path / "records").iterdir())
 
 
-def test_a_part_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
+def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add(rows("a"))
     part = next(tmp_path.glob("*.parquet"))

@@ -35,7 +35,7 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_torchvision_without_its_operators_is_mended(broken: Path) -> None:
+def test_a_torchvision_without_operators_is_repaired(broken: Path) -> None:
     plain = python("import torchvision", broken)
     assert "operator torchvision::nms does not exist" in plain.stderr
     mend = (

@@ -106,7 +106,7 @@ def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_none_takes_the_same_arguments(tmp_path: Path) -> None:
+def test_no_tracking_accepts_the_same_arguments(tmp_path: Path) -> None:
     tracker = no_tracker(
         directory=tmp_path, job_type="eval", group="g", tags=["a"], config=json.loads("{}")
     )

@@ -7,17 +7,17 @@ from tempera.targets.chameleon import decoder_layer, from_official
 from tempera.targets.rotary import Rotary
 
 
-def test_norms_of_model_parallel_parts_serve_their_heads() -> None:
+def test_model_parallel_norms_are_repeated_for_their_heads() -> None:
     parts = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     name = "model.layers.0.self_attn.q_norm.weight"
     assert from_official({name: parts}, 4)[name].tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
     assert from_official({name: parts[0]}, 2)[name].tolist() == [[1, 2], [1, 2]]
     assert (
         from_official({name: parts}, 2)[name].tolist() == parts.tolist()
-    )  # as Hugging Face writes them now
+    )  # Hugging Face's current layout
 
 
-def test_metas_fused_and_separate_projections_are_the_same() -> None:
+def test_fused_and_separate_meta_projections_load_alike() -> None:
     separate = meta_state(20)
     fused = {
         name: tensor
@@ -32,7 +32,7 @@ def test_metas_fused_and_separate_projections_are_the_same() -> None:
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_rotary_embedding_stays_exact_in_bfloat16() -> None:
+def test_the_rotary_embedding_stays_float32_in_a_bfloat16_network() -> None:
     exact, half = Rotary(8, 10000.0), Rotary(8, 10000.0).to(torch.bfloat16)
     positions = torch.tensor([[0, 9000]])
     assert half.inv_freq.dtype == torch.float32
@@ -49,7 +49,7 @@ def test_the_rotary_embedding_stays_exact_in_bfloat16() -> None:
     )
 
 
-def test_a_drafts_layer_returns_hidden_states() -> None:
+def test_a_draft_layer_returns_hidden_states_only() -> None:
     network = {
         "vocab_size": 20,
         "hidden_size": 16,

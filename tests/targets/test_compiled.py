@@ -1,4 +1,4 @@
-"""Compiled steps compute what the plain ones do. Nothing here looks at how long they take."""
+"""Compiled steps compute the same values as eager ones. Speed is not tested here."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -28,18 +28,14 @@ def _compiler() -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        pytest.skip("torch.compile needs a C++ compiler, and there is none")
+        pytest.skip("torch.compile needs a C++ compiler")
 
 
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="CUDA graphs need a GPU, and there is none"
-)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
 def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu"):
-    """What a tiny model decodes: the images, and the distributions of target and draft in every
-    round.
-    """
+    """Decode with a tiny model: images, and each round's distributions of target and draft."""
     forced = torch.full((20,), -1)
     forced[9] = 4
     target = TransformerTarget(
@@ -66,10 +62,8 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
-def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_place(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # kept code would not be seen
+def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # cached code is not compiled
     given, inner = [], torch.compile
     monkeypatch.setattr(
         torch,
@@ -98,8 +92,8 @@ def test_a_compiled_target_and_draft_decode_what_plain_ones_do_and_write_in_plac
 
 @pytest.mark.gpu
 @needs_gpu
-def test_recorded_rounds_decode_what_plain_ones_do_on_a_gpu():
-    batches = [PROMPTS[:2], PROMPTS[2:]]  # the second batch replays what the first one recorded
+def test_cuda_graphs_decode_like_eager_rounds_on_a_gpu():
+    batches = [PROMPTS[:2], PROMPTS[2:]]  # the second batch replays the first one's graphs
     _, images, laws = decoded(True, 3, batches, "cuda")
     _, expected_images, expected_laws = decoded(False, 3, batches, "cuda")
     torch.testing.assert_close(laws, expected_laws, rtol=1e-3, atol=1e-3)
@@ -109,8 +103,8 @@ def test_recorded_rounds_decode_what_plain_ones_do_on_a_gpu():
     )
 
 
-def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(monkeypatch):
-    """With stand-ins for CUDA's graphs: a recording repeats its last call in place."""
+def test_a_graph_replays_on_new_values_and_returns_copies(monkeypatch):
+    """Uses stand-ins for CUDA graphs: replaying repeats the captured call in place."""
     calls = []
 
     def scaled(x, factor):
@@ -150,18 +144,18 @@ def test_what_is_recorded_is_replayed_on_new_values_and_gives_memory_of_its_own(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_compiled_is_one_sentence(monkeypatch, tmp_path):
+def test_a_failed_compilation_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
     with pytest.raises(
         TemperaError,
         match=r"^the model cannot be compiled .*no_such_compiler.*C\+\+ compiler.* or go without$",
-    ) as told:
+    ) as message:
         compiled.compile_step(lambda x: x.sin() * 3 + 1)(torch.ones(5))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
-def test_want_of_memory_is_told_as_such(monkeypatch):
+def test_out_of_memory_in_compilation_is_raised_unchanged(monkeypatch):
     def refuse(*inputs):
         raise torch._dynamo.exc.BackendCompilerFailed(
             "inductor", torch.OutOfMemoryError("of 80 GiB"), None

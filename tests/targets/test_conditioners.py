@@ -1,6 +1,4 @@
-"""What LlamaGen is conditioned on: T5 features, left padded; class numbers; captions cleaned as in
-training.
-"""
+"""LlamaGen's conditioners: left-padded T5 features, class numbers and cleaned captions."""
 
 import json
 from pathlib import Path
@@ -19,8 +17,8 @@ SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, 
 
 
 def write_t5(directory: Path) -> Any:
-    """A tiny Flan-T5 as it is published: decoder and head beside the encoder, one embedding for
-    all; and a word tokenizer.
+    """Write a tiny Flan-T5 in the published format (decoder and head beside the encoder, a shared
+    embedding) and a word tokenizer.
     """
     torch.manual_seed(0)
     model = T5EncoderModel(T5Config(**SIZES, feed_forward_proj="gated-gelu")).eval()
@@ -54,7 +52,7 @@ def write_t5(directory: Path) -> Any:
     return model
 
 
-def test_features_are_those_of_the_caption_alone_padded_on_the_left(tmp_path: Path) -> None:
+def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Path) -> None:
     model = write_t5(tmp_path)
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=SIZES)
     features, keep = encoder.encode(["A red ring", "a"])
@@ -67,7 +65,7 @@ def test_features_are_those_of_the_caption_alone_padded_on_the_left(tmp_path: Pa
     torch.testing.assert_close(features[1, 6:], short)
 
 
-def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
+def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> None:
     write_t5(tmp_path)
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
     with pytest.raises(
@@ -81,7 +79,7 @@ def test_a_caption_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
         encoder.encode(["a", "  "])
 
 
-def test_missing_text_weights_are_told(tmp_path: Path) -> None:
+def test_missing_text_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         TemperaError, match=rf"{tmp_path} holds no tokenizer.json: .*model.text_weights=DIR"
     ):

@@ -28,7 +28,7 @@ def test_each_row_writes_at_its_own_offset():
     assert not untouched.any() and not cache.storage[0].any()
 
 
-def test_attention_takes_the_views_without_copying():
+def test_attention_reads_the_views_without_copying():
     class Names(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -48,7 +48,7 @@ def test_attention_takes_the_views_without_copying():
     assert names.seen == ["_scaled_dot_product_flash_attention_for_cpu"]
 
 
-def test_compaction_moves_all_layers_and_reads_before_it_writes():
+def test_compaction_reads_all_sources_before_it_writes():
     cache = new_cache()
     cache.storage.normal_()
     before = cache.storage.clone()
@@ -63,7 +63,7 @@ def test_compaction_moves_all_layers_and_reads_before_it_writes():
         assert torch.equal(cache.storage[:, :, row, rest], before[:, :, row, rest])
 
 
-def test_hugging_face_sees_a_cache():
+def test_hugging_face_accepts_the_cache():
     cache = new_cache()
     assert len(cache) == 2 and cache.get_max_length() == 12 and cache.get_seq_length() == 0
     cache.place(torch.zeros(3, 1, dtype=torch.int64), reach=5)
@@ -76,7 +76,7 @@ def test_hugging_face_sees_a_cache():
 
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("reach", [7, 12])
-def test_masks_show_what_stands_before_the_root_and_the_ancestors(per_row, reach):
+def test_masks_show_the_prefix_and_the_ancestors(per_row, reach):
     generator = torch.Generator().manual_seed(0)
     roots = torch.tensor([0, 3, 8])
     visible = (

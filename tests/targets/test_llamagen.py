@@ -25,7 +25,7 @@ def network() -> LlamaGen:
     return LlamaGen(TINY).eval()
 
 
-def test_condition_tokens_have_no_rotation_at_all() -> None:
+def test_condition_tokens_have_zero_rotary_tables() -> None:
     rotary = GridRotary(TINY)
     cos, sin = rotary(torch.zeros(1), torch.arange(10)[None])
     assert cos[0, :4].abs().max() == 0 and sin[0, :4].abs().max() == 0
@@ -44,7 +44,7 @@ def test_official_layout_round_trips() -> None:
     assert back.keys() == state.keys() and all(torch.equal(back[key], state[key]) for key in state)
 
 
-def test_pairs_permute_there_and_back() -> None:
+def test_permute_pairs_inverts() -> None:
     weight = torch.randn(16, 16)
     assert not torch.equal(permute_pairs(weight, 2), weight)
     assert torch.equal(permute_pairs(permute_pairs(weight, 2), 2, inverse=True), weight)
@@ -81,7 +81,7 @@ def test_class_conditional_models_have_one_condition_token() -> None:
     )
 
 
-def test_every_token_sees_itself_and_nothing_padded() -> None:
+def test_every_token_attends_to_itself_and_not_to_padding() -> None:
     mask = causal_mask(torch.tensor([[False, True]]), 4, torch.float32)[0, 0] == 0
     assert torch.equal(
         mask,

@@ -3,7 +3,7 @@ import torch
 from tempera.targets.prompt_state import PromptConditioner, PromptState
 
 
-def test_prompts_are_encoded_once_inside_the_block_and_again_after_it():
+def test_prompts_are_encoded_once_inside_the_block():
     texts: list[list[str]] = []
 
     def encode(prompts: list[str]):
@@ -20,7 +20,7 @@ def test_prompts_are_encoded_once_inside_the_block_and_again_after_it():
     assert texts == [["a red ring"], ["a", "b"], ["a red ring"]]
 
 
-def test_rows_advance_by_their_own_tokens_and_roots_follow_in_both_rows_of_a_prompt():
+def test_rows_advance_separately_and_guidance_rows_share_roots():
     keep = torch.tensor([[False, True, True], [True, True, True]] * 2)
     prompt = PromptState(torch.zeros(4, 3, 8), keep, copies=2, length=5)
     assert (prompt.rows, prompt.prefix, prompt.last_slot) == (4, 3, 7)
@@ -33,7 +33,7 @@ def test_rows_advance_by_their_own_tokens_and_roots_follow_in_both_rows_of_a_pro
     assert prompt.reach == 5  # elsewhere: at most 3 + 4, and no more than the image
 
 
-def test_padding_is_hidden_and_nothing_else():
+def test_only_padding_is_masked():
     keep = torch.tensor([[False, True, True], [True, True, True]])
     prompt = PromptState(torch.zeros(2, 3, 8), keep, copies=1, length=5)
     mask = prompt.padding(6, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A session alone: passes over made-up prefixes against the network's own forward pass."""
+"""A session by itself: passes over random prefixes, compared with the network's forward pass."""
 
 import torch
 from tiny_networks import GRID, PREFIX, llamagen
@@ -11,7 +11,7 @@ from tempera.targets.session import ROOM, Session
 LENGTH = GRID[0] * GRID[1]
 
 
-def begun(nodes: int = 3, granularity: int = 4) -> Session:
+def started_session(nodes: int = 3, granularity: int = 4) -> Session:
     """Two prompts without guidance, the first with one padded token."""
     keep = torch.ones(2, PREFIX, dtype=torch.bool)
     keep[0, 0] = False
@@ -34,8 +34,8 @@ def hidden_of(session: Session, embeds: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_a_chain_is_scored_as_the_network_reads_the_sequence():
-    session = begun()
+def test_scoring_a_chain_equals_a_plain_forward_pass():
+    session = started_session()
     prompt, new = session.prompt, torch.randn(2, 3, 16)
     embeds = torch.cat([prompt.embeds[:, -1:], new], 1)
     hidden = session.score(embeds, session.layout_of(Tree.chain(3)))
@@ -46,7 +46,7 @@ def test_a_chain_is_scored_as_the_network_reads_the_sequence():
 
 @torch.no_grad()
 def test_after_compaction_the_next_round_continues_the_accepted_branch():
-    session = begun()
+    session = started_session()
     prompt, new, more = session.prompt, torch.randn(2, 3, 16), torch.randn(2, 1, 16)
     tree = Tree.from_paths([[0], [1], [1, 0]])
     session.score(torch.cat([prompt.embeds[:, -1:], new], 1), session.layout_of(tree))
@@ -66,8 +66,8 @@ def test_after_compaction_the_next_round_continues_the_accepted_branch():
         torch.testing.assert_close(hidden[row, 0], states[0, -1], atol=1e-5, rtol=1e-4)
 
 
-def test_keys_are_offered_in_steps_and_the_cache_is_kept_while_its_shape_is():
-    session = begun()
+def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
+    session = started_session()
     assert session.visible(1) == 8 and session.visible(4) == 8  # 4 before the root, in fours
     session.prompt.advance(torch.tensor([0, 5]), 5)
     assert session.visible(1) == 12

@@ -1,4 +1,4 @@
-"""The declared format of a sequence: ids, forced tokens, room, and the real models' facts."""
+"""The format of a sequence: ids, forced tokens, room, and the formats of the real models."""
 
 import pytest
 import torch
@@ -42,14 +42,14 @@ def test_a_forbidden_token_has_no_probability_and_no_infinite_loss() -> None:
     assert log.exp()[1] == 0 and torch.isfinite(log).all()
 
 
-def test_prompts_are_padded_on_the_left_beside_what_stands_for_none() -> None:
+def test_prompts_are_left_padded_beside_the_null_prompt() -> None:
     condition, keep = PromptEncoder(LINED, letters).encode(["a", "abc"])
     assert condition[0].tolist() == [[-1, -1, 1, 97, 33, 2], [-1, -1, -1, -1, -1, 2]]
     assert condition[1].tolist() == [[1, 97, 98, 99, 33, 2], [-1, -1, -1, -1, -1, 2]]
     assert keep.tolist() == [[False, False, True, True, True, True], [True] * 6]
 
 
-def test_a_prompt_that_is_too_long_is_refused_or_cut() -> None:
+def test_a_prompt_that_is_too_long_is_refused_or_truncated() -> None:
     with pytest.raises(
         TemperaError,
         match=r"prompt 2 of 2 has 13 tokens, the model has room for 10; "
@@ -86,7 +86,7 @@ def test_a_format_without_a_place_for_the_prompt_is_refused() -> None:
         ModelSpec(0, 3, 5, 20, prompt=("{text}",), null=(), context=20)
 
 
-def test_ends_of_lines_mean_no_pixels() -> None:
+def test_end_of_line_tokens_have_no_pixels() -> None:
     config = VQConfig(
         codebook_size=5,
         codebook_dim=4,

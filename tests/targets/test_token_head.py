@@ -1,4 +1,4 @@
-"""Embedding, head and sampling alone."""
+"""Embedding, head and sampling by themselves."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tempera.errors import TemperaError
 from tempera.targets.token_head import TokenHead
 
 
-def test_guidance_before_the_head_is_guidance_of_the_logits():
+def test_guidance_of_hidden_states_equals_guidance_of_logits():
     network, hidden = llamagen(), torch.randn(4, 3, 16)
     sampling = Sampling(3.0, temperature=0.7, top_k=5)
     head = TokenHead(network, sampling, 20)
@@ -17,11 +17,11 @@ def test_guidance_before_the_head_is_guidance_of_the_logits():
     torch.testing.assert_close(found, sampling.distribution(network.lm_head(hidden)))
     other = head.distribution(
         hidden, torch.zeros(2, dtype=torch.int64), torch.arange(3), Sampling(9.0)
-    )  # its guidance does not count
+    )  # its guidance is ignored
     torch.testing.assert_close(other, Sampling(3.0).distribution(network.lm_head(hidden)))
 
 
-def test_the_tokens_are_a_selection_of_the_networks_ids_with_a_bias():
+def test_target_tokens_select_network_ids_and_add_a_bias():
     network, ids = lively(TextLlama()), torch.tensor([29, 11, 12])
     bias = torch.tensor([0.0, -1e4, 2.0])
     head = TokenHead(network, Sampling(1.0), 6, token_ids=ids, token_bias=bias)
@@ -37,13 +37,13 @@ def test_embeddings_are_doubled_under_guidance():
     assert embeds.shape == (4, 1, 16) and torch.equal(embeds[:2], embeds[2:])
 
 
-def test_forced_positions_count_from_each_rows_length():
+def test_forced_positions_start_at_each_rows_length():
     forced = torch.full((6,), -1)
     forced[[2, 5]] = 7
     head = TokenHead(llamagen(), Sampling(1.0), 6, forced=forced)
     p = head.distribution(torch.randn(2, 3, 16), torch.tensor([0, 4]), torch.arange(3))
     certain = p[..., 7] == 1
-    # positions 0, 1, 2 and 4, 5, 5: past the image, the last one's
+    # positions 0, 1, 2 and 4, 5, 5: past the image the last position counts
     assert certain.tolist() == [[False, False, True], [False, True, True]]
     with pytest.raises(TemperaError, match="forced positions do not fit an image of 6 tokens"):
         TokenHead(llamagen(), Sampling(1.0), 6, forced=torch.zeros(3, dtype=torch.int64))

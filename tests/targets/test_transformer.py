@@ -52,7 +52,7 @@ def test_trees_may_change_from_round_to_round_and_from_row_to_row():
         )
 
 
-def test_a_target_begins_again_at_another_size():
+def test_a_target_accepts_another_batch_size():
     target = tiny_target(granularity=4)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_a_target_begins_again_at_another_size():
             check_rounds(target, prompts, lambda tree=tree: tree, generator)
 
 
-def test_away_from_the_cpu_as_many_keys_are_offered_as_the_rounds_could_have_filled():
+def test_on_other_devices_visible_keys_follow_the_upper_bound():
     target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(5)
     with torch.no_grad():
         target.begin(PROMPTS[:2], 2)
@@ -83,7 +83,7 @@ def test_constant_shapes_on_request():
         check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
 
 
-def test_what_stands_on_padding_does_not_matter():
+def test_padding_content_has_no_effect():
     def noisy(prompts):
         features, keep = captions(prompts)
         return torch.where(keep[..., None], features, 7.0), keep
@@ -98,7 +98,7 @@ def test_what_stands_on_padding_does_not_matter():
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_finished_rows_freeze_and_do_not_disturb_the_others():
+def test_finished_rows_freeze_and_leave_the_others_alone():
     target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(0)
     target.begin(PROMPTS[:2], 3)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_finished_rows_freeze_and_do_not_disturb_the_others():
     assert target.session.prompt.root_slots.tolist() == [PREFIX - 1, PREFIX + 5] * 2
 
 
-def test_a_batch_generates_what_single_prompts_paint():
+def test_a_batch_generates_the_same_images_as_single_prompts():
     target = tiny_target()
 
     def generate(prompts):
@@ -148,7 +148,7 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
     assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).any()
 
 
-def test_identity_names_the_weights_whatever_their_type():
+def test_identity_depends_on_the_weights_and_not_on_their_dtype():
     network = llamagen()
     name = identity_of(network)
     assert len(name) == 16 and name == tiny_target(network=network).identity == identity_of(
@@ -160,7 +160,7 @@ def test_identity_names_the_weights_whatever_their_type():
     assert tiny_target(identity="mine").identity == "mine"
 
 
-def test_storing_weights_by_column_changes_no_value():
+def test_column_major_weights_keep_their_values():
     network, other = llamagen(), llamagen()
     target = tiny_target(network=network)
     assert all(
@@ -169,7 +169,7 @@ def test_storing_weights_by_column_changes_no_value():
     assert target.vocab_size == VOCAB
 
 
-def test_bad_input_is_told_in_one_sentence():
+def test_bad_input_is_reported_in_one_sentence():
     target = tiny_target()
     with pytest.raises(TemperaError, match="no prompts to generate"):
         target.begin([], 0)

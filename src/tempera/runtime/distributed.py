@@ -8,13 +8,12 @@ T = TypeVar("T")
 
 
 class Processes:
-    """This process and the other processes of the run; without `torchrun` it is alone and
+    """This process and the others of the run. Without `torchrun` there is only this one, and
     accelerate is not used.
 
     Args:
-        cpu: talk through gloo instead of NCCL.
-        patience: how long to wait for another process before giving it up; torch's default unless
-            given.
+        cpu: communicate through gloo instead of NCCL.
+        patience: how long to wait for another process before failing; by default torch's timeout.
     """
 
     def __init__(self, cpu: bool, patience: timedelta | None = None) -> None:
@@ -34,7 +33,7 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until all processes have reached this call."""
         if self._state is not None:
             self._state.wait_for_everyone()
 

@@ -1,6 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name beside their place, then
-renamed.
-"""
+"""Atomic writes: a file is written under a temporary name in its directory, then renamed."""
 
 import hashlib
 import json
@@ -14,8 +12,8 @@ from tempera.errors import TemperaError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; on success flush it to disk and rename it to `path`, on
-    failure remove it.
+    """Yield a temporary path beside `path`. On success flush that file to disk and rename it to
+    `path`; on failure remove it.
 
     Raises:
         TemperaError: the directory cannot be written.
@@ -34,12 +32,12 @@ def replacing(path: Path) -> Iterator[Path]:
             "written."
         ) from problem
     finally:
-        with suppress(OSError):  # nothing was written where nothing can be removed
+        with suppress(OSError):  # if it cannot be removed, it was not written
             temporary.unlink(missing_ok=True)
 
 
 def _usual_mode() -> int:
-    """The permissions that new files get here; safetensors gives its own to the owner alone."""
+    """The default permissions of new files; safetensors makes its files private to the owner."""
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
@@ -84,7 +82,7 @@ def writable_directory(path: Path) -> Path:
     """Create `path` if necessary and check that files can be written in it.
 
     Raises:
-        TemperaError: it cannot be created or written.
+        TemperaError: the directory cannot be created or written.
     """
     probe = path / f".probe.{os.getpid()}"
     try:

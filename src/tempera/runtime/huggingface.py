@@ -1,7 +1,7 @@
-"""Names from transformers; import them from here only.
+"""Names from transformers. Import them only from here.
 
-transformers imports torchvision on the way to its models, and next to a CPU-only torch that import
-fails unless `tempera.runtime.torchvision` is imported first.
+transformers' models import torchvision, which fails next to a CPU-only torch unless
+`tempera.runtime.torchvision` repairs it first.
 """
 
 import importlib
@@ -36,7 +36,7 @@ _LATER = {
     "T5Config": "transformers.models.t5.configuration_t5",
     "T5EncoderModel": "transformers.models.t5.modeling_t5",
 }
-"""Names that only some models need, and their modules: imported on use."""
+"""Names that only some models need, with their modules, which are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

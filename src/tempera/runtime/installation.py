@@ -1,5 +1,5 @@
-"""Where tempera runs from, a checkout or an installed wheel: its `conf/`, and how its commands are
-called.
+"""Differences between a checkout and an installed wheel: where `conf/` is, and how to call the
+commands.
 """
 
 import subprocess
@@ -16,12 +16,12 @@ SCRIPTS = {
     "prepare": "train_draft/prepare.py",
     "build": "train_draft/build_shapes.py",
 }
-"""The commands `tempera-<name>`, and the scripts that do the same in a checkout."""
+"""For each command `tempera-<name>`, the equivalent script of a checkout."""
 
 
 def conf_directory() -> Path:
-    """The configurations: `conf/` of the checkout that this package lies in, editable installs
-    included, or the copy that a wheel carries inside the package.
+    """The directory of configurations: `conf/` of the checkout (also with an editable install), or
+    the copy inside an installed wheel.
     """
     packaged = PACKAGE / "conf"
     return packaged if packaged.is_dir() else PACKAGE.parents[1] / "conf"
@@ -45,8 +45,8 @@ def commit() -> str | None:
 
 
 def command(name: str) -> str:
-    """How to call `tempera-<name>`, in the form that this process was called in: as a script, as an
-    installed command, or, in notebooks and the like, as a script where there is a checkout.
+    """How the user should call `tempera-<name>`: in the form in which this process was started, a
+    script or an installed command. In a notebook it is the script if there is a checkout.
     """
     called = Path(sys.argv[0]).as_posix()
     script = called.endswith(tuple(SCRIPTS.values()))

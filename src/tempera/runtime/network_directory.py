@@ -1,6 +1,4 @@
-"""A network in a directory: its configuration in `config.json`, its weights in
-`model.safetensors`.
-"""
+"""Networks stored as a directory: `config.json` and `model.safetensors`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,13 +23,13 @@ NetworkType = TypeVar("NetworkType", bound=nn.Module)
 def write_network(
     directory: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], prefix: str = ""
 ) -> None:
-    """Write configuration and weights; each file is whole or absent.
+    """Write configuration and weights, each file atomically.
 
     Args:
-        directory: created if need be.
-        state: the weights; those of one tensor must not be part of another's.
-        config: what `read_network` builds the network from.
-        prefix: of both file names; open_clip's is `open_clip_`.
+        directory: created if necessary.
+        state: the weights; no two tensors may share memory.
+        config: the configuration that `read_network` builds the network from.
+        prefix: prefix of both file names, such as open_clip's `open_clip_`.
 
     Raises:
         TemperaError: the directory cannot be written.
@@ -49,13 +47,14 @@ def read_network(
     advice: str,
     translate: Callable[[dict[str, Tensor], NetworkType], dict[str, Tensor]] | None = None,
 ) -> NetworkType:
-    """The network that `write_network` wrote, computing in float32 whatever its file holds.
+    """Read a network that `write_network` wrote. It computes in float32, whatever the dtype of its
+    file.
 
     Args:
-        directory: holds `config.json` and `model.safetensors`.
-        build: contents of `config.json` → the network, its weights still random.
-        what: what the directory should hold, as in "an EAGLE draft".
-        advice: how to get such a directory.
+        directory: contains `config.json` and `model.safetensors`.
+        build: contents of `config.json` → a network with random weights.
+        what: what the directory should contain, for errors, such as "an EAGLE draft".
+        advice: how to get such a directory, for errors.
         translate: tensors in the file's layout, and the network → tensors in the network's layout.
 
     Raises:
@@ -68,7 +67,7 @@ def read_network(
         network = build(config)
     except TemperaError:
         raise
-    except Exception as problem:  # whatever sizes or fields a wrong file holds
+    except Exception as problem:  # a wrong file may have any fields and sizes
         raise TemperaError(
             f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
         ) from problem
@@ -78,7 +77,7 @@ def read_network(
 
 
 def tuples(value: Any) -> Any:
-    """JSON with tuples for its lists, as dataclasses of sizes hold them."""
+    """JSON with its lists converted to tuples, for dataclasses of sizes."""
     if isinstance(value, dict):
         return {name: tuples(item) for name, item in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value

@@ -1,20 +1,30 @@
-"""Short names of a network's weights."""
+"""Short hashes that identify a network's weights."""
 
 import hashlib
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 
-def identity_of(network: Any) -> str:
-    """16 hexadecimal digits that name a network, a module with a `config`: a hash of its
-    configuration and of its weights.
+@runtime_checkable
+class HuggingFaceConfig(Protocol):
+    """A configuration of `transformers`, recognised without importing that library."""
 
-    Weights are rounded to bfloat16 first, so that a network is the same one in float32 and in
-    bfloat16 (float16 rounds otherwise: take the identity before converting to it), and only about
-    4,096 evenly spaced entries of a large tensor are hashed.
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The values that differ from the class's defaults."""
+
+
+def identity_of(network: Any) -> str:
+    """Hash the configuration and the weights of a network into 16 hexadecimal digits.
+
+    Weights are rounded to bfloat16 first, so a network has the same identity in float32 and in
+    bfloat16. Rounding to float16 differs: take the identity before converting to float16. Of a
+    large tensor only about 4,096 evenly spaced entries are hashed.
+
+    Args:
+        network: a module with a `config`.
     """
     digest = hashlib.sha256(json.dumps(config_dict(network), sort_keys=True, default=str).encode())
     for name, tensor in sorted(network.state_dict().items()):
@@ -26,10 +36,10 @@ def identity_of(network: Any) -> str:
 
 
 def config_dict(network: Any) -> dict[str, Any]:
-    """The sizes and options of a network, from its dataclass or Hugging Face configuration."""
+    """Sizes and options of a network, from its Hugging Face or dataclass configuration."""
     config = network.config
-    if hasattr(config, "to_diff_dict"):
-        values: dict[str, Any] = config.to_diff_dict()
-        passing = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
-        return {name: value for name, value in values.items() if name not in passing}
+    if isinstance(config, HuggingFaceConfig):  # a dataclass too, with values that do not matter
+        ignored = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+        values = config.to_diff_dict()
+        return {name: value for name, value in values.items() if name not in ignored}
     return asdict(config)

@@ -2,9 +2,9 @@
 memory.
 
 `weights` is a local file, a local directory, the id of a hub repository (`owner/name`, or
-`owner/name@revision`), or `random`. Files are read as tensors only (`weights_only`), and mapped
-rather than copied: a network is built on the meta device and takes the mapped tensors themselves.
-They enter memory only when the network moves to a device, parameter by parameter.
+`owner/name@revision`), or `random`. Files are read with `weights_only` and memory-mapped: a network
+is built on the meta device and takes the mapped tensors as they are. Data is loaded only when the
+network moves to a device, parameter by parameter.
 """
 
 import argparse
@@ -28,29 +28,29 @@ from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.network_directory import NetworkType
 
 RANDOM = "random"
-"""The `weights` of an untrained network, for measurements of speed and memory."""
+"""The value of `weights` that asks for an untrained network, to measure speed and memory."""
 
 _WRAPPERS = ("model_ema", "model", "module", "state_dict")
 
 
 @runtime_checkable
 class HasTables(Protocol):
-    """A module with tables that no file holds, such as rotary angles."""
+    """A module with tables that are not part of weight files, such as rotary angles."""
 
     def reset_tables(self, device: torch.device) -> None:
-        """Compute them."""
+        """Compute the tables on a device."""
 
 
 @dataclass(frozen=True)
 class PretrainedFiles:
-    """Where a network's published weights are.
+    """The location of a network's published weights.
 
     Attributes:
         weights: local file or directory, hub id (`owner/name`, or `owner/name@revision`), or
             `random`.
-        files: names that the weights may have in a directory or repository, the usual one first;
-            `NAME.index.json` beside it, as Hugging Face writes it, stands for several parts.
-        hub: the repository that publishes them.
+        files: possible names of the weight file, the usual one first. Weights in several parts have
+            Hugging Face's `NAME.index.json` instead.
+        hub: the repository that publishes the weights.
     """
 
     weights: str
@@ -59,14 +59,14 @@ class PretrainedFiles:
 
     @property
     def random(self) -> bool:
-        """Whether to make random weights instead of reading any."""
+        """Whether to use random weights instead of files."""
         return self.weights == RANDOM
 
     def find(self) -> list[Path]:
-        """The files on this machine, downloaded first where `weights` is a hub id.
+        """Find the local files; if `weights` is a hub id, download them first.
 
         Raises:
-            MissingWeights: there is no such place, or it lacks a file; says how to get it.
+            MissingWeights: the location does not exist or a file is missing; says how to get it.
             TemperaError: a part of the weights is missing.
         """
         place = Path(self.weights).expanduser()
@@ -82,12 +82,12 @@ class PretrainedFiles:
         raise self._missing(f"{place} holds no {self.files[0]}:")
 
     def _missing(self, problem: str) -> MissingWeights:
-        """An index or parts may stand for a safetensors file."""
+        """The error to raise; its command also fetches weights in several parts."""
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
         return MissingWeights(problem, Repository(self.hub).command([wanted], "DIR"))
 
     def _download(self) -> Path:
-        """A snapshot of the hub repository, of the wanted files alone."""
+        """Download the required files of the hub repository; return their directory."""
         name, _, revision = self.weights.partition("@")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
             raise self._missing(
@@ -109,7 +109,7 @@ class PretrainedFiles:
 
 
 def _parts(index: Path) -> list[Path]:
-    """The files that an index names, all of them there."""
+    """The files that an index names; refuse if one is missing."""
     names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
@@ -121,12 +121,11 @@ def _parts(index: Path) -> list[Path]:
 
 
 def read(files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of safetensors or PyTorch files, mapped, with their names; prints each file's
-    SHA-256.
+    """Memory-map all tensors of safetensors or PyTorch files, by name. Prints each file's SHA-256.
 
     Raises:
-        TemperaError: a file is no such file, is cut off, or holds more than tensors and would run
-            code when it is read.
+        TemperaError: a file has another format, is truncated, or contains objects that would run
+            code when loaded.
     """
     tensors: dict[str, Tensor] = {}
     for path in files:
@@ -138,8 +137,8 @@ def read(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file. The hub's cache names its files by it, so that those need not be read; for
-    others it is kept by path, size and time of the last change.
+    """SHA-256 of a file. Files in the hub's cache are named by it and need not be read; for others
+    it is cached by path, size and modification time.
     """
     place = path.resolve()
     if re.fullmatch(r"[0-9a-f]{64}", place.name):
@@ -150,7 +149,7 @@ def checksum(path: Path) -> str:
     with suppress(OSError):
         return known.read_text(encoding="ascii")
     digest = sha256_file(place)
-    with suppress(TemperaError):  # a cache that cannot be written is none
+    with suppress(TemperaError):  # without a writable cache nothing is cached
         write_text(known, digest)
     return digest
 
@@ -166,13 +165,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    """A PyTorch file, unpacked from the `model`, `module` or `state_dict` entry that trainers put
-    weights in; averaged ones first.
+    """Tensors of a PyTorch file, taken from the `model`, `module` or `state_dict` entry that
+    trainers write; averaged weights are preferred.
     """
     try:
         with torch.serialization.safe_globals(
             [argparse.Namespace]
-        ):  # LlamaGen's trainer keeps its options beside the weights
+        ):  # LlamaGen's trainer saves its options with the weights
             try:
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as problem:
@@ -180,11 +179,11 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
                     raise
                 loaded = torch.load(
                     path, map_location="cpu", weights_only=True
-                )  # the format before zip files cannot be mapped
+                )  # the old format, without zip, cannot be mapped
     except pickle.UnpicklingError:
         raise TemperaError(
             f"{path} holds more than tensors or is no PyTorch file, and reading it could run "
-            "code: convert it to safetensors where you "
+            "code: convert it to safetensors if you "
             "trust it, or download it again."
         ) from None
     except (RuntimeError, EOFError) as problem:
@@ -208,18 +207,18 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     ignore: Sequence[str] = (),
 ) -> NetworkType:
-    """A frozen network with published or random weights.
+    """Build a network and load published or random weights; the result is frozen.
 
     Args:
         make: builds the network; called on the meta device.
-        files: where its weights are.
-        translate: the published layout → the network's, tensors by name.
-        device, dtype: where and as what random weights are made; published ones stay as they are in
-            their files, on the CPU.
-        ignore: beginnings of names in the files that are not for this network.
+        files: location of the weights.
+        translate: tensors by name, from the published layout to the network's.
+        device, dtype: device and dtype of random weights; published weights stay on the CPU in the
+            dtype of their files.
+        ignore: prefixes of names in the files that do not belong to this network.
 
     Raises:
-        TemperaError: the weights cannot be found or read, or are not this network's.
+        TemperaError: the weights cannot be found or read, or belong to another network.
     """
     network = on_meta(make)
     if files.random:
@@ -232,7 +231,7 @@ def load_pretrained(
 
 
 def on_meta(make: Callable[[], NetworkType]) -> NetworkType:
-    """A network on the meta device, with shapes and no memory."""
+    """Build a network on the meta device: it has shapes but no memory."""
     with torch.device("meta"):
         return make()
 
@@ -240,16 +239,16 @@ def on_meta(make: Callable[[], NetworkType]) -> NetworkType:
 def fill(
     network: nn.Module, state: Mapping[str, Tensor], source: str, ignore: Sequence[str] = ()
 ) -> None:
-    """Give a network on the meta device the tensors of `state` themselves, without a copy, and
-    freeze it.
+    """Assign the tensors of `state` to a network on the meta device, without a copy, and freeze it.
 
     Args:
-        state: in the network's own layout.
-        source: names `state` in errors.
-        ignore: beginnings of names that are not for this network.
+        network: the network.
+        state: tensors in the network's layout.
+        source: what errors call `state`.
+        ignore: prefixes of names that do not belong to this network.
 
     Raises:
-        TemperaError: another layout, another size, or tensors that are missing or left over.
+        TemperaError: the layout or a size differs, or tensors are missing or left over.
     """
     state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(ignore))}
     expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
@@ -285,8 +284,8 @@ def fill(
 
 
 def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-    """Give a network on the meta device small random weights, made on `device` in `dtype`: norms 1,
-    biases 0, the rest N(0, 0.02²).
+    """Initialise a network on the meta device with random weights on `device` in `dtype`: norms 1,
+    biases 0, all others N(0, 0.02²).
     """
     network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -300,7 +299,7 @@ def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed
 
 
 def _finish(network: nn.Module, device: torch.device) -> None:
-    """Compute the tables that no file holds, and freeze."""
+    """Compute the buffers that are not part of the files, and freeze the network."""
     for module in network.modules():
         if isinstance(module, HasTables):
             module.reset_tables(device)

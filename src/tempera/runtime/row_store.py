@@ -1,4 +1,4 @@
-"""Rows keyed by id in Parquet parts; a killed process loses at most the part it was writing."""
+"""Rows keyed by id, in Parquet parts. A killed process loses at most the part it was writing."""
 
 import hashlib
 import math
@@ -16,10 +16,13 @@ Row = dict[str, Any]
 
 
 class Store:
-    """Rows keyed by their `id`, in Parquet part files named after the ids they hold; a part is
-    whole or absent.
+    """Rows keyed by their `id`, in Parquet part files named after their ids. Parts are written
+    atomically.
 
-    Several processes may add rows to one store. When an id appears in two parts, either row serves.
+    Several processes may add rows to one store. If an id is in two parts, either row may be read.
+
+    Args:
+        directory: directory of the parts.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -34,7 +37,7 @@ class Store:
         return found
 
     def missing(self, ids: Iterable[str]) -> list[str]:
-        """Those of the ids that have no row yet."""
+        """The ids that have no row yet."""
         present = {
             row["id"]
             for path in self.directory.glob("*.parquet")
@@ -43,7 +46,7 @@ class Store:
         return [name for name in ids if name not in present]
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the rows as one part, all or none."""
+        """Write the rows as one part, atomically."""
         name = hashlib.sha256("\n".join(row["id"] for row in rows).encode()).hexdigest()[:16]
         write_table(self.directory / f"{name}.parquet", rows)
 

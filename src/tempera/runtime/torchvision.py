@@ -11,17 +11,16 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _LIBRARIES: list[torch.library.Library] = []
-"""Keeps the mended schemas alive: a `Library` takes its definitions with it when it is collected.
-"""
+"""Keeps the declared schemas alive: they disappear when their `Library` is garbage-collected."""
 
 
 def import_torchvision() -> ModuleType:
     """Import torchvision, also next to a CPU-only torch whose matching torchvision wheel cannot
     load its compiled operators.
 
-    There the import stops with "operator torchvision::nms does not exist"; declaring the schemas of
-    the two operators cures it (nothing here calls them). They are declared only after that failure:
-    where the compiled operators load, a second declaration aborts Python.
+    In that case the import fails with "operator torchvision::nms does not exist". Declaring the
+    schemas of the two operators repairs it; nothing here calls them. They are declared only after
+    the failure, because Python aborts on a second declaration of an operator.
     """
     try:
         return importlib.import_module("torchvision")

@@ -20,12 +20,10 @@ _RUN_ID = "wandb_run_id"
 
 
 class Tracker(Protocol):
-    """Receives a run's numbers and pictures."""
+    """Records a run's numbers and images."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Log scalars as a run goes; a resumed run may log steps again that it logged before it was
-        killed.
-        """
+        """Log scalars during a run. A resumed run may log the same step again."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's final numbers."""
@@ -34,17 +32,17 @@ class Tracker(Protocol):
         """Log one picture from a file."""
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table; a `Path` in a row is shown as a picture. Its name may also be a scalar's."""
+        """Log a table. A `Path` in a row is shown as an image; a scalar may have the same name."""
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
-        """Keep files or directories as a versioned artifact."""
+        """Store files or directories as a versioned artifact."""
 
     def finish(self) -> None:
-        """Write out what is left and close the run."""
+        """Flush all data and close the run."""
 
 
 class NoTracker(Tracker):
-    """Tracks nothing."""
+    """A tracker that records nothing."""
 
     @override
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -72,8 +70,8 @@ class NoTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """A live W&B run. Steps are logged as a metric, the x-axis of all others: W&B's internal step
-    cannot go back when a run resumes.
+    """A live W&B run. The step is logged as a metric and used as the x-axis of all others, because
+    W&B's internal step cannot go back when a run is resumed.
     """
 
     def __init__(self, run: Any) -> None:
@@ -96,7 +94,7 @@ class WandbTracker(Tracker):
         self.run.log({name: wandb.Image(str(path), caption=caption or None)})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table, paths as pictures."""
+        """Log a table; paths are shown as images."""
         import wandb
 
         data = [
@@ -106,7 +104,7 @@ class WandbTracker(Tracker):
         self.run.log({f"tables/{name}": wandb.Table(columns=list(columns), data=data)})
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
-        """Keep files or directories."""
+        """Store files or directories."""
         import wandb
 
         artifact = wandb.Artifact(name=re.sub(r"[^\w.-]", "-", name), type=kind)
@@ -130,7 +128,7 @@ def no_tracker(
     tags: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """`tracking=none`: takes what `wandb_tracker` takes and tracks nothing."""
+    """`tracking=none`: accepts the arguments of `wandb_tracker` and records nothing."""
     return NoTracker()
 
 
@@ -149,15 +147,15 @@ def wandb_tracker(
     main one get a `NoTracker`.
 
     Args:
-        directory: the run directory. It holds the W&B files and the run's id, so that a resumed run
+        directory: the run directory. It contains the W&B files and the run's id, so a resumed run
             continues the same W&B run.
-        mode: `auto` obeys WANDB_MODE, else goes online when logged in; offline prints one line that
-            says how to sync.
+        mode: `auto`, `online` or `offline`. `auto` follows WANDB_MODE if set, and otherwise is
+            online when logged in. An offline run prints how to sync it.
         group, job_type, tags: shown on the W&B run.
         config: the run's options; the git commit is added to them.
 
     Raises:
-        TemperaError: unknown mode.
+        TemperaError: the mode is unknown.
     """
     if mode not in MODES:
         raise TemperaError(f"the tracking mode {mode!r} is unknown: choose {', '.join(MODES)}.")
@@ -200,7 +198,7 @@ def _run_id(directory: Path) -> str:
 
 
 def _start(arguments: dict[str, Any], mode: Any) -> Any:
-    """Start the run; an unreachable server means offline, never a lost evaluation."""
+    """Start the run, offline if the server is unreachable, so that no evaluation is lost."""
     import wandb
 
     settings = wandb.Settings(silent=True, console="off", disable_git=True)

@@ -1,11 +1,11 @@
-"""Chameleon (Chameleon team 2024) and its descendants that generate: Lumina-mGPT (Liu et al. 2024)
-and Anole (Chern et al. 2024).
+"""Chameleon (Chameleon team 2024) and the image generators derived from it: Lumina-mGPT (Liu et al.
+2024) and Anole (Chern et al. 2024).
 
-The transformer is Hugging Face's inner model; its `ForConditionalGeneration` would set the logits
-of image tokens to −∞. Facts about the vocabulary are from Meta's Chameleon repository: `<s>` 0,
-`<pad>` 1, image codes 4 … 8195 in order, `<eoss>` (end of image) 8196, `<racm3:break>` (start of
-image) 8197, `<reserved08706>` (end of turn) 8710. Those of the prompts are from the Lumina-mGPT and
-Anole repositories.
+The transformer is Hugging Face's inner model, because its `ForConditionalGeneration` sets the
+logits of image tokens to −∞. Ids are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image
+codes 4 … 8195 in order, `<eoss>` (end of image) 8196, `<racm3:break>` (start of image) 8197,
+`<reserved08706>` (end of turn) 8710. Prompt formats are from the Lumina-mGPT and Anole
+repositories.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,21 @@ from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
-"""Pixels of a code along each side."""
+"""Pixels along each side of a code's patch."""
 
 _BEGIN, _START, _END, _TURN = 0, 8197, 8196, 8710
 
 
 def lumina(height: int = 768, width: int = 768) -> ModelSpec:
-    """Lumina-mGPT's format: the size stands in the prompt and, as two ids of 32-pixel steps, after
-    the start of the image; lines end with `<reserved08799>`. The unconditional row starts at the
-    start of the image.
+    """Lumina-mGPT's format. The size is part of the prompt text and follows the start of the image
+    as two ids in steps of 32 pixels; lines end with `<reserved08799>`. The unconditional row has no
+    prompt: it begins with the start of the image.
+
+    Args:
+        height, width: pixels, multiples of 32.
+
+    Raises:
+        TemperaError: a side is no multiple of 32.
     """
     size: list[int] = [
         8804 + patches(pixels, 2 * PATCH, name)
@@ -54,9 +60,9 @@ def lumina(height: int = 768, width: int = 768) -> ModelSpec:
 
 
 def anole() -> ModelSpec:
-    """Anole's format: images of 512×512 pixels without ends of lines. With text alone in the
-    prompt, Chameleon's guidance by text and image is guidance by text, from a row that is `<s>` and
-    the start of the image.
+    """Anole's format: images of 512×512 pixels, without end-of-line tokens. Since prompts contain
+    no images, Chameleon's guidance on text and image reduces to guidance on text; the unconditional
+    row is `<s>` and the start of the image.
     """
     prompt = (_BEGIN, "{text}", _TURN, _START)
     return ModelSpec(
@@ -85,13 +91,17 @@ def load_chameleon(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """A Chameleon with published weights, of the 7B's sizes unless others are given.
+    """Load a Chameleon with published weights; the default sizes are those of the 7B model.
 
     Args:
+        spec: format of its sequences.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging
             Face's layout or in Meta's.
-        device, dtype: where and as what random weights are made; published ones stay as they are in
-            their files.
+        device, dtype: device and dtype of random weights; published weights keep those of their
+            files.
+
+    Raises:
+        TemperaError: the files are missing or do not fit.
     """
     config = ChameleonConfig(
         vocab_size=vocab_size,
@@ -116,7 +126,7 @@ def load_chameleon(
 
 def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
     model = ChameleonModel(config)
-    del model.vqmodel  # the image tokenizer is ours, with a decoder
+    del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
     model.rotary_emb = Rotary.of(config)
     return SharedVocabularyLM(model, config, spec, family="chameleon")
 
@@ -130,12 +140,17 @@ _TOP_KEYS = {
 
 
 def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate published weights into Hugging Face's present layout; unknown names are kept, so
-    that they are told.
+    """Translate published weights into Hugging Face's current layout. Unknown names are kept, so
+    strict loading reports them.
 
-    Two layouts are known. Hugging Face's of 2024 (Lumina-mGPT) has norms of queries and keys
-    [model_parallel, head_dim], of which each row serves the heads of one part: it is repeated.
-    Meta's (Anole, Chameleon) has interleaved rotary pairs, and one norm for all heads.
+    Two layouts are supported. In Hugging Face's layout of 2024 (Lumina-mGPT), the norms of queries
+    and keys are [model_parallel, head_dim]; each row belongs to the heads of one partition and is
+    repeated for them. Meta's layout (Anole, Chameleon) has interleaved rotary pairs and one norm
+    for all heads.
+
+    Args:
+        state: published weights.
+        heads: number of attention heads.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -155,7 +170,7 @@ def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
 
 
 def _from_meta(name: str, tensor: Tensor, heads: int) -> Sequence[tuple[str, Tensor]]:
-    """One tensor of a layer in Meta's layout, as those of Hugging Face's."""
+    """Convert a tensor of a layer from Meta's layout to Hugging Face's: names and tensors."""
     if name == "attention.wqkv.weight":
         parts = tensor.chunk(3)
         return [
@@ -176,7 +191,7 @@ def _from_meta(name: str, tensor: Tensor, heads: int) -> Sequence[tuple[str, Ten
 
 
 class _Layer(nn.Module):
-    """A decoder layer of Chameleon that returns its hidden states alone, as other families' do."""
+    """A Chameleon decoder layer that returns only its hidden states, like other families."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""The steps of a round, compiled: fewer and larger kernels (`compile_step`), and on a GPU one
-launch for all of them (`cuda_graphed`).
+"""Compiled steps of a round: fewer, larger kernels (`compile_step`), and on a GPU a single launch
+for all of them (`cuda_graphed`).
 
-The graphs are captured explicitly: `torch.compile(mode="reduce-overhead")` skips functions that
-write into their inputs, with no more than a warning, and every step writes into its cache.
-They follow PyTorch's notes on CUDA graphs (static inputs, warm-up on a side stream, capture,
-replay). The part for CUDA has not been run on a GPU yet; `tests/test_compiled.py` holds its test.
+Graphs are captured explicitly: `torch.compile(mode="reduce-overhead")` skips functions that write
+into their inputs, with only a warning, and every step writes into its cache. Capture follows
+PyTorch's notes on CUDA graphs: static inputs, warm-up on a side stream, capture, replay. The CUDA
+path has not run on a GPU yet; its test is in `tests/targets/test_compiled.py`.
 """
 
 import functools
@@ -17,28 +17,28 @@ from torch import Tensor
 from tempera.errors import CannotCompile
 
 StepFunction = Callable[..., Tensor]
-"""A function of tensors and hashable constants. It may write into memory that outlives it (a
-cache), provided that running it again changes nothing: a CUDA graph is warmed up before capture.
+"""A function of tensors and hashable constants. It may write into memory that outlives the call (a
+cache) but must be idempotent, because a CUDA graph is warmed up before capture.
 """
 
 WARMUP = 3
-"""Calls before a capture, in which kernels are compiled and libraries initialise."""
+"""Calls before a capture, in which kernels are compiled and libraries are initialised."""
 
 SHAPES = 256
-"""Combinations of shapes for which a step may be compiled (PyTorch's own limit is 8); decoding
-meets few, and they are known.
+"""Combinations of shapes for which a step may be compiled (PyTorch's default is 8). Decoding uses
+few.
 """
 
 
 def compile_step(function: StepFunction) -> StepFunction:
-    """The function, compiled by TorchInductor anew for each combination of shapes that it meets.
+    """Compile a function with TorchInductor, once for each combination of shapes.
 
     Args:
-        function: one graph: no branch on a value, no read from the device.
+        function: a single graph: it must not branch on values or read from the device.
 
     Raises:
-        TemperaError: when called, where nothing can be compiled: there is no C++ compiler, or on a
-            GPU no Triton.
+        CannotCompile: on the first call, if compilation fails, for example without a C++ compiler
+            or, on a GPU, without Triton.
     """
     settings = torch._dynamo.config
     settings.recompile_limit = max(SHAPES, settings.recompile_limit)
@@ -49,44 +49,46 @@ def compile_step(function: StepFunction) -> StepFunction:
         try:
             return made(*inputs)
         except torch._dynamo.exc.TorchDynamoException as problem:
-            raise _told(problem) from problem
+            raise _cause(problem) from problem
 
     return call
 
 
 def cuda_graphed(function: StepFunction, device: torch.device) -> StepFunction:
-    """The function, on CUDA as a graph for each combination of shapes that it meets; on another
-    device the function itself.
+    """On CUDA, the function as CUDA graphs, one for each combination of shapes; on other devices
+    the function itself.
     """
-    return Recorded(function, device) if device.type == "cuda" else function
+    return GraphedFunction(function, device) if device.type == "cuda" else function
 
 
-class Recorded:
-    """A function whose kernels are recorded as CUDA graphs.
+class GraphedFunction:
+    """A function that runs as a CUDA graph.
 
     Args:
-        function: reads and writes the same memory at every call, but for its arguments.
-        device: where these are.
+        function: apart from its arguments, it reads and writes the same memory in every call.
+        device: the device of that memory.
     """
 
     def __init__(self, function: StepFunction, device: torch.device) -> None:
         self.function, self.device = function, device
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._graphs: dict[Hashable, _CapturedGraph] = {}
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """What the function returns, in memory of the caller's own."""
+        """Capture on the first call with these shapes and constants, then replay; returns a copy
+        of the function's output.
+        """
         key = tuple(
             (part.shape, part.dtype) if isinstance(part, Tensor) else part for part in inputs
         )
-        if key not in self._recordings:
+        if key not in self._graphs:
             with torch.cuda.device(self.device):
-                self._recordings[key] = _Recording(self.function, inputs)
-        return self._recordings[key].replay(inputs)
+                self._graphs[key] = _CapturedGraph(self.function, inputs)
+        return self._graphs[key].replay(inputs)
 
 
-class _Recording:
-    """The kernels of one call. Inputs are copied into memory of its own, and the output out of it:
-    no caller sees the next replay.
+class _CapturedGraph:
+    """The CUDA graph of one call. Inputs are copied into its static memory and the output is copied
+    out, so a later replay does not overwrite what a caller holds.
     """
 
     def __init__(self, function: StepFunction, inputs: tuple[Any, ...]) -> None:
@@ -102,7 +104,7 @@ class _Recording:
             self._output = function(*self._inputs)
 
     def replay(self, inputs: tuple[Any, ...]) -> Tensor:
-        """Run on other values of the same shapes; constants are the recorded ones."""
+        """Run on new tensors of the same shapes; constants are those of the capture."""
         for mine, given in zip(self._inputs, inputs, strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(given)
@@ -110,9 +112,13 @@ class _Recording:
         return self._output.clone()
 
 
-def _told(problem: Exception) -> Exception:
-    """What to raise: for want of memory that itself, otherwise one sentence."""
-    cause = getattr(problem, "inner_exception", None) or problem
+def _cause(problem: Exception) -> Exception:
+    """The exception to raise for a failed compilation: the original one if memory ran out,
+    otherwise `CannotCompile` with its first line.
+    """
+    cause = problem
+    if isinstance(problem, torch._dynamo.exc.BackendCompilerFailed):
+        cause = problem.inner_exception
     if isinstance(cause, torch.OutOfMemoryError | MemoryError):
         return cause
     first = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")

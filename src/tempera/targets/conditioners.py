@@ -1,5 +1,7 @@
-"""What LlamaGen (Sun et al. 2024) is conditioned on: Flan-T5-XL features of a caption, or the
-number of an ImageNet class.
+"""The conditioning of LlamaGen (Sun et al. 2024): Flan-T5-XL features of a caption, or an ImageNet
+class number.
+
+Shapes: B prompts, T condition tokens (`length`), D width of the caption features.
 """
 
 import hashlib
@@ -19,14 +21,13 @@ from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
 
 
 class CaptionFeatures(nn.Module):
-    """Captions → features of a T5 encoder, `length` tokens padded on the left with zeros, as
-    LlamaGen's sampling script gives them.
+    """Encodes captions with T5, left-padded with zeros as in LlamaGen's sampling script.
 
     Args:
         encoder: a Hugging Face T5 encoder.
-        tokenize: text → ids, without the end of text (1), which is appended.
-        length: tokens of a caption, its end included.
-        truncate: cut a caption that is too long, as the script does, instead of refusing it.
+        tokenize: text → ids without the end-of-text id (1), which is appended here.
+        length: T, including the end-of-text token.
+        truncate: truncate captions that are too long, as the script does, instead of raising.
     """
 
     END = 1
@@ -44,10 +45,14 @@ class CaptionFeatures(nn.Module):
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Captions → features [B, length, D] and which of them are real, bool [B, length].
+        """Encode captions.
+
+        Returns:
+            features [B, T, D], and bool [B, T], which is False on padding.
 
         Raises:
-            TemperaError: a caption is empty or too long.
+            TemperaError: a caption is empty.
+            PromptTooLong: a caption is too long and `truncate` is False.
         """
         rows = [
             self._ids(prompt, f"prompt {number} of {len(prompts)}")
@@ -70,6 +75,7 @@ class CaptionFeatures(nn.Module):
         return features, keep
 
     def _ids(self, prompt: str, where: str) -> list[int]:
+        """Token ids of a caption, end of text included; `where` names it in errors."""
         ids = self.tokenize(clean_caption(clean_caption(prompt)))
         if not ids:
             raise TemperaError(f"{where} is empty: give it at least one word.")
@@ -79,8 +85,11 @@ class CaptionFeatures(nn.Module):
 
 
 class RandomFeatures(nn.Module):
-    """Features that depend on nothing but the caption's letters: to measure speed without a text
-    encoder.
+    """Random features seeded by the caption, to measure speed without a text encoder.
+
+    Args:
+        length: T.
+        width: D.
     """
 
     def __init__(self, length: int, width: int) -> None:
@@ -89,7 +98,7 @@ class RandomFeatures(nn.Module):
         self.register_buffer("like", torch.zeros(0), persistent=False)
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Captions → features [B, length, width] and a mask that keeps all of them."""
+        """Draw features [B, T, D]; the mask bool [B, T] is True everywhere."""
         seeds = [
             int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) >> 1 for prompt in prompts
         ]
@@ -101,14 +110,22 @@ class RandomFeatures(nn.Module):
 
 
 class ClassLabels(nn.Module):
-    """Prompts that are class numbers."""
+    """Reads prompts as class numbers.
+
+    Args:
+        classes: number of classes.
+    """
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.classes = classes
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
+        """Parse labels, int64 [B]; the mask bool [B, 1] is True everywhere.
+
+        Raises:
+            NotAClass: a prompt is no number below `classes`.
+        """
         for number, prompt in enumerate(prompts, start=1):
             if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
                 where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
@@ -137,8 +154,17 @@ def load_flan_t5(
     sizes: dict[str, int] | None = None,
     width: int = 2048,
 ) -> CaptionFeatures | RandomFeatures:
-    """Flan-T5-XL's encoder (Chung et al. 2022), or another of `sizes`, with its tokenizer; `random`
-    gives `RandomFeatures`.
+    """Load the encoder of Flan-T5-XL (Chung et al. 2022) and its tokenizer.
+
+    Args:
+        weights, hub: see `tempera.runtime.pretrained.PretrainedFiles`; `weights="random"` returns
+            `RandomFeatures`.
+        length, truncate: see `CaptionFeatures`.
+        sizes: arguments of the `T5Config`; by default those of Flan-T5-XL.
+        width: D of `RandomFeatures`.
+
+    Raises:
+        TemperaError: the files are missing or do not fit.
     """
     release = PretrainedFiles(weights, T5_FILES, hub)
     if release.random:
@@ -155,7 +181,7 @@ def load_flan_t5(
 
 
 def _share_embedding(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """T5's weights with the word embedding under both of its names, of which files hold one."""
+    """T5's weights with the word embedding under both of its names; a file has only one of them."""
     shared = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
     if shared is None:
         return state
@@ -183,10 +209,10 @@ _CLEANING: Sequence[tuple[str, str]] = (
 
 
 def clean_caption(caption: str) -> str:
-    """A caption as LlamaGen's training saw it, up to rare patterns: lower case, without addresses,
-    file names, Chinese and odd punctuation.
+    """Clean a caption as in LlamaGen's training, up to rare patterns: lower case, without URLs,
+    file names, Chinese characters and unusual punctuation.
 
-    The original (DeepFloyd's, by way of PixArt) also mends encodings with ftfy and removes
+    The original code (DeepFloyd's, via PixArt) also repairs encodings with ftfy and removes
     advertising phrases and letter-digit codes.
     """
     text = html.unescape(unquote_plus(str(caption))).strip().lower().replace("<person>", "person")

@@ -1,10 +1,10 @@
-"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens; the network is Hugging
-Face's.
+"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens. The network is Hugging
+Face's implementation.
 
-Facts are from the Emu3 repository (BAAI): special tokens count from 151643 (`<|endoftext|>`), of
-which `<|extra_200|>` (end of a line) is 151846, `<|extra_201|>` (end of the frame) 151847, begin
-and end of a text 151849 and 151850; then come `<|image token|>` 151851, `<|image start|>` 151852,
-`<|image end|>` 151853 and the codes, 151854 … 184621.
+Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endoftext|>`):
+`<|extra_200|>` (end of line) 151846, `<|extra_201|>` (end of frame) 151847, start and end of text
+151849 and 151850, `<|image token|>` 151851, `<|image start|>` 151852 and `<|image end|>` 151853.
+The codes are 151854 … 184621.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,16 @@ NEGATIVE = (
 def emu3(
     height: int = 720, width: int = 720, positive: str = POSITIVE, negative: str = NEGATIVE
 ) -> ModelSpec:
-    """Emu3-Gen's format: the prompt and words of praise, then the size in codes as text; guided
-    away from a negative prompt.
+    """Emu3-Gen's format: the prompt and a quality suffix, then the size in codes as text. The
+    unconditional row has a negative prompt.
+
+    Args:
+        height, width: pixels, multiples of 8.
+        positive: suffix of every prompt.
+        negative: prompt of the unconditional row.
+
+    Raises:
+        TemperaError: a side is no multiple of 8.
     """
     lines, columns = patches(height, PATCH, "height"), patches(width, PATCH, "width")
     head = (_START, f"{lines}*{columns}", _IMAGE)
@@ -65,8 +73,8 @@ def load_emu3(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """Emu3 with published weights, of the 8B's sizes unless others are given; see
-    `tempera.targets.chameleon.load_chameleon`.
+    """Load Emu3 with published weights; the default sizes are those of the 8B model. For the
+    arguments see `tempera.targets.chameleon.load_chameleon`.
     """
     config = Emu3TextConfig(
         vocab_size=vocab_size,

@@ -1,10 +1,10 @@
-"""Keys and values of every layer in one preallocated tensor; each row writes at its own offset and
-sees its own length.
+"""The KV cache: one preallocated tensor for all layers. Each row writes at its own offset and
+attends to its own length.
 
-A rejected entry needs no erasing: the row's length masks it out and a later round overwrites it. A
-chain's accepted path is already contiguous; a tree's is compacted by one gather and scatter over
-all layers. Shapes are static: nothing depends on data, nothing is read back to the host, so that a
-round can be compiled or captured as a CUDA graph.
+Rollback costs nothing: a rejected entry lies beyond the row's length, where the mask hides it, and
+a later round overwrites it. The accepted path of a chain is already contiguous; that of a tree is
+compacted by one gather and scatter over all layers. Shapes do not depend on data and nothing is
+copied to the host, so a round can be compiled or captured as a CUDA graph.
 
 Shapes: R rows (2B under guidance), S capacity, T tokens of a forward pass, K visible keys
 (`reach`), D head size.
@@ -19,10 +19,10 @@ from tempera.runtime.huggingface import Cache, CacheLayerMixin
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A layer of a `RowCache`, which a decoder layer also takes in place of the whole one.
+    """One layer of a `RowCache`. A decoder layer accepts it in place of the whole cache.
 
-    A compiled decoder layer serves all layers of a network, so nothing here may tell it which one
-    it is: its index is not read then.
+    One compiled decoder layer serves all layers of a network, so compiled code must not read
+    `index`: it would be compiled again for each layer.
     """
 
     is_compileable = True
@@ -33,51 +33,55 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._keys, self._values = storage[0].flatten(0, 1), storage[1].flatten(0, 1)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the storage exists."""
+        """Do nothing: the storage is preallocated."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """See `RowCache.update`."""
         return self.write(
             key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1)
         )
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RowCache.write`."""
         self._keys.index_copy_(0, self.cache.where, keys)
         self._values.index_copy_(0, self.cache.where, values)
-        # of two inputs that are views of each other, one of them written to, a graph makes copies
+        # a compiled graph copies inputs that are views of an input it writes to: slice inside it
         if torch.compiler.is_compiling():
             return self._first(self._keys), self._first(self._values)
         return self.cache.seen[self.index]
 
     def _first(self, entries: Tensor) -> Tensor:
-        """As many of every row's as may be seen, [R·S, heads, D] -> [R, heads, K, D]."""
+        """The first K = `reach` entries of every row, [R·S, heads, D] -> [R, heads, K, D]."""
         return entries.view(self.cache.rows, -1, *entries.shape[1:])[
             :, : self.cache.reach
         ].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of visible keys, and the offset of the first."""
         return self.cache.reach, 0
 
     def get_seq_length(self) -> int:
-        """Rows have lengths of their own and pass `position_ids`; this answers only those who ask
-        whether a cache is empty.
+        """0. Row lengths differ and callers pass `position_ids`; transformers uses this value only
+        to check whether the cache is empty.
         """
         return 0
 
     def get_max_length(self) -> int:
+        """S, the entries that a row can hold."""
         return self.cache.capacity
 
     def reset(self) -> None:
+        """Zero the whole cache."""
         self.cache.storage.zero_()
 
 
 class RowCache(Cache):
-    """A `transformers` cache whose rows run at their own pace.
+    """A `transformers` cache whose rows have different lengths.
 
-    Before each forward pass call `place`: it says where every row's new entries go and how many
-    keys the pass may see. What a query really sees is the business of the attention mask
-    (`RoundMask`).
+    Call `place` before each forward pass. It sets where each row's new entries go and how many keys
+    the pass loads; the attention mask (`RoundMask`) decides which of them a query attends to.
 
     Args:
         layers: number of decoder layers.
@@ -87,11 +91,14 @@ class RowCache(Cache):
         capacity: S, entries a row can hold.
 
     Attributes:
-        storage: [layers, 2, R, S, heads, D], keys then values; a token's heads lie together, so
-            that writing is one contiguous copy and `[R, heads, K, D]` is a view that scaled
-            dot-product attention takes without copying.
-        where: entries that the coming forward pass writes, counted over all rows, int64 [R·T].
-        seen: each layer's keys and values that it may see, two of [R, heads, K, D], as views.
+        storage: [layers, 2, R, S, heads, D], keys then values. The heads of a token are adjacent,
+            so writing is one contiguous copy and `[R, heads, K, D]` is a view that scaled
+            dot-product attention accepts without copying.
+        where: indices of the entries that the next forward pass writes, flat over rows and slots,
+            int64 [R·T].
+        seen: for each layer, views of the keys and values that the pass loads, [R, heads, K, D]
+            each.
+        reach: K, the number of keys that the pass loads.
     """
 
     def __init__(
@@ -119,11 +126,11 @@ class RowCache(Cache):
         self.where = torch.zeros(0, dtype=torch.int64, device=device)
 
     def place(self, slots: Tensor, reach: int) -> None:
-        """Set where the coming forward pass writes.
+        """Set where the next forward pass writes and what it loads.
 
         Args:
-            slots: entry of each new token, int64 [R, T], below the capacity.
-            reach: K, the keys it may see: all slots below K. A plain number, not read from the
+            slots: slot of each new token, int64 [R, T], below the capacity.
+            reach: K; the pass loads slots 0 … K − 1. A Python integer, so nothing is read from the
                 device.
         """
         self.where = (slots + self._offsets).flatten()
@@ -133,18 +140,20 @@ class RowCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [R, heads, T, D] of one layer at the slots; return the visible keys and values [R,
-        heads, K, D], as views.
+        """Write one layer's new keys and values, [R, heads, T, D], into the slots set by `place`.
+
+        Returns:
+            views of the layer's first K keys and values, [R, heads, K, D] each.
         """
         return self._layer(layer_idx).update(key_states, value_states)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `update`, from keys and values token by token, [R·T, heads, D]."""
+        """Like `update`, with the keys and values token by token, [R·T, heads, D]."""
         return self._layer(layer).write(keys, values)
 
     def compact(self, source: Tensor, target: Tensor) -> None:
-        """Move entries `source` [R, J] to slots `target` [R, J], in all layers at once; sources are
-        read before any is overwritten.
+        """Copy the entries in slots `source`, int64 [R, J], to slots `target`, int64 [R, J], in all
+        layers at once. All sources are read before any target is written.
         """
         moved = self._stacked.index_select(1, (source + self._offsets).flatten())
         self._stacked.index_copy_(1, (target + self._offsets).flatten(), moved)
@@ -154,6 +163,7 @@ class RowCache(Cache):
         return layer  # type: ignore[no-any-return]
 
     def _view(self, reach: int) -> list[tuple[Tensor, Tensor]]:
+        """For each layer, views of the first `reach` keys and values."""
         if reach not in self._views:
             self._views[reach] = [
                 (layer[0, :, :reach].transpose(1, 2), layer[1, :, :reach].transpose(1, 2))
@@ -165,13 +175,14 @@ class RowCache(Cache):
 class RoundMask:
     """Additive attention masks of a round, as windows on one strip.
 
-    Query i of a row whose root stands in slot s sees every slot below s, of the slots s, s + 1, …
-    those that `visible[i]` names, and none beyond. That is the strip `0 … 0 | visible[i] | −∞ … −∞`
-    read from a place that depends on s alone: one gather makes the mask.
+    Let s be the slot of a row's root. Query i attends to every slot below s, to slot s + j where
+    `visible[i, j]`, and to no other. Its mask is a window on the strip
+    `0 … 0 | visible[i] | −∞ … −∞` whose start depends on s alone, so one gather builds the masks of
+    all rows.
 
     Args:
-        visible: which of the round's W slots each of its Q queries sees, bool [Q, W] for all rows
-            or [R, Q, W] for each.
+        visible: which of the round's W slots each of its Q queries attends to, bool [Q, W] for all
+            rows alike or [R, Q, W] for each row.
         capacity: S of the cache.
     """
 
@@ -189,16 +200,16 @@ class RoundMask:
         self._windows: dict[int, Tensor] = {}
 
     def at(self, root: Tensor, reach: int) -> Tensor:
-        """The mask of rows whose roots stand in slots `root`, int64 [R], over the first `reach`
-        slots: [R, 1, Q, reach].
+        """The masks of rows with roots in slots `root`, int64 [R], over the first `reach` slots:
+        [R, 1, Q, reach].
         """
         windows, start = self._window(reach), self.capacity - root
         mask = windows.index_select(0, start) if self._rows is None else windows[self._rows, start]
         return mask.unsqueeze(1)
 
     def _window(self, reach: int) -> Tensor:
-        """Every window of `reach` columns on the strip, without a copy: [S + 1, Q, reach], or [R, S
-        + 1, Q, reach] per row.
+        """All windows of `reach` columns on the strip, as a view: [S + 1, Q, reach], or per row
+        [R, S + 1, Q, reach].
         """
         if reach not in self._windows:
             *rows, queries, _ = self._strip.shape

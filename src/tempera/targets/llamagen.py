@@ -1,5 +1,5 @@
-"""LlamaGen (Sun et al. 2024): a Llama decoder over image tokens on a grid, conditioned by a prefix
-of caption features or a class label.
+"""LlamaGen (Sun et al. 2024): a Llama decoder over a grid of image tokens, conditioned on a prefix
+of caption features or on a class label.
 
 The transformer is Hugging Face's, with a two-dimensional rotary embedding; the official
 checkpoints' key layout is translated on load. Notation: R rows, T condition tokens, D caption
@@ -23,8 +23,11 @@ from tempera.targets.token_format import patches
 
 @dataclass(frozen=True)
 class LlamaGenConfig:
-    """Sizes of a LlamaGen. Text-conditional when `caption_dim` is set, class-conditional when
+    """Sizes of a LlamaGen: text-conditional if `caption_dim` is set, class-conditional if
     `num_classes` is.
+
+    Raises:
+        TemperaError: the head size is no multiple of 4, or not exactly one of the two is set.
     """
 
     vocab_size: int
@@ -42,7 +45,7 @@ class LlamaGenConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % (4 * self.num_attention_heads):
             raise TemperaError(
-                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads leaves a "
+                f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads gives a "
                 "head size that is no multiple of 4, "
                 "as the two-dimensional rotary embedding needs: change one of the two."
             )
@@ -63,8 +66,8 @@ class LlamaGenConfig:
         return self.hidden_size // self.num_attention_heads
 
     def llama(self, layers: int | None = None) -> LlamaConfig:
-        """The Hugging Face configuration of the decoder, optionally with another number of layers
-        (a draft has one).
+        """The decoder's Hugging Face configuration; `layers` overrides the number of layers (a
+        draft has 1).
         """
         return LlamaConfig(
             vocab_size=self.vocab_size,
@@ -83,11 +86,12 @@ class LlamaGenConfig:
 
 
 class GridRotary(nn.Module):
-    """LlamaGen's rotary table: half of each head turns with the row, half with the column.
+    """LlamaGen's two-dimensional rotary embedding: half of each head encodes the row, half the
+    column.
 
-    Condition tokens have cos = sin = 0, so that their queries and keys vanish: every query attends
-    to them with score 0. Half-split pairs, as Hugging Face applies them; `permute_pairs` brings
-    official weights into that order.
+    Condition tokens have cos = sin = 0. This zeroes their queries and keys, so every query attends
+    to them with score 0. Rotary pairs are half-split, as in Hugging Face; `permute_pairs` converts
+    official weights to that order.
     """
 
     cos: Tensor
@@ -101,7 +105,7 @@ class GridRotary(nn.Module):
         self.reset_tables(self.cos.device)
 
     def reset_tables(self, device: torch.device) -> None:
-        """Compute the table."""
+        """Compute the tables cos and sin, [T + length, head_dim], on a device."""
         config, quarter = self.config, self.config.head_dim // 4
         freqs = 1.0 / config.rope_base ** (torch.arange(quarter, device=device).float() / quarter)
         sides = [torch.arange(side, device=device) for side in config.grid]
@@ -113,7 +117,9 @@ class GridRotary(nn.Module):
         self.cos, self.sin = torch.cat([blank, angles.cos()]), torch.cat([blank, angles.sin()])
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids [R, S], 0 the first condition token → cos, sin [R, S, head_dim]."""
+        """Positions int64 [R, S], 0 being the first condition token → cos, sin [R, S, head_dim] in
+        the dtype of `x`.
+        """
         return self.cos[position_ids].to(x.dtype), self.sin[position_ids].to(x.dtype)
 
 
@@ -134,8 +140,8 @@ class CaptionProjection(nn.Module):
 
 
 class LlamaGen(nn.Module):
-    """The network. `model` is a Hugging Face Llama without its own token embedding; `embed_tokens`
-    and `lm_head` are separate matrices.
+    """The network: a Hugging Face Llama (`model`) with a condition embedding and a head whose
+    weights are not tied to the token embedding. Implements `network.TargetNetwork`.
     """
 
     family = "llamagen"
@@ -155,12 +161,12 @@ class LlamaGen(nn.Module):
             self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Image tokens int64 [...] → [..., H]."""
+        """Embed image tokens, int64 [...] → [..., H]."""
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
     def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Condition tokens.
+        """Embed the condition.
 
         Args:
             condition: caption features [R, T, D], or class labels int64 [R].
@@ -187,8 +193,8 @@ class LlamaGen(nn.Module):
         return decoder_layer(asdict(self.config))
 
     def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
-        """What teacher forcing feeds: the condition tokens, then all image tokens but the last, [R,
-        T + length − 1, H].
+        """Inputs for teacher forcing: the condition tokens, then all image tokens but the last,
+        [R, T + length − 1, H]. For the arguments see `forward`.
         """
         return torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
 
@@ -199,14 +205,13 @@ class LlamaGen(nn.Module):
 
         Args:
             condition: caption features [R, T, D], or class labels int64 [R].
-            keep: which condition tokens are real, bool [R, T]; padding stands on the left.
+            keep: False on padding, which is on the left, bool [R, T].
             drop: null-conditioned rows, bool [R].
             tokens: the image, int64 [R, length].
 
         Returns:
-            inputs [R, T + length − 1, H] (embeddings as fed), hidden [R, T + length − 1, H] (after
-            the final norm), and the additive attention mask [R, 1, S, S]. The hidden state at T − 1
-            + i predicts token i.
+            inputs [R, S, H] with S = T + length − 1; hidden states after the final norm, [R, S, H],
+            of which that at T − 1 + i predicts token i; and the additive mask [R, 1, S, S].
         """
         inputs = self.inputs(condition, drop, tokens)
         mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
@@ -240,7 +245,7 @@ LAYER_KEYS = {
     "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
 }
-"""Names inside a layer that Meta's code and LlamaGen's share -> Hugging Face's."""
+"""Parameter names of a layer in Meta's and LlamaGen's code -> those of Hugging Face."""
 
 _TOP_KEYS = {
     "cls_embedding.uncond_embedding": "null_caption",
@@ -254,8 +259,12 @@ _TOP_KEYS = {
 
 
 def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate the official key layout into this class's. Unknown keys are kept, so that strict
-    loading names them.
+    """Translate official parameter names into those of `LlamaGen`. Unknown names are kept, so
+    strict loading reports them.
+
+    Args:
+        state: official weights.
+        heads: number of attention heads.
     """
     result: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -298,6 +307,7 @@ def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
 
 
 PATCH = 16
+"""Pixels along each side of a code's patch."""
 
 
 LlamaGenSize = Literal["B", "L", "XL", "XXL", "3B"]
@@ -321,7 +331,18 @@ def llamagen_config(
     caption_tokens: int = 120,
     vocab_size: int = 16384,
 ) -> LlamaGenConfig:
-    """The configuration of a published size for square images of `image_size` pixels."""
+    """The configuration of a published size.
+
+    Args:
+        size: name of the size.
+        image_size: height and width of an image in pixels, a multiple of 16.
+        caption_dim, num_classes: see `LlamaGenConfig`.
+        caption_tokens: T of a text-conditional model.
+        vocab_size: V.
+
+    Raises:
+        TemperaError: `image_size` is no multiple of 16.
+    """
     layers, heads, width = SIZES[size]
     side = patches(image_size, PATCH, "image_size")
     return LlamaGenConfig(
@@ -345,12 +366,16 @@ def load_llamagen(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LlamaGen:
-    """A LlamaGen with published weights.
+    """Load a LlamaGen with published weights.
 
     Args:
+        config: its sizes.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
-        device, dtype: where and as what random weights are made; published ones stay as they are in
-            their files.
+        device, dtype: device and dtype of random weights; published weights keep those of their
+            files.
+
+    Raises:
+        TemperaError: the files are missing or do not fit.
     """
     return load_pretrained(
         lambda: LlamaGen(config),

@@ -5,8 +5,15 @@ from torch import Tensor
 
 
 def causal_mask(keep: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [R, 1, length, length]: causal, blind to padded condition tokens (`keep` [R, T]
-    False), every token sees itself.
+    """A causal mask that hides padding.
+
+    Args:
+        keep: False on padded condition tokens, bool [R, T].
+        length: tokens of the sequence, at least T.
+        dtype: of the mask.
+
+    Returns:
+        additive mask [R, 1, length, length]. Every token attends to itself, even padding.
     """
     seen = torch.ones(length, length, dtype=torch.bool, device=keep.device).tril()
     real = torch.cat([keep, keep.new_ones(len(keep), length - keep.shape[1])], 1)

@@ -1,4 +1,4 @@
-"""What a `TransformerTarget` and a draft of its architecture need of a network.
+"""The interface that a network offers to `TransformerTarget` and to drafts of its architecture.
 
 Shapes: R rows, T condition tokens, S sequence, H hidden size.
 """
@@ -12,38 +12,42 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 
 DecoderLayer = tuple[nn.Module, nn.Module]
-"""A decoder layer as Hugging Face calls it, and the rotary embedding that goes with it."""
+"""A decoder layer with Hugging Face's call signature, and its rotary embedding."""
 
 
 class TargetNetwork(Protocol):
-    """A causal transformer over tokens. All that is peculiar to a family of models stays inside."""
+    """A causal transformer over tokens. It hides all that is specific to a family of models."""
 
     config: Any
-    """Its sizes, in Hugging Face's names."""
+    """Its sizes, named as in Hugging Face configurations."""
     model: Any
-    """The Hugging Face decoder: `rotary_emb`, `layers` and `norm` make up a forward pass."""
+    """The Hugging Face decoder; a forward pass uses its `rotary_emb`, `layers` and `norm`."""
     lm_head: nn.Linear
     family: str
-    """The module of `tempera.targets` that builds such networks; see `decoder_layer`."""
+    """Name of the module in `tempera.targets` that builds such networks; see `decoder_layer`."""
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Embeddings of the network's own ids, int64 [...] -> [..., H]."""
+        """Embed ids of the network's vocabulary, int64 [...] -> [..., H]."""
 
     def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Embeddings of the condition tokens, [R, T, H].
+        """Embed the condition tokens, -> [R, T, H].
 
         Args:
-            condition: what the family's text encoder gives, rows first.
+            condition: output of the family's `Conditioner`, [R, ...].
             drop: null-conditioned rows, bool [R].
         """
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are real, bool [R, T]: the prompt's `keep`, unless the null
-        condition has padding of its own.
+        """Which condition tokens are not padding, bool [R, T].
+
+        Args:
+            condition, drop: as in `embed_prefix`.
+            keep: the same for the prompts, bool [R, T]; the null condition may be padded
+                differently.
         """
 
     def decoder_layer(self) -> DecoderLayer:
-        """A new decoder layer of this architecture with its rotary embedding, for a draft."""
+        """A new decoder layer of this architecture and its rotary embedding, for a draft."""
 
     def eval(self) -> Self:
         """See `torch.nn.Module.eval`."""
@@ -53,14 +57,14 @@ class TargetNetwork(Protocol):
 
 
 def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
-    """A new decoder layer of a network that is not at hand, for a draft that is read from disk.
+    """A new decoder layer for a draft that is loaded from disk, without its target's network.
 
     Args:
         family: `TargetNetwork.family`; that module's `decoder_layer(config)` builds the layer.
         config: the network's configuration, as `network_identity.config_dict` gives it.
 
     Raises:
-        TemperaError: there is no such family.
+        TemperaError: the family is unknown.
     """
     try:
         if not family.isidentifier():

@@ -1,5 +1,4 @@
-"""The prompts of a batch: how a network is conditioned on them, and how far the image of each has
-come.
+"""The prompts of a batch: the network's condition, and the position that each image has reached.
 
 Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T condition tokens, H
 hidden size.
@@ -14,8 +13,8 @@ from torch import Tensor
 from tempera.targets.network import TargetNetwork
 
 Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
-"""Prompts -> the network's condition, rows first, and keep, bool [B, T]: False on padding, which
-stands on the left.
+"""Prompts -> the network's condition [B, ...], and keep, bool [B, T]: False on padding, which is on
+the left.
 """
 
 
@@ -23,7 +22,7 @@ class PromptConditioner:
     """A `Conditioner` that can reuse its last result.
 
     Args:
-        encode: the conditioner itself, for instance a text encoder's `encode`.
+        encode: the conditioner to wrap, for instance a text encoder's `encode`.
     """
 
     def __init__(self, encode: Conditioner) -> None:
@@ -31,14 +30,14 @@ class PromptConditioner:
         self._encoded: tuple[list[str], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Condition and keep of the prompts."""
+        """The prompts' condition and keep; see `Conditioner`."""
         if self._encoded is not None and self._encoded[0] == prompts:
             return self._encoded[1]
         return self.encode(prompts)
 
     @contextmanager
     def encoded(self, prompts: list[str]) -> Iterator[None]:
-        """Encode the prompts now, and not again inside the `with` block."""
+        """Encode the prompts now and reuse the result inside the `with` block."""
         self._encoded = list(prompts), self.encode(prompts)
         try:
             yield
@@ -49,26 +48,27 @@ class PromptConditioner:
 def conditioned(
     network: TargetNetwork, condition: Tensor, keep: Tensor, drop: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The prefix of every row.
+    """Embed the condition of every row.
 
     Args:
-        condition: what the network's `embed_prefix` takes, rows first.
+        network: the network.
+        condition: argument of its `embed_prefix`, [R, ...].
         keep: False on the prompts' padding, bool [R, T].
         drop: null-conditioned rows, bool [R].
 
     Returns:
-        embeddings [R, T, H] in the network's type, and keep, in which null-conditioned rows may
-        have padding of their own.
+        embeddings [R, T, H] in the network's dtype, and keep, bool [R, T]; null-conditioned rows
+        may be padded differently from their prompt.
     """
     embeds: Tensor = network.embed_prefix(condition, drop).to(network.lm_head.weight.dtype)
     return embeds, network.keep_prefix(condition, keep, drop)
 
 
 class PromptState:
-    """The prefix of every row, and where the row stands.
+    """The prefix of every row and the number of tokens it has emitted.
 
     The last prefix token is the *root* of the first round; later roots are the last emitted tokens.
-    A token's slot is its position: T − 1 + the image tokens up to it.
+    A token's slot in the cache is its position: T − 1 + the number of image tokens up to it.
 
     Args:
         embeds: embeddings of the prefix, [R, T, H].
@@ -79,8 +79,8 @@ class PromptState:
     Attributes:
         lengths: image tokens that each row has emitted, int64 [B].
         root_slots: slot of each row's root, int64 [R].
-        reach: upper bound of `lengths`, known without a read from the device: exact on a CPU,
-            elsewhere what the rounds so far could have emitted.
+        reach: upper bound of `lengths` that needs no read from the device: on a CPU the maximum,
+            elsewhere the most that the rounds so far can have emitted.
     """
 
     def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
@@ -96,7 +96,7 @@ class PromptState:
         self._host = self.lengths.numpy() if keep.device.type == "cpu" else None
 
     def advance(self, emitted: Tensor, most: int) -> None:
-        """Move each row on by `emitted` tokens, int64 [B], at most `most`."""
+        """Advance each row by `emitted` tokens, int64 [B], each at most `most`."""
         self.lengths += emitted
         self.root_slots.view(self.copies, -1).add_(emitted)
         self.reach = (
@@ -104,8 +104,8 @@ class PromptState:
         )
 
     def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [R, 1, 1, S] that hides padded prefix tokens from queries over S = capacity
-        slots; None if nothing is padded.
+        """Additive mask [R, 1, 1, S] that hides padded prefix tokens, with S = `capacity` slots;
+        None if nothing is padded.
         """
         if bool(self.keep.all()):
             return None

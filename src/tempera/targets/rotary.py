@@ -1,5 +1,5 @@
-"""The one-dimensional rotary embedding of language models (Su et al. 2021), as Hugging Face applies
-it: half-split pairs.
+"""The one-dimensional rotary embedding of language models (Su et al. 2021), with half-split pairs
+as in Hugging Face.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class Rotary(nn.Module):
-    """Turns pair i of a head by position · θ^(−2i/D).
+    """Rotates pair i of a head by position · θ^(−2i/D).
 
-    Its frequencies stay float32 whatever type the network around it is converted to: in bfloat16
-    position 9,000 would be wrong by radians.
+    The frequencies stay float32 when the network is converted to another dtype: in bfloat16 the
+    angle at position 9,000 would be off by radians.
 
     Args:
         head_dim: D.
@@ -30,17 +30,17 @@ class Rotary(nn.Module):
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """The rotary embedding of a Hugging Face configuration whose heads share its width."""
+        """The rotary embedding of a Hugging Face configuration, with D = hidden size / heads."""
         head_dim = config.hidden_size // config.num_attention_heads
         return cls(head_dim, config.rope_parameters["rope_theta"])
 
     def reset_tables(self, device: torch.device) -> None:
-        """Compute the frequencies."""
+        """Compute the frequencies on a device."""
         exponents = torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim
         self.inv_freq = 1.0 / self.theta**exponents
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids int64 [R, S] → cos, sin [R, S, D] in x's type."""
+        """Positions int64 [R, S] → cos, sin [R, S, D] in the dtype of `x`."""
         angles = position_ids[..., None].float() * self.inv_freq
         angles = torch.cat([angles, angles], -1)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -1,4 +1,4 @@
-"""A network's forward passes over the rows of a batch, through a cache of keys and values.
+"""Forward passes of a network over the rows of a batch, with a KV cache.
 
 Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens of a pass, N nodes
 of a draft tree, S capacity of the cache, H hidden size.
@@ -17,24 +17,24 @@ from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import PromptState
 
 ROOM = 64
-"""Drafted tokens that the cache of a compiled session has room for at least: plain decoding and a
-method then share one cache, and the CUDA graphs that write into it.
+"""Least number of drafted tokens that the cache of a compiled session has room for. Plain decoding
+and a method then share one cache and the CUDA graphs that write into it.
 """
 
 
 class Session:
-    """A network with its cache. `begin` starts a batch; after it, `run` passes over any tokens, and
-    `score` over a draft tree that hangs from each row's root.
+    """A network with its cache. `begin` starts a batch. Then `score` runs the network on each row's
+    root and a draft tree below it, and `run` on any tokens.
 
     Args:
         network: the transformer.
-        granularity: attention is offered keys in multiples of this, as far as rows may have come.
-            At least the whole image for constant shapes.
+        granularity: the number of keys that attention loads is rounded up to a multiple of this. A
+            value of at least the image's length makes shapes constant.
 
     Attributes:
-        prompt: the batch's prompts, and where each row stands.
+        prompt: the batch's prompts and the position of each row.
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, H].
-        cache: keys and values of the batch; kept for the next one if that has the same shape.
+        cache: the batch's KV cache; reused by the next batch if the shape is the same.
         compiled: whether the steps of a round are compiled.
     """
 
@@ -55,20 +55,24 @@ class Session:
     def compile(self) -> None:
         """Compile the forward pass of all later rounds.
 
-        Attention is then always offered the whole cache: a compiled step serves one number of keys,
-        and is compiled anew where a longer prompt needs a larger cache. Prefixes are not compiled.
+        Attention then always loads the whole cache, because a compiled step is specific to the
+        number of keys; it is recompiled when a longer prompt needs a larger cache. The prefix pass
+        is not compiled.
         """
         self.compiled = True
         self._block = compile_step(_block)
         self._pass = cuda_graphed(self._forward, self.device)
 
     def step(self, function: StepFunction) -> StepFunction:
-        """The function as a step of a round: compiled if the session is."""
+        """The function as a step of a round, compiled if the session is compiled."""
         return cuda_graphed(compile_step(function), self.device) if self.compiled else function
 
     def begin(self, prompt: PromptState, nodes: int) -> None:
-        """Start a batch that drafts at most `nodes` tokens a round: run all prefix tokens but the
-        last.
+        """Start a batch: run all prefix tokens but the last.
+
+        Args:
+            prompt: the batch.
+            nodes: most drafted tokens of a round.
         """
         self.prompt = prompt
         self._allocate(self.capacity(nodes))
@@ -83,8 +87,14 @@ class Session:
         self.prefix_hidden = self._layers(_block, embeds, mask, positions)
 
     def score(self, embeds: Tensor, layout: "TreeLayout") -> Tensor:
-        """Pass over each row's root and the nodes of a tree below it, embeddings [R, 1 + N, H] ->
-        hidden states [R, 1 + N, H].
+        """Run the network on each row's root and the draft tree below it.
+
+        Args:
+            embeds: embeddings of root and nodes, [R, 1 + N, H].
+            layout: the tree's `layout_of`.
+
+        Returns:
+            hidden states [R, 1 + N, H].
         """
         prompt = self.prompt
         slots = prompt.root_slots[:, None]
@@ -96,25 +106,31 @@ class Session:
         return self.run(embeds, mask, (slots + layout.depths).clamp_(max=prompt.last_slot))
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Pass over embeddings [R, M, H] -> hidden states [R, M, H]; first `cache.place` them.
+        """Run the network on any tokens; call `cache.place` first.
 
         Args:
-            embeds: the embeddings.
+            embeds: embeddings [R, M, H].
             mask: additive, [R, 1, M, keys].
             positions: int64 [R, M] or [M].
+
+        Returns:
+            hidden states [R, M, H].
         """
         return self._pass(embeds, mask, positions, self.cache.where)
 
     def compact(self, path: Tensor) -> None:
-        """Move the nodes of an accepted path, int64 [B, L], behind each row's root; -1 past its end
-        moves what no row sees.
+        """Move the cache entries of an accepted path right behind each row's root.
+
+        Args:
+            path: accepted nodes, int64 [B, L], padded with −1; the entries moved for padding lie
+                beyond the row's length.
         """
         first = self.prompt.root_slots[:, None] + 1
         nodes = path.clamp(min=0).repeat(self.prompt.copies, 1)
         self.cache.compact(first + nodes, first + torch.arange(nodes.shape[1], device=self.device))
 
     def layout_of(self, tree: Tree) -> "TreeLayout":
-        """The tree's constants; a static tree's are computed once per cache."""
+        """The tree's `TreeLayout`; for a static tree it is computed once per cache."""
         tree = tree.to(self.device)
         if tree.per_row:
             return TreeLayout(tree, self.cache.capacity, self.prompt.copies, self.dtype)
@@ -123,9 +139,12 @@ class Session:
         return self._layouts[id(tree)][1]
 
     def visible(self, width: int, cache: RowCache | None = None) -> int:
-        """Keys to offer a pass that writes `width` slots from each row's root on, into this cache
-        or another one of the same rows: a multiple of the granularity within the capacity, or all
-        of it if the steps are compiled.
+        """Number of keys to load for a pass that writes `width` slots from each row's root on: a
+        multiple of the granularity, at most the capacity; the whole capacity if compiled.
+
+        Args:
+            width: slots that each row writes, its root's included.
+            cache: another cache of the same rows, such as a draft's; by default the session's.
         """
         needed = self.prompt.prefix - 1 + self.prompt.reach + width
         capacity = self.cache.capacity if cache is None else cache.capacity
@@ -136,12 +155,12 @@ class Session:
         )
 
     def capacity(self, nodes: int) -> int:
-        """Slots of a cache that holds a whole image and `nodes` drafted tokens beyond it."""
+        """Slots needed for a whole image and `nodes` drafted tokens beyond it."""
         room = max(nodes, ROOM) if self.compiled else nodes
         return -(-(self.prompt.last_slot + 2 + room) // self.granularity) * self.granularity
 
     def new_cache(self, layers: int, capacity: int) -> RowCache:
-        """A cache for the batch's rows and the network's heads."""
+        """A new cache for the batch's rows and the network's heads."""
         attention = self.network.model.layers[0].self_attn
         return RowCache(
             layers,
@@ -154,7 +173,7 @@ class Session:
         )
 
     def _allocate(self, capacity: int) -> None:
-        """A cache for this batch: the last one if it has the same shape."""
+        """Set `cache` for this batch, reusing the last one if it has the same shape."""
         if self._shape != (self.prompt.rows, capacity):
             self._shape = self.prompt.rows, capacity
             self.cache = self.new_cache(len(self.network.model.layers), capacity)
@@ -164,7 +183,7 @@ class Session:
         self._padding = self.prompt.padding(capacity, self.dtype)
 
     def _forward(self, embeds: Tensor, mask: Tensor, positions: Tensor, where: Tensor) -> Tensor:
-        """The step of `run` that can be compiled; `where` is the cache's."""
+        """The part of `run` that can be compiled; `where` is the cache's."""
         self.cache.where = where
         return self._layers(self._block, embeds, mask, positions)
 
@@ -180,8 +199,14 @@ class Session:
 
 
 class TreeLayout:
-    """Constants of a draft tree in a round: slots and depths of the root (0) and the nodes, per
-    prompt (`ahead`) and per row (`depths`), and the mask among them.
+    """Constants of a draft tree in a round. Node 0 is the root.
+
+    Attributes:
+        width: 1 + N.
+        offsets: slots of root and nodes relative to the root's, int64 [1 + N].
+        ahead: depths of root and nodes, int64 [1 + N], or [B, 1 + N] for a tree per row.
+        depths: the same for R rows.
+        mask: which nodes each node attends to: itself, its ancestors and the root.
     """
 
     def __init__(self, tree: Tree, capacity: int, copies: int, dtype: torch.dtype) -> None:
@@ -210,8 +235,8 @@ def _block(
     cos: Tensor,
     sin: Tensor,
 ) -> Tensor:
-    """One layer of a Hugging Face decoder with its layer of the cache, called as the decoder's own
-    `forward` calls it; compiled once for all layers.
+    """Run one Hugging Face decoder layer with its cache layer, as the decoder's `forward` does.
+    Compiled once for all layers.
     """
     out: Tensor | tuple[Tensor, ...] = layer(
         hidden,
@@ -225,12 +250,12 @@ def _block(
 
 
 def _store_by_column(network: TargetNetwork) -> None:
-    """On a CPU, store the linear layers' weights column by column: products of a few rows are then
-    up to twice as fast.
+    """On a CPU, store the weights of linear layers in column-major order, which makes products with
+    a few rows up to twice as fast.
     """
     for module in network.modules():
         plain = (
             isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter
-        )  # not one that is split among processes
+        )  # not a DTensor, which is split among processes
         if plain and module.weight.device.type == "cpu" and module.weight.is_contiguous():
             module.weight.data = module.weight.data.t().contiguous().t()

@@ -1,5 +1,5 @@
-"""Networks whose prompt is a row of tokens of the same vocabulary as the image (Chameleon, Emu3),
-as a `TransformerTarget` takes them.
+"""Networks whose prompts and images share one vocabulary (Chameleon, Emu3), for
+`TransformerTarget`.
 
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
@@ -22,17 +22,19 @@ from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
 Tokenize = Callable[[str], list[int]]
+"""Text -> token ids."""
+
 PADDING = -1
-"""What stands in a condition where there is no token."""
+"""Marks padding in a condition."""
 
 
 class SharedVocabularyLM(nn.Module):
-    """A decoder, its head and the format of its sequences.
+    """A decoder with its head and the format of its sequences. Implements `network.TargetNetwork`.
 
     Args:
         model: a Hugging Face decoder with `embed_tokens` and `rotary_emb`.
         config: its configuration.
-        spec: prompt, image and end of a sequence.
+        spec: format of its sequences.
         family: see `network.TargetNetwork`.
     """
 
@@ -42,35 +44,40 @@ class SharedVocabularyLM(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """The network's ids int64 [...] → [..., H]."""
+        """Embed ids of the network's vocabulary, int64 [...] → [..., H]."""
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
     def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Condition int64 [R, 2, T] (the prompt, and what stands for none), rows that are
-        null-conditioned bool [R] → [R, T, H].
+        """Embed the condition, → [R, T, H].
+
+        Args:
+            condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
+            drop: null-conditioned rows, bool [R].
         """
         return self.embed_tokens(_chosen(condition, drop).clamp(min=0))
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are there, bool [R, T]: a null-conditioned row has its own."""
+        """Which condition tokens are not padding, bool [R, T]."""
         return _chosen(condition, drop) != PADDING
 
     def decoder_layer(self) -> DecoderLayer:
-        """A new decoder layer of the family's and its rotary embedding."""
+        """A new decoder layer of the family and its rotary embedding."""
         return decoder_layer(self.family, config_dict(self))
 
 
 def _chosen(condition: Tensor, drop: Tensor) -> Tensor:
+    """The prompt or the null prompt of each row, int64 [R, T]."""
     return torch.where(drop[:, None], condition[:, 1], condition[:, 0])
 
 
 class PromptEncoder(nn.Module):
-    """Prompts to the network's ids, by the model's format.
+    """Encodes prompts as the network's ids, in the model's format.
 
     Args:
-        tokenize: text → ids, without any special token.
-        truncate: cut a text that is too long, instead of refusing it.
+        spec: the format.
+        tokenize: text → ids, without special tokens.
+        truncate: truncate prompts that are too long, instead of raising.
     """
 
     def __init__(self, spec: ModelSpec, tokenize: Tokenize, truncate: bool = False) -> None:
@@ -79,11 +86,15 @@ class PromptEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → condition int64 [B, 2, T], padded on the left with −1, and which tokens of the
-        prompts are there, bool [B, T].
+        """Encode prompts.
+
+        Returns:
+            ids of each prompt and of the null prompt, int64 [B, 2, T], padded on the left with −1;
+            and bool [B, T], which is False on the prompts' padding.
 
         Raises:
-            TemperaError: a prompt is empty or longer than the context has room for.
+            TemperaError: a prompt is empty.
+            PromptTooLong: a prompt does not fit into the context and `truncate` is False.
         """
         null = self._ids(self.spec.null, "")
         rows = [
@@ -121,8 +132,15 @@ class PromptEncoder(nn.Module):
 def load_prompts(
     spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False
 ) -> PromptEncoder:
-    """The prompt encoder with the model's own text tokenizer, a `tokenizer.json`; with `random`, a
-    token for every byte.
+    """Load a prompt encoder with the model's text tokenizer, a `tokenizer.json`.
+
+    Args:
+        spec, truncate: see `PromptEncoder`.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; with
+            `weights="random"` every byte of a prompt is a token.
+
+    Raises:
+        TemperaError: the file is missing or is no tokenizer.
     """
     release = PretrainedFiles(weights, files, hub)
     return PromptEncoder(
@@ -135,10 +153,14 @@ def _by_bytes(text: str) -> list[int]:
 
 
 def load_tokenize(file: Path) -> Tokenize:
-    """The tokenizer of a `tokenizer.json`."""
+    """Load the tokenizer of a `tokenizer.json`.
+
+    Raises:
+        TemperaError: the file cannot be read as a tokenizer.
+    """
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as problem:  # the tokenizers library raises nothing more special
+    except Exception as problem:  # the tokenizers library raises plain Exception
         raise TemperaError(
             f"{file} is no tokenizer ({str(problem).splitlines()[0]}): download it again."
         ) from None
@@ -152,8 +174,8 @@ def load_tokenize(file: Path) -> Tokenize:
 def prompted_target(
     network: Any, conditioner: Conditioner, sampling: Sampling, identity: str | None = None
 ) -> TransformerTarget:
-    """A target that emits the codes of the image tokenizer and the ends of lines that the network's
-    format has.
+    """A target whose tokens are the codes of the image tokenizer and the format's end-of-line
+    token. For the arguments see `TransformerTarget`.
     """
     spec: ModelSpec = network.spec
     return TransformerTarget(

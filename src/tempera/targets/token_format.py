@@ -1,8 +1,8 @@
-"""What is peculiar to a model whose image tokens share a vocabulary with text: its prompt, its
-image tokens, and what is forced.
+"""The sequence format of models whose image tokens share a vocabulary with text: prompt, image
+tokens and forced tokens.
 
-A target emits our own tokens: 0 … codes − 1 are the codes of the image tokenizer, and `codes` is
-the end of a line, where there is one.
+A target does not emit the network's ids but *target tokens*: 0 … codes − 1 are the codes of the
+image tokenizer, and `codes` is the end-of-line token if the format has one.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,28 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 FORBIDDEN = -1e4
-"""Added to a logit: no probability is left, and yet no infinity that a loss could multiply by zero.
+"""Added to the logit of a forbidden token. Its probability becomes 0; −∞ would give NaN in a loss
+that multiplies it by 0.
 """
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The declared format of one model's sequences: prompt, image, end.
+    """The format of a model's sequences: prompt, image, end.
 
     Attributes:
-        lines, columns: codes of an image; `columns` without the end of a line.
+        lines, columns: grid of image codes; `columns` does not count the end-of-line token.
         codes: size of the image codebook.
         first_code: the network's id of code 0; the others follow in order.
-        prompt: what stands before an image: ids, and texts in which `{text}` is the user's prompt.
-        null: what stands there for the unconditional row of guidance (a negative prompt, or no
-            prompt).
-        context: positions that the network was made for.
-        line_end: id that ends every line of codes; none where lines have no end.
-        end: ids after the image. Forced, so that they are never run: the image is complete before
-            them.
+        prompt: what precedes an image: ids, and texts in which `{text}` is the user's prompt.
+        null: what precedes it in the unconditional row of guidance (a negative prompt, or none).
+        context: number of positions that the network supports.
+        line_end: id that ends every line of codes; None if lines have no end token.
+        end: ids after the image. They are forced and come after the last code, so no forward pass
+            runs on them.
+
+    Raises:
+        TemperaError: the prompt has no `{text}`, or a size is below 1.
     """
 
     lines: int
@@ -60,23 +63,25 @@ class ModelSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens, ends of lines included."""
+        """Rows and columns of tokens, including end-of-line tokens."""
         return self.lines, self.columns + (self.line_end is not None)
 
     @property
     def length(self) -> int:
-        """Tokens of an image, ends of lines included."""
+        """Tokens of an image, including end-of-line tokens."""
         return self.grid[0] * self.grid[1]
 
     @property
     def token_ids(self) -> Tensor:
-        """The network's id of each of our tokens, int64 [V]."""
+        """The network's id of each target token, int64 [V]."""
         ends = [] if self.line_end is None else [self.line_end]
         return torch.tensor([*range(self.first_code, self.first_code + self.codes), *ends])
 
     @property
     def forced(self) -> Tensor | None:
-        """Our token that each position must have, −1 where it is free, int64 [length]."""
+        """The forced target token of each position, −1 where it is free, int64 [length]; None if
+        nothing is forced.
+        """
         if self.line_end is None:
             return None
         forced = torch.full(self.grid, -1)
@@ -85,7 +90,9 @@ class ModelSpec:
 
     @property
     def token_bias(self) -> Tensor | None:
-        """What keeps the end of a line from being drawn where it is not forced, float32 [V]."""
+        """Logit bias that forbids the end-of-line token where it is not forced, float32 [V]; None
+        if the format has no such token.
+        """
         if self.line_end is None:
             return None
         bias = torch.zeros(self.codes + 1)
@@ -94,15 +101,15 @@ class ModelSpec:
 
     @property
     def room(self) -> int:
-        """Tokens that a prompt may have in all."""
+        """Number of tokens that the context leaves for the prompt."""
         return self.context - self.length - len(self.end)
 
 
 def patches(pixels: int, patch: int, what: str) -> int:
-    """Patches along a side of `pixels`.
+    """Number of patches along a side of `pixels`; `what` names the option in the error.
 
     Raises:
-        TemperaError: it does not divide.
+        TemperaError: `pixels` is no multiple of `patch`.
     """
     if pixels < patch or pixels % patch:
         raise TemperaError(

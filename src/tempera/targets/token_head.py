@@ -1,5 +1,4 @@
-"""The two ends of a network, in the target's tokens: from tokens to embeddings, and from hidden
-states to the distribution that is sampled.
+"""The two ends of a target: tokens to embeddings, and hidden states to the sampling distribution.
 
 Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), M positions, V
 vocabulary of the target, H hidden size.
@@ -21,15 +20,15 @@ class TokenHead:
     """Embedding, head and sampling of a target.
 
     Args:
-        network: whose embeddings and head they are.
-        sampling: from logits to the distribution that is sampled.
+        network: the network that has the embedding and the head.
+        sampling: guidance, temperature, top-k and top-p.
         length: tokens of an image.
-        token_ids: the network's id of each of the target's V tokens, int64 [V]; needed if the
-            network's vocabulary holds more than image tokens.
+        token_ids: the network's id of each target token, int64 [V]; needed if the network's
+            vocabulary contains other tokens too.
         token_bias: added to the logits of the V tokens, float [V]: a large negative number for a
-            token that occurs in forced positions only.
-        forced: the token that position i of the image must have, int64 [length], -1 where it is
-            free (ends of lines).
+            token that occurs only in forced positions.
+        forced: the forced token of each position, such as the end of a line, int64 [length]; −1
+            where the position is free.
 
     Raises:
         TemperaError: `forced` does not have one entry per token.
@@ -66,7 +65,7 @@ class TokenHead:
 
     @property
     def sampling(self) -> Sampling:
-        """From logits to the distribution that is sampled; may be replaced between images."""
+        """Guidance, temperature, top-k and top-p; may be replaced between images."""
         return self._sampling
 
     @sampling.setter
@@ -74,12 +73,12 @@ class TokenHead:
         self._sampling, self._after_guidance = sampling, replace(sampling, guidance=1.0)
 
     def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
-        """Let `step` compile the distribution of all later calls."""
+        """Use `step` to compile `distribution` for all later calls."""
         self._law = step(self._sampled)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings of tokens, int64 [B, ...] -> [R, ..., H]: under guidance the same for both
-        rows of a prompt.
+        """Embed tokens, int64 [B, ...] -> [R, ..., H]; with guidance both rows of a prompt get the
+        same embeddings.
         """
         embeds = self._embed(tokens if self._ids is None else self._ids[tokens])
         return torch.cat([embeds, embeds]) if self.sampling.guided else embeds
@@ -91,16 +90,16 @@ class TokenHead:
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor, sampling: Sampling | None = None
     ) -> Tensor:
-        """What is sampled after hidden states: [R, M, H] -> float32 [B, M, V].
+        """The distributions that hidden states predict, [R, M, H] -> float32 [B, M, V].
 
-        Guidance l = u + s(c − u) is linear, and so is the head: it is applied to the hidden states,
-        before the head, for half the work.
+        Guidance l = u + s(c − u) and the head are both linear. Guidance is therefore applied to the
+        hidden states, and the head runs on half the rows.
 
         Args:
-            hidden: the hidden states.
-            lengths: image tokens of each row up to its root, int64 [B].
-            ahead: how far beyond the root each state stands, int64 [M] or [B, M].
-            sampling: replaces the target's own, except for its guidance.
+            hidden: hidden states after the final norm, [R, M, H].
+            lengths: image tokens up to each row's root, int64 [B].
+            ahead: distance of each state from the root in tokens, int64 [M] or [B, M].
+            sampling: used instead of the target's, except for its guidance.
         """
         forced = None
         if self.forced is not None:
@@ -113,8 +112,8 @@ class TokenHead:
     def _sampled(
         self, hidden: Tensor, forced: Tensor | None, guidance: float, after: Sampling
     ) -> Tensor:
-        """The step of `distribution` that can be compiled: guidance (1 for none), head, and the
-        sampling `after` them.
+        """The part of `distribution` that can be compiled: guidance (1 for none), head, then the
+        sampling `after`.
         """
         if guidance != 1:
             conditional, unconditional = hidden.chunk(2)

@@ -1,9 +1,8 @@
-"""Any Hugging Face-style causal network as a `Target`.
+"""The `Target` for any causal network in Hugging Face's style.
 
-It is made of three parts, each in its own file: the prompts and how far each image has come
-(`prompt_state`), the network's passes with their cache (`session`), and the way from tokens to
-embeddings and from hidden states to sampled distributions (`token_head`). Drafts use the parts that
-they need.
+It has three parts, each in its own file: the prompts and the position of each image
+(`prompt_state`), the forward passes with their cache (`session`), and embedding, head and sampling
+(`token_head`). Drafts use the parts that they need.
 
 Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T prefix tokens, N
 drafted nodes, V vocabulary, H hidden size.
@@ -26,12 +25,12 @@ from tempera.targets.token_head import TokenHead
 
 
 class TransformerTarget:
-    """A transformer being accelerated. Implements `interfaces.Target`.
+    """A transformer target. Implements `interfaces.Target`.
 
     Args:
         network: the transformer.
         conditioner: turns prompts into the network's condition.
-        sampling: from logits to the distribution that is sampled.
+        sampling: guidance, temperature, top-k and top-p.
         grid: rows and columns of the image-token grid; by default the network's.
         token_ids, token_bias, forced: see `token_head.TokenHead`.
         identity: names the weights; by default a hash of them.
@@ -39,7 +38,7 @@ class TransformerTarget:
 
     Attributes:
         conditioner: the conditioner; inside `encoded` it reuses its result.
-        session: the network's passes and their cache; `session.prompt` is the batch's state.
+        session: the forward passes and their cache; `session.prompt` is the batch's state.
         head: embedding, head and sampling.
     """
 
@@ -69,7 +68,7 @@ class TransformerTarget:
 
     @property
     def sampling(self) -> Sampling:
-        """From logits to the distribution that is sampled; may be replaced between images."""
+        """Guidance, temperature, top-k and top-p; may be replaced between images."""
         return self.head.sampling
 
     @sampling.setter
@@ -78,7 +77,7 @@ class TransformerTarget:
 
     @cached_property
     def identity(self) -> str:
-        """Short name of the network's weights (`identity_of`)."""
+        """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
     @property
@@ -87,8 +86,8 @@ class TransformerTarget:
         return self.session.compiled
 
     def compile(self) -> None:
-        """Compile the forward pass and the distribution of all later rounds; a draft that is built
-        on this target afterwards is compiled too. See `session.Session.compile`.
+        """Compile the forward pass and the sampling of all later rounds. A draft built on this
+        target afterwards is compiled too. See `session.Session.compile`.
         """
         self.session.compile()
         self.head.compile(self.session.step)
@@ -103,7 +102,7 @@ class TransformerTarget:
         `interfaces.Target.begin`.
 
         Raises:
-            TemperaError: no prompts, or a prompt padded on the right.
+            TemperaError: there are no prompts, or a prompt is padded on the right.
         """
         if not prompts:
             raise TemperaError("there are no prompts to generate: give at least one.")
@@ -123,8 +122,8 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def score(self, draft: Draft) -> Scores:
-        """One forward pass over the root and all nodes; p float32 [B, 1 + N, V], hidden [R, 1 + N,
-        H]. See `interfaces.Target.score`.
+        """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
+        [R, 1 + N, H]. See `interfaces.Target.score`.
         """
         embeds = self._root_embeds
         if draft.tree.nodes:
@@ -139,8 +138,8 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Advance each row by `emitted`; compact an accepted tree path; the drawn token becomes the
-        root. See `interfaces.Target.commit`.
+        """Compact the accepted path of a tree, advance each row by `emitted`, and make the drawn
+        token the root. See `interfaces.Target.commit`.
         """
         if draft.tree.nodes and not draft.tree.is_chain:
             self.session.compact(verdict.path)
@@ -148,11 +147,12 @@ class TransformerTarget:
 
     @torch.inference_mode()
     def advance(self, root: Tensor, emitted: Tensor, most: int) -> None:
-        """Advance each row without touching the cache.
+        """Advance each row and leave the cache as it is.
 
         Args:
-            root: token that becomes the root, int64 [B].
-            emitted: tokens that each row moves on by, int64 [B], at most `most`.
+            root: each row's new root token, int64 [B].
+            emitted: number of tokens to advance by, int64 [B].
+            most: upper bound of `emitted`.
         """
         self.session.prompt.advance(emitted, most)
         self._root_embeds = self.head.embed(root[:, None])
