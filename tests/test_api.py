@@ -76,7 +76,7 @@ def test_the_command_line_draws_the_same(
         ({"dleta": 2}, "there is no option `dleta`: did you mean `delta`?"),
         ({"delta": "abc"}, "`delta=abc` is not possible; it must be a number"),
         ({"delta": -1}, "delta=-1 is not a relaxation budget"),
-        ({"delta": [1, 2]}, "must be a number"),
+        ({"delta": [1, 2]}, "must be a single value"),
         ({"delta": object()}, "cannot be an option"),
         ({"method": "eagle", "delta": 2}, "it belongs to rule=lantern, relaxed"),
         ({"model": "shapes_mar"}, "has continuous tokens"),

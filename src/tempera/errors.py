@@ -157,6 +157,13 @@ class CannotCompile(TemperaError):
         )
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """Any text on one printable line of at most `most` characters, for a sentence about it."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:
     """Wrap a script's `main`: a `TemperaError` becomes `error: <sentence>` on standard error and
     exit status 1, without a traceback.

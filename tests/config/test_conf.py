@@ -608,7 +608,10 @@ def test_nested_and_partial() -> None:
             },
             "delta=-2 is not a relaxation budget",
         ),
-        ({"_target_": "tempera.nowhere.Thing"}, "cannot import tempera.nowhere.Thing"),
+        (
+            {"_target_": "tempera.nowhere.Thing"},
+            "_target_=tempera.nowhere.Thing` cannot be imported",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(values: dict[str, Any], message: str) -> None:

@@ -426,6 +426,9 @@ def test_coco_captions(tmp_path: Path) -> None:
         ["annotation 3", "annotation 4", "9.png is missing"],
     )
     path.write_text("[1]")
+    with pytest.raises(TemperaError, match="captions.json holds no JSON object"):
+        CocoCaptions(str(path))
+    path.write_text('{"annotations": null}')
     with pytest.raises(TemperaError, match="no MS-COCO captions file"):
         CocoCaptions(str(path))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from tempera.config import build
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import check_value, from_options, instantiate
 from tempera.errors import TemperaError
-from tempera.evaluation.calibration import load_statistics, record, save_statistics
+from tempera.evaluation.calibration import load_statistics, save_statistics
 from tempera.rules.optimal_schedule import reachable
 from tempera.runtime.installation import command
 
@@ -22,16 +22,18 @@ def main(cfg: DictConfig) -> dict[str, float]:
             f"`{command('calibrate')}` measures drafts of discrete tokens, for "
             "schedule=calibrated; methods of continuous ones have no schedule."
         )
+    for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
+        check_value(cfg, name, cfg[name], kind)
     measured_with = instantiate(cfg.measured_with)
-    prompts, path = instantiate(cfg.data), Path(cfg.statistics)
+    prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))
     target = build.build_target(cfg)
-    ratios = record(
-        target,
-        build.build_drafter(cfg, target),
-        prompts,
-        cfg.seed,
-        build.parse_device(cfg.device),
-        cfg.batch_size,
+    ratios = from_options(
+        cfg,
+        "tempera.evaluation.calibration.record",
+        target=target,
+        drafter=build.build_drafter(cfg, target),
+        prompts=prompts,
+        device=build.parse_device(cfg.device),
     )
     save_statistics(path, ratios, measured_with)
     low, high = reachable(load_statistics(path)[0])

@@ -18,7 +18,7 @@ from tempera.config.instantiate import (
 )
 from tempera.decoding.interfaces import Drafter, Rule, Target
 from tempera.decoding.trees import Tree
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.rules.schedules import floored
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import Tracker
@@ -243,16 +243,18 @@ def parse_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = torch.device(str(name))
+        if device.type == "meta":
+            raise RuntimeError(name)
         if device.type != "cuda":
             torch.empty(0, device=device)
         elif (
             (device.index or 0) >= torch.cuda.device_count()
         ):  # counted: a tensor would take memory of the first one for each process
             raise RuntimeError(name)
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, ImportError):
         raise TemperaError(
-            f"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N"
+            f"`device={shortened(str(name))}` is not on this machine; use auto, cpu, cuda or cuda:N"
         ) from None
     return device
 
@@ -263,7 +265,8 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
         raise TemperaError(
-            f"`dtype={name}` is not possible; it must be one of auto, {', '.join(DTYPES)}"
+            f"`dtype={shortened(str(name))}` is not possible; it must be one of auto, "
+            f"{', '.join(DTYPES)}"
         )
     return DTYPES[name]
 

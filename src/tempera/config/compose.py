@@ -8,8 +8,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from tempera.config.arguments import check_arguments, check_shape
 from tempera.config.messages import sentence
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
@@ -26,9 +27,11 @@ def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
     """
     conf = conf_directory()
     with other_hydra(), in_one_sentence(config_name, arguments):
-        check_optional_choices(conf, config_name, arguments)
+        check_arguments(conf, config_name, arguments)
         with initialize_config_dir(str(conf), version_base="1.3"):
-            return compose(config_name, list(arguments))
+            cfg = compose(config_name, list(arguments))
+        check_shape(cfg, conf, config_name, arguments)
+        return cfg
 
 
 @contextmanager
@@ -44,28 +47,6 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
         if said := sentence(problem, conf_directory(), config_name, arguments):
             raise TemperaError(said) from problem
         raise
-
-
-def check_optional_choices(conf: Path, config_name: str, arguments: Sequence[str]) -> None:
-    """Raise TemperaError where an option chooses what an optional group of `conf/` does not have:
-    Hydra would ignore it. A `--config-dir` may hold choices of its own, so all pass there.
-    """
-    if any(argument.startswith(("--config-dir", "-cd")) for argument in arguments):
-        return
-    script = OmegaConf.load(conf / f"{config_name}.yaml")
-    defaults = OmegaConf.select(script, "defaults", default=[])
-    keys = [str(key) for entry in defaults if isinstance(entry, DictConfig) for key in entry]
-    optional = [key.split()[-1] for key in keys if key.startswith("optional ")]
-    for argument in arguments:
-        group, _, value = argument.lstrip("+").partition("=")
-        if group not in optional:
-            continue
-        choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
-        for choice in value.split(","):
-            if re.fullmatch(r"[\w-]+", choice) and choice not in {"null", *choices}:
-                raise TemperaError(
-                    f"there is no {group}={choice}; choose one of {', '.join(choices)}"
-                )
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 Also registers the resolvers that conf/ uses: `package`, `beside` and `unless_random`.
 """
 
+import copy
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, make_dataclass
@@ -13,10 +15,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.errors import InstantiationException
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigValueError, ValidationError
 
-from tempera.errors import MissingWeights, TemperaError
+from tempera.errors import MissingWeights, TemperaError, shortened
 
 WORDS = {
     int: "a whole number",
@@ -50,8 +52,8 @@ untrained network needs no weights.
 
 
 def instantiate(node: Any, /, **extra: Any) -> Any:
-    """Call the `_target_` of a node with the node's values and the objects in `extra`, which never
-    enter the configuration.
+    """Call the `_target_` of a node with the node's values, as the types that the target's
+    annotations say, and the objects in `extra`, which never enter the configuration.
 
     Nested `_target_` nodes are built first; lists and mappings arrive as plain Python. Raises
     TemperaError in one sentence that names the option when a value does not fit the target's
@@ -59,7 +61,7 @@ def instantiate(node: Any, /, **extra: Any) -> Any:
     """
     check(node, extra)
     try:
-        make = hydra.utils.instantiate(node, _partial_=True, _convert_="all")
+        make = hydra.utils.instantiate(_converted(node), _partial_=True, _convert_="all")
         return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
     except InstantiationException as problem:
         cause = problem.__cause__
@@ -96,8 +98,8 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
     for key in [*given, *(extra or {})]:
         if key not in parameters and not open_ended:
             raise TemperaError(
-                f"{node['_target_']} has no argument `{key}`; it takes "
-                f"{', '.join(parameters) or 'none'}"
+                f"there is no option `{_option(node, key)}`, since {node['_target_']} has no "
+                f"argument `{key}`; it takes {', '.join(parameters) or 'none'}"
             )
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in (
@@ -130,13 +132,13 @@ def check_values(node: Any) -> None:
             check_value(node, str(key), node[key], hints[str(key)])
 
 
-def from_options(cfg: DictConfig, target: str, **extra: Any) -> Any:
+def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
     """Call `target` with `extra` and the top-level options that bear its arguments' names, checked
     as `instantiate` does.
     """
     names = [
         name
-        for name in inspect.signature(_locate({"_target_": target})).parameters
+        for name in inspect.signature(_locate(OmegaConf.create({"_target_": target}))).parameters
         if name in cfg and name not in extra
     ]
     node = OmegaConf.create({"_target_": target, **{name: f"${{{name}}}" for name in names}})
@@ -154,28 +156,54 @@ def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_value(node: Any, key: str, value: Any, hint: Any) -> None:
-    """Raise TemperaError unless OmegaConf can convert `value` to the annotation; annotations that
-    it does not know pass.
+def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
+    """`value` as what the annotation says, a whole number as text for instance; annotations that
+    OmegaConf does not know leave it as it is.
+
+    Raises:
+        TemperaError: OmegaConf cannot convert it, or it is a number without an end.
     """
     option = _option(node, key)
+    shown = "null" if value is None else shortened(str(value))
+    wrong = TemperaError(f"`{option}={shown}` is not possible; it must be {_in_words(hint)}")
     if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise TemperaError(f"`{option}={value}` is not possible; it must be {_in_words(hint)}")
-        return
+        if not any(value is known or value == known for known in get_args(hint)):
+            raise wrong
+        return value
+    endless = isinstance(value, float) and not math.isfinite(value)
+    if (endless and _is_number(hint)) or (hint is bool and type(value) in (int, float)):
+        raise wrong
     try:
         schema = OmegaConf.structured(
             make_dataclass("Argument", [(key, hint, field(default=MISSING))])
         )
     except (ConfigValueError, ValidationError):
-        return
+        return value
     try:
-        OmegaConf.merge(schema, {key: value})
-    except ValidationError:
-        shown = "null" if value is None else value
-        raise TemperaError(
-            f"`{option}={shown}` is not possible; it must be {_in_words(hint)}"
-        ) from None
+        return OmegaConf.select(OmegaConf.merge(schema, {key: value}), key)
+    except (ValidationError, OverflowError):
+        raise wrong from None
+
+
+def _is_number(hint: Any) -> bool:
+    return hint in (int, float) or any(_is_number(part) for part in get_args(hint))
+
+
+def _converted(node: DictConfig) -> DictConfig:
+    """A copy of a checked node whose values are what the annotations say."""
+    node = copy.deepcopy(node)
+    hints = _hints(_locate(node))
+    with flag_override(node, ["struct", "readonly"], False):
+        for key in node:
+            inner = list(_nested(node[key]))
+            value = node[key]
+            if not inner and key in hints and not OmegaConf.is_config(value):
+                converted = check_value(node, str(key), value, hints[str(key)])
+                if type(converted) is not type(value) and not isinstance(converted, float):
+                    node[key] = converted
+            elif isinstance(value, DictConfig) and "_target_" in value:
+                node[key] = _converted(value)
+    return node
 
 
 def _nested(value: Any) -> Iterator[Any]:
@@ -201,14 +229,17 @@ def _option(node: Any, key: str) -> str:
 
 
 def _locate(node: Any) -> Callable[..., Any]:
+    target = node["_target_"]
+    option = f"`{node._get_full_key('_target_')}={shortened(str(target))}`"
+    if not isinstance(target, str):
+        raise TemperaError(f"{option} is not possible; it must name a class or a function")
     try:
-        call = hydra.utils.get_object(node["_target_"])
+        call = hydra.utils.get_object(target)
     except Exception as problem:
-        raise TemperaError(
-            f"cannot import {node['_target_']} ({problem.__cause__ or problem})"
-        ) from problem
+        reason = shortened(str(problem.__cause__ or problem))
+        raise TemperaError(f"{option} cannot be imported ({reason})") from problem
     if not callable(call):
-        raise TemperaError(f"{node['_target_']} is not a class or a function")
+        raise TemperaError(f"{option} is not a class or a function")
     located: Callable[..., Any] = call
     return located
 

@@ -17,7 +17,11 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+from omegaconf.errors import (
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from tempera.errors import (
     CannotCompile,
@@ -31,7 +35,9 @@ from tempera.errors import (
     OtherCodebook,
     PromptTooLong,
     TemperaError,
+    shortened,
 )
+from tempera.runtime.files import FULL
 
 OPTIONS: dict[type[BaseException], str] = {
     CannotCompile: "compile=false",
@@ -57,8 +63,8 @@ UNWRITABLE = {
     errno.EPERM,
     errno.EROFS,
     errno.ENOTDIR,
+    errno.EISDIR,
     errno.EEXIST,
-    errno.ENOSPC,
     errno.ENAMETOOLONG,
 }
 
@@ -66,7 +72,8 @@ UNWRITABLE = {
 def sentence(
     problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
 ) -> str | None:
-    """Say what the user did wrong, or return None where the problem is not the user's.
+    """Say in one printable line what the user did wrong, or return None where the problem is not
+    the user's.
 
     Args:
         problem: what was raised while composing the configuration or running the script.
@@ -74,6 +81,13 @@ def sentence(
         config_name: the primary configuration, without `.yaml`.
         arguments: the command line, without the script's name.
     """
+    told = _told(problem, conf, config_name, arguments)
+    return told and shortened(told, most=2000)
+
+
+def _told(
+    problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
+) -> str | None:
     match problem:
         case TemperaError():
             return _with_options(problem)
@@ -94,11 +108,17 @@ def sentence(
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem):
             return OUT_OF_MEMORY
         case InterpolationResolutionError():
-            missing = f"{_first_line(str(problem))} (needed by {problem.full_key})"
-            return f"{missing}; give it as name=value on the command line"
+            by = f" (needed by {problem.full_key})" if problem.full_key else ""
+            return f"{_first_line(str(problem))}{by}; give it as name=value on the command line"
+        case OmegaConfBaseException():
+            return f"{_first_line(str(problem))} (at `{problem.full_key}`); correct this option"
+        case OSError(errno=code) if code in FULL:
+            return f"cannot write: {problem.strerror}; free some space, and give the command again"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
             advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
             return f"cannot write '{name}': {problem.strerror}; {advice}"
+        case OSError(filename=str(name), strerror=str(reason)):
+            return f"cannot read '{name}': {reason}; give another file or directory"
     return None
 
 

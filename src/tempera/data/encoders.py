@@ -75,10 +75,8 @@ class VQEncoder:
             try:
                 pixels.append(to_pixels(decode_picture(entry.image), self.size))
                 kept.append(entry)
-            except (OSError, ValueError, SyntaxError) as problem:  # PIL's, on damaged files
-                broken.append(
-                    Broken(entry.where, f"unreadable image ({str(problem).splitlines()[0]})")
-                )
+            except (OSError, ValueError) as problem:
+                broken.append(Broken(entry.where, f"unreadable image ({problem})"))
         if not kept:
             return Encoded([], np.zeros((0, self.grid[0] * self.grid[1]), np.int32), broken)
         codes = self.vq.encode(torch.stack(pixels).to(self.device)).flatten(1)

@@ -78,12 +78,14 @@ def prepare(
     for grown in job.shards(manifest):
         manifest = grown
         if manifest.broken_count > max_broken:
+            job.withdraw(manifest)
             raise TemperaError(
                 f"{manifest.broken_count} entries of the source are broken, more than "
                 f"max_broken={max_broken} (the first: "
                 f"{manifest.broken[0]}): mend them or raise max_broken."
             )
     if not manifest.count:
+        job.withdraw(manifest)
         raise no_images(source, manifest.broken)
     return job.keep(replace(manifest, complete=True))
 
@@ -187,6 +189,14 @@ class _Job:
         if self.processes.is_main:
             manifest.save(self.directory)
         return manifest
+
+    def withdraw(self, manifest: Manifest) -> None:
+        """Leave no claim on the directory where no entry became an image."""
+        if manifest.count or not self.processes.is_main:
+            return
+        (self.directory / MANIFEST).unlink(missing_ok=True)
+        for shard in manifest.shards:
+            (self.directory / shard.file).unlink(missing_ok=True)
 
     def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
         """Encode one shard's entries, this process every n-th batch, and join the results of all

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import regular_file
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def check_slice(limit: int | None, offset: int) -> None:
 
 def _lines(file: Path) -> list[str]:
     """The file's lines without trailing blank ones; line i is `lines[i - 1]`."""
+    regular_file(file)
     try:
         raw = file.read_bytes()
     except OSError as problem:
@@ -126,7 +128,7 @@ def _line_prompt(file: Path, number: int, text: str) -> Prompt:
             f"{file}:{number} is broken (it holds the control character {controls[0]!r}): mend "
             "or delete the line."
         )
-    return Prompt(f"{_safe(file.stem)}-{number:06d}", text)
+    return Prompt(_file_name(f"{file}:{number}", f"{_safe(file.stem)}-{number:06d}"), text)
 
 
 def _safe(name: str) -> str:
@@ -171,6 +173,10 @@ def _read_coco(file: Path) -> list[Prompt]:
             f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): get the file again or "
             "mend the line."
         ) from None
+    except (RecursionError, ValueError) as problem:
+        raise TemperaError(
+            f"{file} is not valid JSON ({shortened(str(problem))}): get the file again."
+        ) from None
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
         raise TemperaError(
@@ -196,17 +202,34 @@ def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
             f"{where} is broken (no id and caption): each annotation needs an id and a caption."
         )
     text = " ".join(annotation["caption"].split())
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise TemperaError(f"{where} is broken (its caption is not UTF-8 text): mend it.")
     if not text:
         raise TemperaError(
             f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or "
             "delete the annotation."
         )
-    if str(annotation["id"]) != _safe(str(annotation["id"])):
+    name = str(annotation["id"])
+    if name != _safe(name) or not name.strip("."):
         raise TemperaError(
-            f"{where} has the id {annotation['id']!r}, which cannot name a file: use letters, "
+            f"{where} has the id '{shortened(name)}', which cannot name a file: use letters, "
             "digits, dot, dash or underscore."
         )
-    return Prompt(str(annotation["id"]), text)
+    return Prompt(_file_name(where, name), text)
+
+
+LONGEST_ID = 200
+"""Characters of an id; with the ending of a temporary file a name may have 255 bytes."""
+
+
+def _file_name(where: str, name: str) -> str:
+    """An id that can name a picture's file."""
+    if len(name) > LONGEST_ID:
+        raise TemperaError(
+            f"{where} has an id of {len(name)} characters ('{shortened(name, 40)}'), which is too "
+            f"long to name a file: give at most {LONGEST_ID}, and name the file of prompts shorter."
+        )
+    return name
 
 
 def _check_unique(file: Path, prompts: Sequence[Prompt]) -> None:

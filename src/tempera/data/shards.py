@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
 from tempera.runtime.installation import command
 
@@ -114,7 +114,7 @@ class Manifest:
                     "prepare the shards again."
                 )
             known = {name: value[name] for name in cls.__dataclass_fields__}
-            known["shards"] = tuple(Shard(**shard) for shard in known["shards"])
+            known["shards"] = tuple(_shard(**shard) for shard in known["shards"])
             rows, columns = known["grid"]
             return cls(
                 **{**known, "grid": (int(rows), int(columns)), "broken": tuple(known["broken"])}
@@ -125,6 +125,23 @@ class Manifest:
             raise TemperaError(
                 f"{path} is damaged ({problem!r}): prepare the shards again."
             ) from problem
+
+
+def _shard(**fields: Any) -> Shard:
+    """A shard as the manifest lists it.
+
+    Raises:
+        TypeError: it is none.
+    """
+    shard = Shard(**fields)
+    counts = (shard.count, shard.broken, shard.first, shard.next)
+    if not all(isinstance(count, int) and count >= 0 for count in counts) or not all(
+        isinstance(text, str) for text in (shard.file, shard.sha256)
+    ):
+        raise TypeError(f"shard {shard.file!r}")
+    if Path(shard.file).name != shard.file:
+        raise TypeError(f"shard {shard.file!r} lies elsewhere")
+    return shard
 
 
 @dataclass(frozen=True)
@@ -201,8 +218,8 @@ def read_shard(path: Path) -> CodedImages:
             table["caption"].to_pylist(),
             flat.reshape(len(table), codes.type.list_size),
         )
-    except (pa.ArrowException, KeyError, AttributeError, OSError) as problem:
-        reason = str(problem).splitlines()[0]
+    except (pa.ArrowException, KeyError, AttributeError, OSError, ValueError) as problem:
+        reason = shortened(str(problem))
         raise TemperaError(
             f"{path} is no shard of codes ({reason}): prepare the shards again."
         ) from problem

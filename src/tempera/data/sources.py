@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from tempera.data.prompts import file_prompts
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import read_json, regular_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
@@ -76,7 +77,7 @@ class Broken:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.why}"
+        return shortened(f"{self.where}: {self.why}", 300)
 
 
 class Source(Protocol):
@@ -96,14 +97,25 @@ def decode_picture(image: EncodedPicture) -> PIL.Image.Image:
     """Any picture as an RGB image.
 
     Raises:
-        OSError, ValueError: it cannot be decoded.
+        OSError: it cannot be decoded, or is too large to be a picture.
     """
+    try:
+        return _decoded(image)
+    except MemoryError:
+        raise
+    except Exception as problem:  # a decoder may raise anything on damaged bytes
+        raise OSError(_reason(problem)) from problem
+
+
+def _decoded(image: Picture) -> PIL.Image.Image:
     if isinstance(image, np.ndarray):
         return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
     if isinstance(image, PIL.Image.Image):
         return image.convert("RGB")
     if isinstance(image, Span):
         image = image.read()
+    elif isinstance(image, Path) and not image.is_file():
+        raise OSError("it is no file")
     with PIL.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
         return opened.convert("RGB")
 
@@ -168,8 +180,8 @@ class ImageFolder(Source):
     def _beside(self, image: Path) -> Entry | Broken:
         text = image.with_suffix(".txt")
         try:
-            caption = text.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as problem:
+            caption = regular_file(text).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as problem:
             return Broken(str(text), f"unreadable caption ({_reason(problem)})")
         return _entry(str(image), str(image.relative_to(self.path)), caption, image)
 
@@ -179,8 +191,8 @@ class ImageFolder(Source):
         name, caption = row.get("file_name"), _caption_of(row, self.caption)
         if not isinstance(name, str) or not name:
             return Broken(where, "no file_name")
-        if not (self.path / name).is_file():
-            return Broken(where, f"image {name} is missing")
+        if fault := _fault(self.path, name):
+            return Broken(where, fault)
         return _entry(where, f"{name}#{where.rpartition(':')[2]}", caption, self.path / name)
 
 
@@ -208,7 +220,7 @@ class TarShards(Source):
         ]  # img2dataset's, one beside each archive
         try:
             return sum(int(json.loads(record.read_text())["successes"]) for record in records)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     @override
@@ -219,7 +231,7 @@ class TarShards(Source):
         key, seen = "", 0
         members: dict[str, Any] = {}  # bytes of captions, and pictures
         try:
-            with tarfile.open(file) as archive:
+            with tarfile.open(regular_file(file)) as archive:
                 plain = isinstance(archive.fileobj, io.BufferedReader)  # not compressed
                 for member in archive:
                     if not member.isfile():
@@ -241,7 +253,7 @@ class TarShards(Source):
                     )
                 if members:
                     yield self._sample(file, key, members)
-        except (tarfile.TarError, OSError, EOFError) as problem:
+        except Exception as problem:  # what damaged archives and compressions raise
             yield Broken(
                 str(file), f"the archive is damaged after {seen} members ({_reason(problem)})"
             )
@@ -249,12 +261,14 @@ class TarShards(Source):
     def _sample(self, file: Path, key: str, members: dict[str, Any]) -> Entry | Broken:
         where = f"{file} sample {key.lstrip('/')}"
         image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
+        if (key.startswith("/") and key.count("/") > 1) or ".." in key.split("/"):
+            return Broken(where, OUTSIDE)
         if image is None:
             return Broken(where, "no image")
         try:
             fields = json.loads(members.get(".json", b"{}"))
             text = members[".txt"].decode() if ".txt" in members and self.caption is None else None
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             return Broken(where, f"unreadable caption ({_reason(problem)})")
         return _entry(
             where,
@@ -292,8 +306,8 @@ class ParquetShards(Source):
         skip = start
         for file in self.files:
             try:
-                opened = pq.ParquetFile(file)
-            except (pa.ArrowException, OSError) as problem:
+                opened = pq.ParquetFile(regular_file(file))
+            except (pa.ArrowException, OSError, ValueError) as problem:
                 if skip == 0:
                     yield Broken(str(file), f"unreadable parquet ({_reason(problem)})")
                 skip = max(skip - 1, 0)
@@ -338,6 +352,7 @@ class ParquetShards(Source):
             except (
                 pa.ArrowException,
                 OSError,
+                ValueError,
             ) as problem:  # the rest of the group cannot be told row from row
                 for lost in range(max(position, skip), end):
                     yield Broken(f"{file} row {lost}", f"unreadable row group ({_reason(problem)})")
@@ -347,8 +362,8 @@ class ParquetShards(Source):
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str):
-            if not (folder / value).is_file():
-                return Broken(where, f"image {value} is missing")
+            if fault := _fault(folder, value):
+                return Broken(where, fault)
             value = folder / value
         if not isinstance(value, bytes | Path) or not value:
             return Broken(where, "no image")
@@ -362,18 +377,29 @@ class CocoCaptions(Source):
     """
 
     def __init__(self, path: str, images: str | None = None, per_image: int = 1) -> None:
-        self.path = _existing(path, "a captions file")
+        self.path = regular_file(_existing(path, "a captions file"))
         self.images = _existing(images, "an image directory") if images else None
-        self.per_image = per_image
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            self.names = {image["id"]: image["file_name"] for image in content.get("images", [])}
-            self.annotations: list[Any] = content["annotations"]
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        if per_image < 0:
             raise TemperaError(
-                f"{self.path} is no MS-COCO captions file ({_reason(problem)}): give one with "
+                f"per_image={per_image} is not possible: give how many captions of an image to "
+                "take, or 0 for all."
+            )
+        self.per_image = per_image
+        content = read_json(self.path)
+        images_known, annotations = content.get("images", []), content.get("annotations")
+        if not isinstance(annotations, list) or not isinstance(images_known, list):
+            raise TemperaError(
+                f"{self.path} is no MS-COCO captions file: give one with lists of images and "
                 "annotations."
-            ) from problem
+            )
+        self.annotations: list[Any] = annotations
+        self.names = {
+            image["id"]: image["file_name"]
+            for image in images_known
+            if isinstance(image, dict)
+            and isinstance(image.get("id"), int | str)
+            and isinstance(image.get("file_name"), str)
+        }
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -412,7 +438,9 @@ class CocoCaptions(Source):
         """
         seen: dict[Any, int] = {}
         for index, annotation in enumerate(self.annotations):
-            if not isinstance(annotation, dict) or "image_id" not in annotation:
+            if not isinstance(annotation, dict) or not isinstance(
+                annotation.get("image_id"), int | str
+            ):
                 yield index, None
                 continue
             image_id = annotation["image_id"]
@@ -423,12 +451,10 @@ class CocoCaptions(Source):
     def _one(self, where: str, image_id: Any, key: str, caption: Any) -> Entry | Broken:
         if self.images is None:
             return _entry(where, key, caption, None)
-        path = self.images / str(self.names.get(image_id, f"{image_id}.jpg"))
-        return (
-            _entry(where, key, caption, path)
-            if path.is_file()
-            else Broken(where, f"image {path} is missing")
-        )
+        name = str(self.names.get(image_id, f"{image_id}.jpg"))
+        if fault := _fault(self.images, name):
+            return Broken(where, fault)
+        return _entry(where, key, caption, self.images / name)
 
 
 class PromptFile(Source):
@@ -482,18 +508,25 @@ class Dataset(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        for position, row in enumerate(self._stream().skip(start), start):
-            where, value = (
-                f"{self.options['path']} row {position}",
-                row.get(self.image) if self.image else None,
-            )
-            value = (
-                (value.get("bytes") or Path(value["path"])) if isinstance(value, dict) else value
-            )
+        position, rows = start, iter(self._stream().skip(start))
+        while True:
+            where = f"{self.options['path']} row {position}"
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except Exception as problem:  # a builder may raise anything, and cannot go on
+                yield Broken(where, f"the data set ends here ({_reason(problem)})")
+                return
+            value = row.get(self.image) if self.image else None
+            if isinstance(value, dict):
+                path = value.get("path")
+                value = value.get("bytes") or (Path(path) if path else None)
             if self.image and value is None:
                 yield Broken(where, "no image")
             else:
                 yield _entry(where, str(position), _caption_of(row, self.caption), value)
+            position += 1
 
     def _stream(self) -> Any:
         import datasets
@@ -516,7 +549,29 @@ def _entry(where: str, key: str, caption: Any, image: EncodedPicture | None) -> 
     """An entry, or the reason why its caption is unusable."""
     if not isinstance(caption, str) or not caption.strip():
         return Broken(where, "no caption")
+    if not _is_text(caption) or not _is_text(key):
+        return Broken(where, "its caption or its name is not UTF-8 text")
     return Entry(where, key, " ".join(caption.split()), image)
+
+
+OUTSIDE = "its name points outside the data set"
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can hold it: names of files and escapes in JSON may be broken."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _fault(folder: Path, name: str) -> str | None:
+    """Why a name in metadata is not that of an image in its folder; None if it is."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        return OUTSIDE
+    try:
+        there = (folder / path).is_file()
+    except OSError as problem:
+        return f"image {shortened(name)} cannot be read ({problem.strerror})"
+    return None if there else f"image {shortened(name)} is missing"
 
 
 def _caption_of(row: Any, name: str | None) -> Any:
@@ -538,14 +593,21 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
             try:
                 row = json.loads(line)
                 yield f"{path}:{number}", row if isinstance(row, dict) else "not a JSON object"
-            except ValueError as problem:
+            except (ValueError, RecursionError) as problem:
                 yield f"{path}:{number}", f"not valid JSON ({problem})"
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
-        for row in reader:
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as problem:
+                yield f"{path}:{reader.reader.line_num}", f"unreadable line ({_reason(problem)})"
+                continue
             broken = None in row or None in row.values()
             yield (
                 f"{path}:{reader.line_num}",
@@ -556,36 +618,52 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
 def _parquet_rows(file: Path) -> int:
     """Rows by the file's footer; an unreadable file is one broken entry."""
     try:
-        return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, OSError):
+        return int(pq.read_metadata(regular_file(file)).num_rows)
+    except (pa.ArrowException, OSError, ValueError):
         return 1
 
 
 def _existing(path: str, what: str) -> Path:
-    if not Path(path).exists():
-        raise TemperaError(f"{path} does not exist: give the path of {what}.")
+    try:
+        there = Path(path).exists()
+    except OSError:  # a name that is too long, for one
+        there = False
+    if not there:
+        raise TemperaError(f"{shortened(path)} does not exist: give the path of {what}.")
     return Path(path)
 
 
 def _matching(pattern: str, suffix: str) -> list[Path]:
     """Files of a directory, or of a glob pattern, in order."""
     folder = Path(pattern)
-    files = (
-        sorted(folder.glob(f"*{suffix}"))
-        if folder.is_dir()
-        else sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
-    )
+    try:
+        files = (
+            sorted(folder.glob(f"*{suffix}"))
+            if folder.is_dir()
+            else sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
+        )
+    except OSError:  # a name that is too long, for one
+        files = []
     if not files:
         raise TemperaError(
-            f"{pattern} matches no {suffix} file: give a directory of them, or a glob pattern."
+            f"{shortened(pattern)} matches no {suffix} file: give a directory of them, or a glob "
+            "pattern."
         )
     return files
 
 
 def _fingerprint(files: list[Path]) -> str:
     """Short hash of names and sizes: notices that a source changed."""
-    listing = "\n".join(f"{file} {file.stat().st_size}" for file in files)
-    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+    listing = "\n".join(f"{file} {_size(file)}" for file in files)
+    return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _size(file: Path) -> int | None:
+    """Bytes; None for a link to nothing."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def _reason(problem: Exception) -> str:

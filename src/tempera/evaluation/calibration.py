@@ -86,8 +86,10 @@ def record(
     """Decode the prompts exactly and return p/q along all drafted chains, float32 [C, L].
 
     Raises:
-        TemperaError: the drafter does not draw chains from left to right.
+        TemperaError: the drafter does not draw chains from left to right, or the batch is empty.
     """
+    if batch_size < 1:
+        raise TemperaError(f"batch_size={batch_size} is too small: give at least 1.")
     if drafter.tree is None or not drafter.tree.is_chain:
         raise TemperaError(
             "a schedule is calibrated on chains of a draft network: use method=coolsd, eagle or "

@@ -1,6 +1,7 @@
 """Figures of one run: the grid of pictures with their captions, and the map of accepted tokens."""
 
 import textwrap
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,27 +106,36 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[str]:
-    """Lines of at most `width` pixels; what does not fit in `most` lines ends in an ellipsis."""
-    lines, line = [], ""
-    for word in text.split():
-        longer = f"{line} {word}".strip()
-        if face.getlength(longer) <= width or not line:
-            line = longer
-        else:
-            lines.append(line)
-            line = word
-    lines.append(line)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
-    return [_clip(line, face, width) for line in lines]
+    """Lines of at most `width` pixels; what does not fit in `most` lines ends in an ellipsis. Takes
+    time in proportion to the lines, however long the text is.
+    """
+    words, lines, place = text.split(), list[str](), 0
+    while place < len(words) and len(lines) < most - 1:
+        end = place + 1
+        while end < len(words) and _fits(" ".join(words[place : end + 1]), face, width):
+            end += 1
+        lines.append(" ".join(words[place:end]))
+        place = end
+    if place < len(words):
+        lines.append(" ".join(words[place : place + LONGEST * width]))
+    return [_clip(line, face, width) for line in lines] or [""]
+
+
+LONGEST = 4
+"""No line has more characters a pixel, those without a width included."""
+
+
+def _fits(line: str, face: ImageFont.FreeTypeFont, width: int) -> bool:
+    return len(line) <= LONGEST * width and face.getlength(line) <= width
 
 
 def _clip(line: str, face: ImageFont.FreeTypeFont, width: int) -> str:
-    if face.getlength(line) <= width:
+    if _fits(line, face, width):
         return line
-    while line and face.getlength(line + "…") > width:
-        line = line[:-1]
-    return line.rstrip() + "…"
+    line = line[: LONGEST * width]
+    ends = range(len(line) + 1)
+    fitting = bisect_left(ends, True, key=lambda end: face.getlength(f"{line[:end]}…") > width)
+    return line[: max(fitting - 1, 0)].rstrip() + "…"
 
 
 def acceptance_map(

@@ -1,5 +1,6 @@
 """Atomic writes: a file is written under a temporary name in its directory, then renamed."""
 
+import errno
 import hashlib
 import json
 import os
@@ -7,7 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tempera.errors import TemperaError
+from safetensors import SafetensorError
+
+from tempera.errors import TemperaError, shortened
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""No space left on the disk, or for one user or one file."""
 
 
 @contextmanager
@@ -26,14 +32,34 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(_usual_mode())
         temporary.replace(path)
-    except OSError as problem:
-        raise TemperaError(
-            f"cannot write {path}: {problem.strerror or problem}; give a directory that can be "
-            "written."
-        ) from problem
+    except (OSError, SafetensorError) as problem:  # safetensors raises its own
+        raise unwritable(path, problem) from problem
     finally:
         with suppress(OSError):  # if it cannot be removed, it was not written
             temporary.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, problem: Exception) -> TemperaError:
+    """The error for a file that could not be written."""
+    code = problem.errno if isinstance(problem, OSError) else None
+    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+    full = code in FULL or any(os.strerror(number) in reason for number in FULL)
+    advice = "free some space" if full else "give a directory that can be written"
+    return TemperaError(f"cannot write {path}: {shortened(reason)}; {advice}.")
+
+
+def regular_file(path: Path) -> Path:
+    """The path of a file that can be read to its end, links followed.
+
+    Raises:
+        TemperaError: it is missing, or a directory, a pipe or a device.
+    """
+    if not path.exists():
+        raise TemperaError(f"there is no file {path}: give the path of one.")
+    if not path.is_file():
+        kind = "a directory" if path.is_dir() else "a pipe or a device"
+        raise TemperaError(f"{path} is {kind}: give the path of a file.")
+    return path
 
 
 def _usual_mode() -> int:
@@ -45,10 +71,29 @@ def _usual_mode() -> int:
 
 def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(
-            json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def create_json(path: Path, value: object) -> bool:
+    """Write `value` as `write_json` does unless the file exists; False if it does. Of several
+    processes that call this at once, one writes.
+    """
+    own = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        write_json(own, value)
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                own.replace(path)
+                return True
+            return False
+        return True
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -63,13 +108,17 @@ def read_json(path: Path) -> dict[str, object]:
     Raises:
         TemperaError: the file is missing or is not a JSON object.
     """
+    regular_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise TemperaError(f"cannot read {path}: {problem.strerror or problem}.") from problem
-    except ValueError as problem:
         raise TemperaError(
-            f"{path} is not valid JSON ({problem}): restore it, or delete it and build it again."
+            f"cannot read {path}: {problem.strerror or problem}; make it readable."
+        ) from problem
+    except (ValueError, RecursionError) as problem:
+        raise TemperaError(
+            f"{path} is not valid JSON ({shortened(str(problem))}): restore it, or delete it and "
+            "build it again."
         ) from problem
     if not isinstance(value, dict):
         raise TemperaError(
@@ -93,6 +142,9 @@ def writable_directory(path: Path) -> Path:
         raise TemperaError(
             f"cannot write in {path}: {problem.strerror or problem}; give another output directory."
         ) from problem
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
     return path
 
 

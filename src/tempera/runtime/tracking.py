@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import write_text
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import regular_file, write_text
 from tempera.runtime.installation import commit
 
 MODES = ("auto", "online", "offline")
+ENVIRONMENT_MODES = ("online", "offline", "disabled", "shared")
+"""What WANDB_MODE may be."""
 _RUN_ID = "wandb_run_id"
+_PROJECT = re.compile(r"[^/\\#?%:\n\r\t]{1,128}")
 
 
 class Tracker(Protocol):
@@ -155,10 +158,18 @@ def wandb_tracker(
         config: the run's options; the git commit is added to them.
 
     Raises:
-        TemperaError: the mode is unknown.
+        TemperaError: the mode is unknown, or W&B refuses the project, the entity or the run.
     """
     if mode not in MODES:
-        raise TemperaError(f"the tracking mode {mode!r} is unknown: choose {', '.join(MODES)}.")
+        raise TemperaError(
+            f"the tracking mode '{shortened(mode)}' is unknown: choose {', '.join(MODES)}."
+        )
+    for name, value in (("project", project), ("entity", entity)):
+        if value is not None and not (_PROJECT.fullmatch(value) and value.strip()):
+            raise TemperaError(
+                f"the {name} '{shortened(value)}' is no name for W&B: give 1 to 128 characters "
+                "other than / \\ # ? % and :."
+            )
     if int(os.environ.get("RANK", "0")) != 0:
         return NoTracker()
     mode = _mode(mode)
@@ -182,16 +193,24 @@ def _mode(mode: str) -> str:
 
     if mode != "auto":
         return mode
-    if os.environ.get("WANDB_MODE"):
-        return os.environ["WANDB_MODE"]
+    if wanted := os.environ.get("WANDB_MODE"):
+        if wanted not in ENVIRONMENT_MODES:
+            raise TemperaError(
+                f"WANDB_MODE={shortened(wanted)} is unknown: set it to one of "
+                f"{', '.join(ENVIRONMENT_MODES)}, or unset it."
+            )
+        return wanted
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
 def _run_id(directory: Path) -> str:
     """The W&B run id kept in the run directory."""
     path = directory / _RUN_ID
-    if path.is_file() and path.read_text(encoding="utf-8").strip():
-        return path.read_text(encoding="utf-8").strip()
+    if path.exists():
+        known = regular_file(path).read_bytes().strip()
+        if re.fullmatch(rb"[\w-]{1,64}", known):
+            return known.decode()
+        print(f"W&B: {path} holds no run id, so this is a new W&B run")
     run_id = secrets.token_hex(4)
     write_text(path, run_id + "\n")
     return run_id
@@ -207,9 +226,12 @@ def _start(arguments: dict[str, Any], mode: Any) -> Any:
         arguments = {key: value for key, value in arguments.items() if key != "resume"}
     try:
         run = wandb.init(mode=mode, settings=settings, **arguments)
-    except wandb.Error as problem:
-        if mode == "offline":
-            raise
+    except (wandb.Error, ValueError) as problem:
+        if mode == "offline" or isinstance(problem, ValueError):
+            raise TemperaError(
+                f"W&B refuses the run ({shortened(str(problem))}): correct its project and "
+                "its entity, or track nothing."
+            ) from None
         why = f"unreachable ({' '.join(str(problem).split())[:80]})"
         run = wandb.init(
             mode="offline",

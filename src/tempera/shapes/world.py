@@ -158,6 +158,8 @@ class World:
                 f"terse={terse} is not a probability: give the chance in [0, 1] that a caption "
                 "leaves its background out."
             )
+        if seed < 0:
+            raise TemperaError(f"seed={seed} of the shapes world is negative: give 0 or more.")
         self.seed = seed
         self.terse = terse
 

@@ -1,0 +1,143 @@
+"""What a command line may not do to a configuration, whatever the script: choose what a group does
+not have, take an option away, or give it another shape.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+
+from tempera.errors import TemperaError, shortened
+
+
+def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> None:
+    """Raise TemperaError for what Hydra would ignore, or would not answer in a sentence: an unknown
+    choice of a group of `conf/`, and text that no file can hold. A `--config-dir` may bring choices
+    of its own, so all pass there.
+    """
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise TemperaError(
+                f"'{shortened(argument)}' is not UTF-8 text, or holds a NUL: write the option anew"
+            )
+    if any(argument.startswith(("--config-dir", "-cd")) for argument in arguments):
+        return
+    for argument in arguments:
+        if group := _group(conf, argument):
+            _check_choices(conf, config_name, group, argument.partition("=")[2])
+
+
+def _group(conf: Path, argument: str) -> str | None:
+    """The group of `conf/` that an argument chooses from, if any."""
+    match = re.fullmatch(r"\+?([\w/]+)(@[\w.:]+)?=.*", argument, re.DOTALL)
+    return match[1] if match and (conf / match[1]).is_dir() else None
+
+
+def _check_choices(conf: Path, config_name: str, group: str, value: str) -> None:
+    choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+    if re.match(r"(choice|range|interval|glob|shuffle|sort|tag)\(|\[", value):
+        return  # a sweep's
+    none = {"null"} if group in _optional(conf, config_name) else set()
+    for choice in value.split(","):
+        if choice.strip().strip("'\"") not in {*choices, *none}:
+            raise TemperaError(
+                f"there is no {group}={shortened(choice)}; choose one of {', '.join(choices)}"
+            )
+
+
+def _optional(conf: Path, config_name: str) -> set[str]:
+    """The groups that a script can do without."""
+    script = OmegaConf.load(conf / f"{config_name}.yaml")
+    defaults = OmegaConf.select(script, "defaults", default=[])
+    entries = [
+        (str(key), value)
+        for entry in defaults
+        if isinstance(entry, DictConfig)
+        for key, value in OmegaConf.to_container(entry).items()  # type: ignore[union-attr]
+    ]
+    return {key.split()[-1] for key, value in entries if key.startswith("optional ")}
+
+
+def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequence[str]) -> None:
+    """Raise TemperaError where `cfg` lacks a top-level option, or has another kind of thing in its
+    place than without the options in `arguments`: a value where options or a list stand, and the
+    reverse. What is null by default may be anything.
+    """
+    groups = [argument for argument in arguments if _group(conf, argument)]
+    if len(groups) == len(arguments):
+        return
+    default = _composed(conf, config_name, groups)
+    if default is None:
+        return
+    for key in default:
+        if cfg._get_node(key) is None:
+            raise TemperaError(f"`{key!s}` cannot be taken away: leave out ~{key!s}")
+    _compare(cfg, default, default, "")
+
+
+def _composed(conf: Path, config_name: str, arguments: list[str]) -> DictConfig | None:
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            return compose(config_name, arguments)
+    except HydraException:
+        return None
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+def _compare(cfg: Any, default: Any, root: DictConfig, prefix: str) -> None:
+    for key in default:
+        name = f"{prefix}{key!s}"
+        ours, theirs = cfg._get_node(key), _resolved(default._get_node(key), root, name)
+        kind, wanted = _kind(ours), _kind(theirs)
+        if kind == "open" or wanted in ("open", "null") or (kind, wanted) == ("null", "value"):
+            continue
+        shown = f"`{name}={_text(ours)}` is not possible"
+        if wanted == "options" and kind != wanted:
+            inner = next((str(inner) for inner in theirs if inner != "_target_"), "…")
+            raise TemperaError(f"{shown}; it holds options, such as {name}.{inner}")
+        if wanted == "options":
+            if "_target_" in theirs and ours._get_node("_target_") is None:
+                raise TemperaError(f"{shown}; `{name}` needs its _target_")
+            _compare(ours, theirs, root, f"{name}.")
+        elif wanted == "list" and kind != wanted:
+            raise TemperaError(f"{shown}; it must be a list, as in {name}=[a,b]")
+        elif wanted == "value" and kind != wanted:
+            raise TemperaError(f"{shown}; it must be a single value")
+
+
+def _kind(node: Any) -> str:
+    """What stands in an option's place; "open" where that is known at run time only."""
+    if node is None or node._is_missing() or node._is_interpolation():
+        return "open"
+    if node._is_none():
+        return "null"
+    if isinstance(node, DictConfig):
+        return "options"
+    return "list" if isinstance(node, ListConfig) else "value"
+
+
+def _resolved(node: Any, root: DictConfig, name: str) -> Any:
+    """What an interpolation points to, if that is known already."""
+    if node is None or not node._is_interpolation():
+        return node
+    try:
+        value = OmegaConf.select(root, name)
+    except Exception:  # Hydra's resolvers, outside of a run
+        value = ""
+    return value if isinstance(value, DictConfig | ListConfig) else AnyNode(value)
+
+
+def _text(node: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(node, DictConfig | ListConfig):
+        return shortened(str(OmegaConf.to_container(node) or "null"))
+    value = node._value()
+    return "null" if value is None else shortened(str(value))
