@@ -107,7 +107,7 @@ def decode_picture(image: EncodedPicture) -> PIL.Image.Image:
         raise OSError(_reason(problem)) from problem
 
 
-def _decoded(image: Picture) -> PIL.Image.Image:
+def _decoded(image: EncodedPicture) -> PIL.Image.Image:
     if isinstance(image, np.ndarray):
         return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
     if isinstance(image, PIL.Image.Image):
