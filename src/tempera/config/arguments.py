@@ -42,9 +42,10 @@ def _check_choices(conf: Path, config_name: str, group: str, value: str) -> None
     choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
     if re.match(r"(choice|range|interval|glob|shuffle|sort|tag)\(|\[", value):
         return  # a sweep's
-    none = {"null"} if group in _optional(conf, config_name) else set()
+    if value == "null" and group in _optional(conf, config_name):
+        raise TemperaError(f"{group}=null is not possible; ~{group} takes it away")
     for choice in value.split(","):
-        if choice.strip().strip("'\"") not in {*choices, *none}:
+        if choice.strip().strip("'\"") not in choices:
             raise TemperaError(
                 f"there is no {group}={shortened(choice)}; choose one of {', '.join(choices)}"
             )
@@ -75,7 +76,7 @@ def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequen
     if default is None:
         return
     for key in default:
-        if cfg._get_node(key) is None:
+        if cfg._get_node(key, validate_access=False) is None:
             raise TemperaError(f"`{key!s}` cannot be taken away: leave out ~{key!s}")
     _compare(cfg, default, default, "")
 
@@ -95,7 +96,10 @@ def _composed(conf: Path, config_name: str, arguments: list[str]) -> DictConfig 
 def _compare(cfg: Any, default: Any, root: DictConfig, prefix: str) -> None:
     for key in default:
         name = f"{prefix}{key!s}"
-        ours, theirs = cfg._get_node(key), _resolved(default._get_node(key), root, name)
+        ours, theirs = (
+            cfg._get_node(key, validate_access=False),
+            _resolved(default._get_node(key), root, name),
+        )
         kind, wanted = _kind(ours), _kind(theirs)
         if kind == "open" or wanted in ("open", "null") or (kind, wanted) == ("null", "value"):
             continue
@@ -104,7 +108,7 @@ def _compare(cfg: Any, default: Any, root: DictConfig, prefix: str) -> None:
             inner = next((str(inner) for inner in theirs if inner != "_target_"), "…")
             raise TemperaError(f"{shown}; it holds options, such as {name}.{inner}")
         if wanted == "options":
-            if "_target_" in theirs and ours._get_node("_target_") is None:
+            if "_target_" in theirs and ours._get_node("_target_", validate_access=False) is None:
                 raise TemperaError(f"{shown}; `{name}` needs its _target_")
             _compare(ours, theirs, root, f"{name}.")
         elif wanted == "list" and kind != wanted:
