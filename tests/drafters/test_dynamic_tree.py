@@ -28,7 +28,7 @@ def drafter_of(branches, depth, nodes):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_trees_are_those_of_the_definition(size):
+def test_trees_match_their_definition(size):
     target = TableTarget(6, 6)
     draft = TableDraft(target)
     spy = Spy(drafter_of(*size)(draft))
@@ -78,7 +78,7 @@ SAMPLINGS = {
 @pytest.mark.parametrize(
     "sampling", [pytest.param(sampling, id=name) for name, sampling in SAMPLINGS.items()]
 )
-def test_the_law_is_the_target_s(sampling, size):
+def test_the_law_is_the_targets(sampling, size):
     report = check(
         Exact(), drafter_of(*size), sampling=sampling, vocab_size=4, length=4, rows=200_000
     )
@@ -87,20 +87,20 @@ def test_the_law_is_the_target_s(sampling, size):
 
 
 @pytest.mark.slow
-def test_the_law_over_many_rounds():
+def test_the_law_is_exact_over_many_rounds():
     report = check(Exact(), drafter_of(2, 2, 3), vocab_size=2, length=9, rows=200_000)
     assert report.agrees, report
     assert report.accepted_length < 3
 
 
 @pytest.mark.slow
-def test_forced_positions_stand():
+def test_forced_positions_are_kept():
     report = check(Exact(), drafter_of(2, 3, 6), forced={0: 2, 2: 1}, rows=200_000)
     assert report.agrees, report
 
 
 @pytest.mark.slow
-def test_no_more_than_one_with_the_optimal_residual_is_exact():
+def test_relaxation_below_one_with_the_optimal_residual_is_exact():
     report = check(Relaxed((0.7, 0.35, 0.1)), drafter_of(2, 3, 6), rows=200_000)
     assert report.agrees, report
 
@@ -114,12 +114,12 @@ class Drawn(DynamicTreeDrafter):
 
 
 @pytest.mark.slow
-def test_a_wrong_label_is_caught():
+def test_a_wrong_q_is_detected():
     assert not check(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=200_000).agrees
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, 0)], ids=["plain", "greedy"])
-def test_a_round_reads_back_one_number(sampling):
+def test_a_round_reads_one_number_from_the_device(sampling):
     target = TableTarget(4, 6, sampling)
     drafter = drafter_of(3, 3, 8)(TableDraft(target))
     rounds, names = [], ["a", "b", "c"]
@@ -136,7 +136,7 @@ def test_a_round_reads_back_one_number(sampling):
     assert len(rounds) >= 2 and reads.count == {"_local_scalar_dense": len(rounds)}
 
 
-def test_a_sick_draft_is_told():
+def test_nan_in_a_draft_is_reported():
     target = TableTarget(4, 6)
     draft, names = TableDraft(target), ["a", "b"]
     draft.table[1:5] = torch.nan

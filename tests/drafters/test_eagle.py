@@ -69,7 +69,7 @@ def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
         ("tree", 3.0),
     ),
 )
-def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
+def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance):
     target = tiny_target(
         Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
     )
@@ -78,7 +78,7 @@ def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
     )
 
 
-def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
+def test_a_language_model_with_forced_positions():
     network, forced = lively(TextLlama()), torch.full((6,), -1)
     forced[[2, 5]] = 0
     ids = torch.tensor([29, 11, 12, 13, 20])
@@ -98,7 +98,7 @@ def test_bookkeeping_on_a_plain_language_model_with_forced_positions():
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_greedy_eagle_generates_what_greedy_autoregression_generates(name):
+def test_greedy_eagle_equals_greedy_autoregression(name):
     target = tiny_target(Sampling(3.0, temperature=0))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     eagle = decode(
@@ -126,7 +126,7 @@ def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
 
 
 @pytest.mark.slow
-def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
+def test_drafted_tokens_follow_the_recorded_q():
     from scipy.stats import chi2
 
     target = tiny_target(
@@ -154,7 +154,7 @@ def test_drafted_tokens_are_as_frequent_as_the_recorded_q_says():
 
 
 @torch.no_grad()
-def test_the_draft_is_cut_where_the_target_is():
+def test_the_draft_has_the_top_k_of_the_target():
     """A drafted token outside the draft's top-k is likely outside the target's too: it would be
     proposed and never kept.
     """
@@ -166,7 +166,7 @@ def test_the_draft_is_cut_where_the_target_is():
     assert ((draft.q > 0).sum(-1) == 3).all()
 
 
-def test_drafts_at_forced_places_are_always_kept():
+def test_drafts_at_forced_positions_are_always_accepted():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
@@ -197,7 +197,7 @@ def test_built_from_a_directory(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ar", "chain", "tree"])
-def test_a_round_reads_back_one_number(name):
+def test_a_round_reads_one_number_from_the_device(name):
     target = tiny_target()
     drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
@@ -214,7 +214,7 @@ def test_a_round_reads_back_one_number(name):
     assert {after - before for before, after in pairwise(counts)} == {1}
 
 
-def test_the_next_images_use_the_same_memory():
+def test_the_next_batch_reuses_the_memory():
     target = tiny_target()
     drafter = eagle_drafter(target, Tree.chain(3))
     storages = []
@@ -246,7 +246,7 @@ def test_half_precision_decodes_too(name):
     assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
 
 
-def test_a_random_draft_fits_any_target_and_says_so(capsys):
+def test_a_random_draft_fits_any_target_and_prints_a_warning(capsys):
     target = tiny_target(identity="in another precision")
     drafter = build_eagle("random", target, Tree.chain(2))
     assert "draft: random weights" in capsys.readouterr().out

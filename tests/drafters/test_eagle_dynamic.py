@@ -60,7 +60,7 @@ def law_after(target, eagle, prompts, image, row):
     ids=["plain", "guided", "greedy"],
 )
 @torch.no_grad()
-def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling, size):
+def test_trees_equal_those_grown_from_scratch_after_any_rounds(sampling, size):
     target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
     eagle, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
     for draft, images in random_rounds(
@@ -74,7 +74,7 @@ def test_after_any_rounds_the_tree_is_what_the_draft_says_from_scratch(sampling,
     assert len(shapes) > 1 or size[2] == 4
 
 
-def test_greedy_trees_generate_what_greedy_autoregression_generates():
+def test_greedy_dynamic_trees_equal_greedy_autoregression():
     target = tiny_target(Sampling(3.0, temperature=0))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     trees = decode(target, eagle2(target), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
@@ -98,7 +98,7 @@ def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
         assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
 
 
-def test_drafts_at_forced_places_are_always_kept():
+def test_drafts_at_forced_positions_are_always_accepted():
     forced = torch.full((LENGTH,), -1)
     forced[4::5] = 3
     target = tiny_target(forced=forced)
@@ -106,7 +106,7 @@ def test_drafts_at_forced_places_are_always_kept():
     assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
 
 
-def test_a_round_reads_back_one_number():
+def test_a_round_reads_one_number_from_the_device():
     target = tiny_target()
     drafter = eagle2(target)
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
@@ -139,6 +139,6 @@ def test_built_from_a_directory(tmp_path):
         build_eagle2(str(tmp_path / "draft"), target, branches=12)
 
 
-def test_candidates_are_ranked_uncut_and_never_for_certain():
+def test_candidates_are_ranked_without_top_k_and_at_a_positive_temperature():
     assert confidence(Sampling(3.0, 0.5, top_k=2, top_p=0.5)) == Sampling(3.0, 0.5)
     assert confidence(Sampling(3.0, 0.0, top_k=2)) == Sampling(3.0, 1.0)

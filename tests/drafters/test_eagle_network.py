@@ -45,7 +45,7 @@ def test_it_reads_no_later_token_and_trains():
     )
 
 
-def test_its_size_is_one_layer_and_one_projection():
+def test_a_draft_is_one_layer_and_one_projection():
     target = tiny_target()
     eagle = tiny_eagle(target)
     layer = sum(parameter.numel() for parameter in target.network.model.layers[0].parameters())
@@ -95,13 +95,13 @@ def test_drafting_computes_what_training_computes(family, joined):
     torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_other_layers_are_driven_as_they_are():
+def test_other_layers_are_not_fused():
     eagle = tiny_eagle(tiny_target())
     eagle.layer.mlp.down_proj.bias = nn.Parameter(torch.zeros(16))
     assert not FastEagle(eagle, torch.device("cpu"), torch.float32).joined
 
 
-def test_the_draft_keeps_its_own_copy_while_training_goes_on():
+def test_drafting_has_its_own_copy_of_the_weights():
     eagle = tiny_eagle(tiny_target()).train()
     fast = FastEagle(eagle, torch.device("cpu"), torch.bfloat16)
     assert (
@@ -111,7 +111,7 @@ def test_the_draft_keeps_its_own_copy_while_training_goes_on():
     )
 
 
-def test_masks_in_bfloat16_hide_everything_they_should():
+def test_masks_hide_all_padding_in_bfloat16():
     mask = RoundMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
         torch.tensor([3]), 8
     )
@@ -126,7 +126,7 @@ def test_shifted_hidden_states_are_zero_before_the_first_real_token():
 
 
 @pytest.mark.parametrize("family", ["llamagen", "llama"])
-def test_saved_and_read_it_is_the_same(tmp_path, family, monkeypatch):
+def test_a_saved_draft_loads_unchanged(tmp_path, family, monkeypatch):
     monkeypatch.setitem(sys.modules, "tempera.targets.text_llama", tiny_networks)
     eagle = lively(EagleModel.of(families()[family], "tiny"), 1)
     eagle.save_pretrained(tmp_path / "draft")

@@ -76,7 +76,7 @@ def law_after(draft, prompt, image):
 @pytest.mark.parametrize("name", slow_but(TREES, "tree"))
 @pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
 @torch.no_grad()
-def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
+def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance):
     target = tiny_target(Sampling(guidance, temperature=2.0), granularity=4)
     draft, prompts = small_model(granularity=4), PROMPTS[1:4:2]
     for drafted, images in random_rounds(
@@ -94,7 +94,7 @@ def test_after_any_rounds_q_is_what_the_draft_says_from_scratch(name, guidance):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_it_grows_trees_of_every_row_s_own_too():
+def test_it_drafts_a_tree_per_row():
     target = tiny_target(Sampling(3.0, temperature=2.0), granularity=4)
     draft, prompts, size = small_model(granularity=4), PROMPTS[1:4:2], (3, 3, 5)
     drafter = DynamicTreeDrafter(IndependentDraft(draft, target), VOCAB, *size)
@@ -122,7 +122,7 @@ def test_it_grows_trees_of_every_row_s_own_too():
         Sampling(4.0, 1.3, top_k=5),
     ),
 )
-def test_a_draft_that_is_the_target_is_never_refused(sampling, name, depth):
+def test_a_draft_equal_to_the_target_is_always_accepted(sampling, name, depth):
     target = tiny_target(sampling)
     drafter = independent(target, TREES[name], tiny_target())
     output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS, diagnostics=True)
@@ -139,7 +139,7 @@ def test_the_sampling_may_change_between_images():
         assert output.trace.rounds.tolist() == [4] * len(PROMPTS)
 
 
-def test_greedy_decoding_generates_what_greedy_autoregression_generates():
+def test_greedy_decoding_equals_greedy_autoregression():
     target = tiny_target(Sampling(3.0, temperature=0))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     drafted = decode(target, independent(target, TREE), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
@@ -175,7 +175,7 @@ def test_an_independent_table_emits_the_target_s_law(sampling, tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", ["chain", "tree"])
-def test_the_law_is_the_target_s(make):
+def test_the_law_is_the_targets(make):
     """Networks small enough that the law of a whole image can be written down."""
     sampling, grid, vocab = Sampling(2.0, temperature=1.5), (2, 2), 3
     target, draft = (small_model(sampling, seed, grid, vocab, granularity=4) for seed in (3, 4))
@@ -207,7 +207,7 @@ def test_the_law_is_the_target_s(make):
     assert 1.1 < output.trace.accepted_length.mean() < 2.9
 
 
-def test_a_round_reads_back_one_number():
+def test_a_round_reads_one_number_from_the_device():
     target = tiny_target()
     drafter = independent(target, TREE)
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once

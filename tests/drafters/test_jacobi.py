@@ -105,7 +105,7 @@ def test_the_law_is_the_targets_under_guidance(method):
     ids=["top-k", "top-p", "greedy"],
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_the_law_is_whatever_is_sampled(method, sampling):
+def test_the_law_follows_the_sampling(method, sampling):
     make, rule = METHODS[method]
     result = check_window(
         lambda target: make(target, 2, "horizontal_repeat"), rule, sampling=sampling, rows=20_000
@@ -114,7 +114,7 @@ def test_the_law_is_whatever_is_sampled(method, sampling):
 
 
 @pytest.mark.parametrize("method", slow_but(METHODS, "sjd"))
-def test_forced_positions_stand(method):
+def test_forced_positions_are_kept(method):
     make, rule = METHODS[method]
     result = check_window(
         lambda target: make(target, 2, "horizontal_repeat"), rule, forced={1: 2, 2: 0}, rows=20_000
@@ -135,13 +135,13 @@ def test_other_couplings_with_the_exact_rule(make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [sjd, scd], ids=["sjd", "scd"])
-def test_other_guesses_with_the_rule_that_matches(make):
+def test_other_refreshes_with_the_match_rule(make):
     result = check_window(lambda target: make(target, 3), Match())
     assert result.agrees, result
 
 
 @pytest.mark.slow
-def test_any_rule_means_what_it_says():
+def test_relaxed_rules_behave_as_documented():
     """Relaxation below one with the optimal residual is exact (and stricter), above one it is
     neither.
     """
@@ -153,7 +153,7 @@ def test_any_rule_means_what_it_says():
     assert strict.accepted_length < exact.accepted_length < lax.accepted_length
 
 
-def test_one_row_proves_a_drafter():
+def test_one_row_checks_a_drafter():
     assert check(
         Exact(), lambda draft: sjd(draft, 3, "vertical_repeat"), grid=(2, 2), rows=20_000
     ).agrees
@@ -341,7 +341,7 @@ def test_jacobi_generates_the_image_of_plain_autoregression(window, initialisati
     assert fast.trace.accepted_length.mean() > 1.3
 
 
-def test_guesses_survive_where_noise_is_shared():
+def test_guesses_survive_more_often_with_shared_noise():
     """The point of coupling: two close distributions give the same guess nearly always, independent
     draws do not.
     """
@@ -403,7 +403,7 @@ def test_noise_of_a_large_vocabulary_is_not_rounded():
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
-def test_match_keeps_what_the_target_draws(tree):
+def test_match_accepts_the_tokens_that_the_target_draws(tree):
     draft, p, draws = random_draft(300, tree)
     verdict = verify(draft, p, Match(), draws)
     drawn = sample(p, draws.roll(1, 1))
@@ -507,7 +507,7 @@ def test_lossless_methods_add_nothing_to_the_bound(method):
 
 @pytest.mark.parametrize("temperature", slow_but([0, 1.0], 1.0))
 @pytest.mark.parametrize("window", slow_but([3, 20], 3))
-def test_jacobi_on_a_network_generates_what_plain_autoregression_generates(temperature, window):
+def test_jacobi_on_a_network_equals_plain_autoregression(temperature, window):
     target = tiny_target(Sampling(3.0, temperature))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     for initialisation in INITIALISATIONS:
@@ -537,7 +537,7 @@ def test_every_method_on_a_network_is_greedy_at_temperature_0(method, sampling):
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_every_method_on_a_network_tells_the_networks_probabilities(method):
+def test_the_trace_has_the_networks_probabilities(method):
     """The log-probabilities in the trace are those of a forward pass over the finished image:
     cache, mask and positions are right.
     """
@@ -577,5 +577,5 @@ def test_impossible_windows_are_refused(make, message):
     assert "\n" not in str(problem.value)
 
 
-def test_a_drafter_needs_no_more_than_the_size_of_the_image():
+def test_a_drafter_only_needs_the_image_size():
     assert sjd(TableDraft(local_target()), 2).nodes == 2

@@ -62,7 +62,7 @@ def test_the_law_is_the_targets_with_every_initialisation(initialisation):
     [Sampling(1.0), GUIDED, Sampling(2.0, 1.3, 2)],
     ids=["plain", "guided", "guided top-k"],
 )
-def test_the_law_where_candidates_exhaust_the_vocabulary(sampling):
+def test_the_law_if_candidates_exhaust_the_vocabulary(sampling):
     result = check_window(pac(4, "horizontal_repeat", branches=3, levels=1), sampling=sampling)
     assert result.agrees, result
 
@@ -137,7 +137,7 @@ def path_of(node, parents):
 
 @pytest.mark.parametrize("continuation", [False, True])
 @pytest.mark.parametrize("branching", slow_but(BRANCHINGS, "ranked"))
-def test_every_q_is_the_stale_distribution_without_the_elder_candidates(branching, continuation):
+def test_every_q_is_the_stale_distribution_without_earlier_siblings(branching, continuation):
     target = local_target(3, (3, 4))
     spy = Spy(
         sjd_pac(target, 12, branches=2, levels=2, branching=branching, continuation=continuation)
@@ -242,7 +242,7 @@ def test_ranked_trees_have_fewer_continuations_of_late_candidates():
         ({"branching": "wild"}, "branching=wild is not known; choose one of ranked, first, full"),
     ],
 )
-def test_what_does_not_fit_is_refused(options, message):
+def test_trees_that_do_not_fit_are_refused(options, message):
     with pytest.raises(TemperaError) as problem:
         sjd_pac(Large(), **options)
     assert message in str(problem.value)

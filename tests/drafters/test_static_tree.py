@@ -32,7 +32,7 @@ def propose(tree, vocab_size=9):
     return model, drafter.propose(torch.rand(2, drafter.uniforms))
 
 
-def test_every_node_comes_with_the_distribution_it_was_drawn_from():
+def test_every_node_has_the_q_it_was_drawn_from():
     for tree in (
         Tree.chain(3),
         SMALL,
@@ -57,7 +57,7 @@ def test_only_nodes_with_children_are_expanded():
     assert model.asked[1][1].equal(draft.tokens[:, [3]])
 
 
-def test_the_drafter_says_what_it_needs():
+def test_the_drafter_declares_its_uniforms():
     drafter = StaticTreeDrafter(Written(3), SMALL)
     assert (drafter.nodes, drafter.depth, drafter.uniforms) == (7, 3, 7)
 

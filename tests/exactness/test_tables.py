@@ -124,7 +124,7 @@ def test_forced_positions_stand_whatever_the_rule(tree, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (0.7, 0.35, 0.1)])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
-def test_no_more_than_one_with_the_optimal_residual_is_exact(tree, schedule):
+def test_relaxation_below_one_with_the_optimal_residual_is_exact(tree, schedule):
     report = check(Relaxed(schedule), tree, rows=50_000)
     assert report.agrees, report
 

@@ -151,7 +151,7 @@ def test_it_emits_whatever_law_is_sampled(sampling):
 
 
 @pytest.mark.slow
-def test_forced_positions_stand():
+def test_forced_positions_are_kept():
     found = check(BlockVerification(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
     assert found.agrees, found
 

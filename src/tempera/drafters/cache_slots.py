@@ -1,10 +1,9 @@
-"""Where a draft network's tokens stand in its cache from round to round, and what they see.
+"""Cache slots and attention masks of a draft network.
 
-A round begins with the tokens that the last one emitted (`decided`). They are run once more, in one
-pass, now that it is known which they are: what the cache held of the drafts is overwritten, so that
-nothing has to be moved or rolled back, and an accepted token that the draft had not run itself, the
-last one of a branch, is run with the others. Then comes the tree, level by level, in the slots
-beyond the root.
+A round starts by rerunning the tokens that the last round emitted, in one pass (`decided`). This
+overwrites the cache entries of the old draft, so nothing is moved or rolled back. It also runs
+accepted tokens that the draft network has not run yet, such as a leaf. The tree then grows level by
+level (`level`) in the slots after the root.
 
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, E inner nodes of all levels
 so far.
@@ -22,8 +21,8 @@ class Places:
     """Slots and masks of a draft network's forward passes.
 
     Args:
-        session: whose prefix and roots count: the target's, or the draft's own if it is a whole
-            model.
+        session: the session that defines prefix and roots: the target's, or that of an independent
+            draft model.
 
     Attributes:
         first: the slot after each row's root, int64 [R].
@@ -34,7 +33,7 @@ class Places:
         self._cache: RowCache | None = None
 
     def begin(self, cache: RowCache) -> None:
-        """Start new rows that write into `cache`, after the session's own `begin`."""
+        """Start a batch that writes into `cache`; call it after the session's `begin`."""
         if cache is not self._cache:
             self._cache = cache
             self._steps: dict[int, tuple[Tensor, RoundMask]] = {}
@@ -46,8 +45,11 @@ class Places:
         self.first = self.session.prompt.root_slots + 1
 
     def decided(self, count: int, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots and mask of the last round's `count` tokens a row, of which the first `emitted` [B]
-        count and end at the root.
+        """Place the tokens of the last round, the last valid one of which is the root.
+
+        Args:
+            count: tokens of each row, padding included.
+            emitted: number of valid tokens, int64 [B].
 
         Returns:
             slots int64 [R, count], additive mask [R, 1, count, keys].
@@ -57,14 +59,14 @@ class Places:
         return self._place(start, start[:, None] + steps, causal, 1 + count)
 
     def level(self, layout: "SlotLayout") -> Tensor:
-        """Additive mask of the inner nodes of a level, [R, 1, P, keys]."""
+        """Place the inner nodes of a level; returns their additive mask [R, 1, P, keys]."""
         _, mask = self._place(
             self.first, self.first[:, None] + layout.offsets, layout.mask, 1 + layout.width
         )
         return mask
 
     def layout_of(self, level: Frontier) -> "SlotLayout":
-        """The level's constants; a static tree's are made once per cache."""
+        """The level's `SlotLayout`; for a static tree it is computed once per cache."""
         assert self._cache is not None
         arguments = self._cache.capacity, self.session.prompt.copies, self.session.dtype
         if level.per_row:
@@ -76,7 +78,9 @@ class Places:
     def _place(
         self, start: Tensor, slots: Tensor, visible: RoundMask, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Tell the cache; `visible` begins at slots `start` [R]."""
+        """Place `slots` in the cache; returns them and the mask, whose window begins at `start`
+        [R].
+        """
         assert self._cache is not None
         reach = self.session.visible(width, self._cache)
         self._cache.place(slots, reach)
@@ -84,7 +88,7 @@ class Places:
         return slots, mask if self._padding is None else mask.add_(self._padding[..., :reach])
 
     def _steps_of(self, count: int) -> tuple[Tensor, RoundMask]:
-        """0 … count − 1, and the causal mask among them, made once per cache."""
+        """0 … count − 1, and the causal mask among them; computed once per cache."""
         assert self._cache is not None
         if count not in self._steps:
             steps = torch.arange(count, device=self.session.device)
@@ -98,11 +102,11 @@ class SlotLayout:
 
     Attributes:
         width: E.
-        offsets: slots of the inner nodes beyond the root's, int64 [P].
-        ahead: tokens that they stand beyond the root, int64 [P].
-        parents: place of each one's parent in the level above, int64 [P] or [R, P]; none where all
+        offsets: slots of the inner nodes, counted from the first one after the root, int64 [P].
+        ahead: their distance from the root in tokens, int64 [P].
+        parents: index of each node's parent in the level above, int64 [P] or [R, P]; None if all
             levels have one node.
-        mask: what they see of each other and of the levels above.
+        mask: which nodes of this and of earlier levels they attend to.
     """
 
     def __init__(self, level: Frontier, capacity: int, copies: int, dtype: torch.dtype) -> None:
@@ -118,8 +122,14 @@ class SlotLayout:
 
 
 def last_emitted(hidden: Tensor, emitted: Tensor) -> Tensor:
-    """Of what a pass over `decided` tokens gives, [R, count, H], the entry at each row's root, [R,
-    1, H]; emitted int64 [B].
+    """The output at each row's root of a pass over `decided` tokens.
+
+    Args:
+        hidden: the output of the pass, [R, count, H].
+        emitted: number of valid tokens, int64 [B].
+
+    Returns:
+        [R, 1, H].
     """
     last = (emitted - 1).clamp(min=0).repeat(len(hidden) // len(emitted))
     return hidden.gather(1, last[:, None, None].expand(-1, -1, hidden.shape[-1]))

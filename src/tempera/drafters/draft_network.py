@@ -1,4 +1,4 @@
-"""What training and decoding need of a draft network.
+"""The interface of draft networks for training and decoding.
 
 Shapes: R rows, S positions, H hidden size.
 """
@@ -20,13 +20,13 @@ from tempera.targets.transformer import TransformerTarget
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """The target that a draft belongs to; a network adds what it needs.
+    """Configuration of a draft network; subclasses add fields.
 
     Attributes:
         hidden_size: H of the target.
         vocab_size: V of the target.
         target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
-        model: the target's name, for people.
+        model: the target's name, shown in messages.
     """
 
     hidden_size: int
@@ -36,10 +36,10 @@ class DraftConfig:
 
 
 class DraftStep(Protocol):
-    """A draft network's forward pass as decoding calls it, with keys and values in a cache."""
+    """A draft network's forward pass for decoding, with a KV cache."""
 
     def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotary embedding of positions int64 [R, S], as `__call__` takes it."""
+        """The rotary embedding of positions int64 [R, S], for `__call__`."""
 
     def __call__(
         self,
@@ -49,7 +49,7 @@ class DraftStep(Protocol):
         rotation: tuple[Tensor, Tensor],
         cache: RowCache,
     ) -> Tensor:
-        """As `DraftNetwork.forward`: [R, S, H]."""
+        """Like `DraftNetwork.forward`: [R, S, H]."""
 
 
 class DraftNetwork(nn.Module, ABC):
@@ -94,7 +94,7 @@ class DraftNetwork(nn.Module, ABC):
         """The forward pass for decoding, with its own copy of the weights."""
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`; each is whole or absent.
+        """Write `config.json` and `model.safetensors` atomically.
 
         Raises:
             TemperaError: the directory cannot be written.
@@ -103,7 +103,7 @@ class DraftNetwork(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:
-        """Read what `save_pretrained` wrote.
+        """Load a draft that `save_pretrained` wrote.
 
         Raises:
             TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.

@@ -1,5 +1,5 @@
-"""Grow a tree of every row's own from a draft model: the most probable continuations, each proposed
-for certain (EAGLE-2).
+"""Dynamic draft trees (EAGLE-2): for each row, the most probable continuations under the draft
+model. Nothing is drawn, so every proposal has a one-hot q.
 
 Shapes: B rows, k branches, M candidates of a level, P of them expanded, N nodes of the tree, V
 vocabulary.
@@ -16,25 +16,24 @@ from tempera.errors import EmptyDraft, TemperaError
 class DynamicTreeDrafter:
     """Dynamic draft trees (EAGLE-2, Li et al. 2024, arXiv 2406.16858).
 
-    *Expansion* (Section 4.1): level by level, the k candidates of a level with the highest
-    cumulative draft probability get their k most probable children. *Reranking* (Section 4.2): of
-    all candidates the N with the highest cumulative probability are the tree. A child is never more
-    probable than its parent, and ties go to the upper level, so that they hang together.
+    *Expansion* (Section 4.1): at each level, the k candidates with the highest cumulative draft
+    probability get their k most probable children. *Reranking* (Section 4.2): the N candidates with
+    the highest cumulative probability form the tree. They are connected, because a child is never
+    more probable than its parent and ties go to the upper level.
 
-    The tree is a function of the draft's distributions: nothing is drawn, and the q of every node
-    is one-hot. A proposed x is kept by the exact rule with probability p(x), and else replaced from
-    p without x. That is lossless whatever the tree, because the tree is fixed before any draw that
-    decides on it.
+    The tree is a function of the draft's distributions. The exact rule accepts a proposed x with
+    probability p(x); after a rejection the residual is p without x. This is lossless for any tree,
+    because the tree is fixed before any draw that tests it.
 
     Args:
-        model: where the draft distributions come from; only their order and their products matter.
+        model: the draft model; its distributions only rank the candidates.
         vocab_size: V.
         branches: k.
         depth: depth L of the deepest candidates.
         nodes: N.
 
     Raises:
-        TemperaError: the tree is empty, or there are not as many tokens or candidates.
+        TemperaError: the tree is empty, or k exceeds V, or N the number of candidates.
     """
 
     uniforms = 0
@@ -71,16 +70,16 @@ class DynamicTreeDrafter:
 
     @property
     def identity(self) -> str | None:
-        """The model's."""
+        """Identity of the draft model's weights."""
         return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
-        """Start new rows."""
+        """Start a batch."""
         self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)))
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Grow the trees: Draft with tokens [B, N], one-hot q [B, N, V] and parents [B, N];
-        `uniforms` is not used.
+        """Grow the trees: tokens int64 [B, N], one-hot q [B, N, V] and parents [B, N]. `uniforms`
+        is not used.
         """
         tokens, scores, parents, sick = self._expand()
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
@@ -92,12 +91,12 @@ class DynamicTreeDrafter:
         return Draft(chosen, _certain(chosen, self.vocab_size, sick), tree)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Pass the verdict on to the model."""
+        """Pass the verdict to the draft model."""
         self.model.observe(draft, verdict, scores, emitted)
 
     def _expand(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All candidates: tokens, cumulative log-probabilities and parents' places among them (-1
-        for the root), level by level, [B, M] together; and whether the draft was NaN anywhere, [B].
+        """All candidates level by level: tokens, cumulative log-probabilities and the indices of
+        their parents (-1 for the root), [B, M] each; and whether the draft gave NaN, bool [B].
         """
         law = self.model.roots().unsqueeze(1)
         tokens, scores = self._children(law, torch.zeros_like(law[..., 0]))
@@ -114,7 +113,7 @@ class DynamicTreeDrafter:
             best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.branches]
             grown_from = (
                 best // self.branches
-            )  # a level holds the k children of each expanded node of the level above, in turn
+            )  # a level lists the k children of each expanded node of the level above
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
             law = self.model.expand(take(tokens, best), Frontier(depth, grown_from, ancestors))
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)
@@ -126,16 +125,22 @@ class DynamicTreeDrafter:
         return tokens, scores, parents, sick
 
     def _children(self, law: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The k most probable tokens after nodes with distributions [B, P, V] and log-probabilities
-        [B, P]: [B, P·k], and theirs.
+        """The k most probable children of each node.
+
+        Args:
+            law: distributions after the nodes, [B, P, V].
+            scores: cumulative log-probabilities of the nodes, [B, P].
+
+        Returns:
+            the children's tokens and cumulative log-probabilities, [B, P·k] each.
         """
         p, tokens = law.topk(self.branches, -1)
         return tokens.flatten(1), (scores.unsqueeze(-1) + p.nan_to_num(0.0).log()).flatten(1)
 
 
 def _certain(tokens: Tensor, vocab_size: int, sick: Tensor) -> Tensor:
-    """One-hot distributions of tokens [B, N] -> [B, N, V]; NaN in rows that are `sick` [B], as the
-    draft was.
+    """One-hot distributions of tokens [B, N] -> [B, N, V]; NaN in the rows of `sick`, bool [B], so
+    that the loop reports them.
     """
     blank = torch.where(sick, torch.nan, 0.0)[:, None, None]
     return blank.repeat(1, tokens.shape[1], vocab_size).scatter_(

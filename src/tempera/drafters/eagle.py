@@ -1,4 +1,4 @@
-"""EAGLE-1 as a draft model: it grows a tree level by level on its own predicted hidden states.
+"""EAGLE as a draft model: it drafts a tree level by level from its own predicted hidden states.
 
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth, V vocabulary, H
 hidden size.
@@ -24,18 +24,18 @@ from tempera.targets.transformer import TransformerTarget
 
 
 class EagleDraft:
-    """Draft distributions of a draft network beside its target, for chains and trees.
+    """The distributions of a draft network that reads its target's hidden states, for chains and
+    trees.
 
-    The hidden states of accepted tokens come true with the target's forward pass. `observe` keeps
-    them, and the next round's first forward pass reruns all pairs of the accepted tokens at once
-    (see `cache_slots`); the predicted ones in the cache are overwritten. Under guidance there are
-    two rows per prompt, combined as the target combines its own.
+    The target's forward pass gives the true hidden states of accepted tokens. `observe` stores
+    them, and the first pass of the next round reruns all accepted tokens with them (see
+    `cache_slots`), which overwrites the predicted ones in the cache. With guidance there are two
+    rows per prompt, combined as in the target.
 
     Args:
         model: the draft network.
-        target: the target, begun before this.
-        draw_from: the sampling that makes the draft's distributions, from the target's; the
-            target's own unless given.
+        target: the target; start each batch on it first.
+        draw_from: maps the target's sampling to the draft's; by default they are the same.
 
     Raises:
         TemperaError: the draft does not belong to the target.
@@ -56,7 +56,7 @@ class EagleDraft:
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Run the pairs of the prefix; the target has begun with the same prompts."""
+        """Run the prefix; the target must have started a batch of the same prompts."""
         session, prompt = self.session, self.session.prompt
         self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)
         self._allocate(nodes)
@@ -83,8 +83,8 @@ class EagleDraft:
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens`
-        int64 [B, P]: float32 [B, P, V].
+        """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
+        float32 [B, P, V].
         """
         layout = self._places.layout_of(level)
         above = self._above if layout.parents is None else take(self._above, layout.parents)
@@ -95,17 +95,17 @@ class EagleDraft:
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Keep the emitted tokens and the hidden states before them for the next round."""
+        """Store the emitted tokens and the hidden states before them for the next round."""
         hidden = scores.hidden
         if not draft.tree.is_chain:
             hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
         self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        """Run the pairs of the last round's tokens with their true hidden states -> the prediction
-        at each row's root, [R, 1, H].
+        """Rerun the last round's tokens with their true hidden states; returns the prediction at
+        each row's root, [R, 1, H].
 
-        Rotates at once for these and for the levels to come.
+        Also computes the rotary embedding for the levels that follow.
         """
         count = tokens.shape[1]
         slots, mask = self._places.decided(count, emitted)
@@ -122,7 +122,7 @@ class EagleDraft:
         return last_emitted(predicted, emitted)
 
     def _distribution(self, ahead: Tensor) -> Tensor:
-        """What the predicted hidden states say, `ahead` tokens beyond the roots: [B, M, V]."""
+        """Distributions of the predicted hidden states, `ahead` tokens after the roots: [B, M, V]."""
         return self.head.distribution(
             self._above, self.session.prompt.lengths, ahead, self._sampling
         )
@@ -130,7 +130,7 @@ class EagleDraft:
     def _forward(
         self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
     ) -> Tensor:
-        """The network, over the tokens of a step; `where` is the cache's."""
+        """The network's forward pass that can be compiled; `where` is the cache's."""
         self.cache.where = where
         return self.model(embeds, hidden, mask, (cos, sin), self.cache)
 
@@ -138,7 +138,7 @@ class EagleDraft:
         return self.model.rotation(self._above, slots.clamp_(max=self.session.prompt.last_slot))
 
     def _allocate(self, nodes: int) -> None:
-        """A cache of one layer for the target's rows: the last one if it has the same shape."""
+        """Set a cache of one layer for the target's rows, reusing one of the same shape."""
         session = self.session
         shape = session.prompt.rows, session.capacity(nodes)
         if self._shape != shape:
@@ -150,14 +150,14 @@ class EagleDraft:
 
 
 def load(path: str, target: TransformerTarget) -> EagleModel:
-    """The draft in a directory or, where `path` is `random`, an untrained one of the target's
-    sizes, which is said.
+    """Load the draft of a directory. If `path` is `random`, build an untrained one for the target
+    and print a warning.
     """
     if path != RANDOM:
         return EagleModel.from_pretrained(path)
     print(
-        "draft: random weights, to measure what drafting costs; hardly anything that it proposes "
-        "is accepted"
+        "draft: random weights, to measure the cost of drafting; almost none of its tokens will be "
+        "accepted"
     )
     return EagleModel.untrained(target)
 
@@ -171,18 +171,18 @@ def build_eagle(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeD
         tree: static tree drafted every round.
 
     Raises:
-        TemperaError: the directory holds no sound draft, or one for another target.
+        TemperaError: the directory contains no valid draft, or one for another target.
     """
     return StaticTreeDrafter(EagleDraft(load(path, target), target), tree)
 
 
 def confidence(sampling: Sampling) -> Sampling:
-    """What candidates are ranked by: the guided distribution at the target's temperature, cut
-    nowhere.
+    """The sampling that ranks EAGLE-2's candidates: guidance and temperature of the target, without
+    top-k and top-p.
 
-    Nothing is drawn from it, so it may differ from the target's. Cut at the draft's top-k or top-p,
-    it would give tokens no chance that the target keeps; at temperature 0 it would have no second
-    choice at all, so there it is that of temperature 1.
+    Nothing is drawn from it, so it may differ from the target's. The draft's own top-k or top-p
+    could remove tokens that the target accepts. At temperature 0 only one token would have any
+    probability, so temperature 1 is used instead.
     """
     return replace(sampling, temperature=sampling.temperature or 1.0, top_k=0, top_p=1.0)
 
@@ -194,8 +194,8 @@ def build_eagle2(
     `build_eagle`.
 
     Raises:
-        TemperaError: the directory holds no sound draft, or one for another target; or the tree is
-            not possible.
+        TemperaError: the directory contains no valid draft or one for another target, or the tree
+            is impossible.
     """
     model = EagleDraft(load(path, target), target, confidence)
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

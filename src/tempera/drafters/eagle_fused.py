@@ -1,4 +1,4 @@
-"""The EAGLE draft's forward pass with its small operations joined."""
+"""A faster forward pass of the EAGLE draft with fused operations."""
 
 import copy
 from typing import Any
@@ -11,15 +11,16 @@ from tempera.targets.kv_cache import RowCache
 
 
 class FastEagle:
-    """An `EagleModel` for drafting: the same arithmetic with fewer and larger operations, where its
-    layer is Llama's without biases.
+    """An `EagleModel` for drafting: the same arithmetic with fewer and larger operations, if its
+    layer is a Llama layer without biases.
 
-    A draft step is so small that what it costs is the number of operations: joined projections, one
-    rotation for queries and keys, and residuals added inside the matrix products make it twice as
-    fast. It holds copies of the weights, [in, out].
+    Launch overhead dominates a draft step. Joint projections, one rotation for queries and keys,
+    and residuals added inside the matrix products make it twice as fast. It has its own copies of
+    the weights, [in, out].
 
     Args:
-        model: an `EagleModel`; later changes to it are not followed.
+        model: an `EagleModel`; later changes to its weights have no effect here.
+        device, dtype: of the copies.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -36,8 +37,8 @@ class FastEagle:
             self._join(layer)
 
     def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The cos and sin of positions int64 [R, S], as `__call__` takes them: [R, S, D]; joined,
-        `sin` has the sign of its first half flipped.
+        """cos and sin of positions int64 [R, S] for `__call__`: [R, S, D]. In the fused pass, the
+        first half of `sin` is negated.
         """
         cos, sin = self.model.rotary(like, position_ids)
         return (cos, sin * self._sign) if self.joined else (cos, sin)
@@ -50,7 +51,7 @@ class FastEagle:
         rotation: tuple[Tensor, Tensor],
         cache: RowCache,
     ) -> Tensor:
-        """As `EagleModel.forward`, with a cache: [R, S, H]."""
+        """Like `EagleModel.forward`, with a cache: [R, S, H]."""
         if not self.joined:
             predicted: Tensor = self.model(embeds, hidden, mask, cache=cache, rotation=rotation)
             return predicted
@@ -84,8 +85,8 @@ class FastEagle:
         return torch.addmm(x, out.transpose(1, 2).reshape(len(x), -1), self._out)
 
     def _norm(self, x: Tensor) -> Tensor:
-        """The layer's norms but for their weights, which are inside the products that follow: √H·x
-        / √(Σx² + H·ε).
+        """RMS norm without its weight, which is part of the next product:
+        √H·x / √(Σx² + H·ε).
         """
         if self._floor is None:
             return nn.functional.rms_norm(x, x.shape[-1:], None, self._eps)
@@ -97,7 +98,7 @@ class FastEagle:
         self._eps, self._floor = layer.input_layernorm.variance_epsilon, None
         if (
             norms[0].dtype == torch.float32
-        ):  # three operations, where PyTorch's own takes six; in half precision Σx² is too coarse
+        ):  # three operations instead of PyTorch's six; in half precision Σx² is too coarse
             size = float(len(norms[0]))
             self._floor = torch.tensor((size * self._eps) ** 0.5, device=norms[0].device)
             norms = norms[0] * size**0.5, norms[1] * size**0.5
@@ -125,5 +126,5 @@ class FastEagle:
 
 
 def _joined(norm: Tensor, *linears: nn.Linear) -> Tensor:
-    """The weights of projections of a normed input, as one, times the norm's weight: [in, out]."""
+    """Joint weight of projections that share a normed input, with the norm's weight: [in, out]."""
     return (torch.cat([linear.weight for linear in linears]) * norm).t().contiguous()

@@ -26,11 +26,11 @@ from tempera.targets.transformer import TransformerTarget
 
 @dataclass(frozen=True)
 class EagleConfig(DraftConfig):
-    """An EAGLE draft and the target it belongs to.
+    """Configuration of an EAGLE draft.
 
     Attributes:
-        family: whose decoder layer and rotary embedding the draft has, see `TargetNetwork.family`.
-        network: the target network's own configuration.
+        family: `TargetNetwork.family` of the target; the draft has its decoder layer.
+        network: configuration of the target's network.
     """
 
     family: str
@@ -49,8 +49,8 @@ class EagleConfig(DraftConfig):
         Args:
             network: the target's network.
             model: its name.
-            vocab_size: image tokens, where the network's vocabulary holds more than those.
-            identity: of the target, where it is known; else it is taken from the network's weights.
+            vocab_size: number of image tokens; by default the network's vocabulary.
+            identity: the target's identity; by default it is computed from the network's weights.
         """
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
         return cls(
@@ -68,9 +68,9 @@ class EagleModel(DraftNetwork):
     the target's rotary embedding.
 
     Args:
-        config: sizes, and the target that it belongs to.
-        make_layer: builds the decoder layer and its rotary embedding; by default the
-            configuration says how.
+        config: sizes and target.
+        make_layer: builds the decoder layer and its rotary embedding; by default
+            `targets.network.decoder_layer` builds those of `config`.
     """
 
     config: EagleConfig
@@ -109,11 +109,11 @@ class EagleModel(DraftNetwork):
 
         Args:
             embeds: embedding of token t, [R, S, H].
-            hidden: the target's hidden state at token t − 1 (`shifted`), [R, S, H]; the draft's own
-                prediction where none is known yet.
+            hidden: the target's hidden state at token t − 1 (`shifted`), or the draft's prediction
+                of it, [R, S, H].
             mask: additive, [R, 1, S, keys].
-            position_ids: place of token t in prefix + image, int64 [R, S].
-            cache: where keys and values of earlier tokens are.
+            position_ids: position of token t in prefix + image, int64 [R, S].
+            cache: keys and values of earlier tokens.
             rotation: (cos, sin), instead of `position_ids`.
 
         Returns:
@@ -148,15 +148,15 @@ class EagleModel(DraftNetwork):
 
     @classmethod
     def untrained(cls, target: TransformerTarget) -> Self:
-        """A draft of random weights for a `TransformerTarget`: it costs as much as a trained one,
-        and almost none of its tokens are accepted.
+        """A draft with random weights for a `TransformerTarget`. It costs as much as a trained one,
+        but almost none of its tokens are accepted.
         """
         name = "any model: it is random"
         return cls.of(target.network, name, target.vocab_size, target.identity)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
-    """The hidden state before each token, zero where that is nothing or padding.
+    """The hidden state before each token; zero at the start and after padding.
 
     Args:
         hidden: the target's hidden states from the first prefix token on, [R, S, H].
@@ -177,8 +177,8 @@ def eagle_network(target: Any, model: str, start: str | None = None) -> EagleMod
 
     Args:
         target: a `TransformerTarget`.
-        model: the target's name, for people.
-        start: directory of a trained draft; random weights unless given.
+        model: the target's name, shown in messages.
+        start: directory of a trained draft; by default the weights are random.
     """
     if start is not None:
         return EagleModel.from_pretrained(start)

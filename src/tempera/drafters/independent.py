@@ -1,4 +1,4 @@
-"""An independent draft: a smaller model of the same image tokens, with its own view of the prompt
+"""An independent draft: a smaller model of the same image tokens with its own text encoder
 (Leviathan et al. 2023).
 
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
@@ -19,20 +19,20 @@ from tempera.targets.transformer import TransformerTarget
 
 
 class IndependentDraft:
-    """Draft distributions of a whole model of its own, for chains and trees.
+    """The distributions of a complete smaller model, for chains and trees.
 
-    It samples as the target does: the same temperature and cuts, and under guidance two rows per
-    prompt, its own conditional and unconditional one. Of what the target decides it hears the
-    tokens only. `observe` keeps them, and the next round's first forward pass runs them all at once
-    (see `cache_slots`), so that drafts that were refused are overwritten in the cache.
+    It samples like the target: same temperature, top-k and top-p, and with guidance a conditional
+    and an unconditional row per prompt. It reads only the tokens that the target emits. `observe`
+    stores them, and the first pass of the next round runs them at once (see `cache_slots`), which
+    overwrites rejected drafts in the cache.
 
     Args:
-        draft: the smaller model, with its own network, conditioner and grid; its sampling becomes
+        draft: the smaller model, with its own network, conditioner and grid; its sampling is set to
             the target's.
         target: the target.
 
     Raises:
-        TemperaError: the two do not generate the same tokens.
+        TemperaError: the two have different vocabularies or image lengths.
     """
 
     def __init__(self, draft: TransformerTarget, target: TransformerTarget) -> None:
@@ -54,7 +54,7 @@ class IndependentDraft:
 
     @property
     def identity(self) -> str:
-        """The smaller model's."""
+        """Identity of the draft model's weights."""
         return self.draft.identity
 
     @torch.inference_mode()
@@ -81,8 +81,8 @@ class IndependentDraft:
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, whose tokens are `tokens`
-        int64 [B, P]: float32 [B, P, V].
+        """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
+        float32 [B, P, V].
         """
         session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
         layout = self._places.layout_of(level)
@@ -93,14 +93,14 @@ class IndependentDraft:
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Keep the emitted tokens for the next round."""
+        """Store the emitted tokens for the next round."""
         self.draft.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
         self._decided = verdict.tokens, emitted
 
 
 class Smaller:
-    """A smaller model: a network as `TransformerTarget` takes it, and the module whose `encode`
-    turns prompts into its condition.
+    """A smaller model: a network for `TransformerTarget`, and the module whose `encode` is its
+    conditioner.
     """
 
     def __init__(self, network: Any, text_encoder: Any) -> None:

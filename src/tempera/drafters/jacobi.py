@@ -1,48 +1,48 @@
-"""The Jacobi family: the target's own distributions of one iteration are the draft of the next, so
-that nothing has to be trained.
+"""The Jacobi family: the target's distributions in one iteration are the draft distributions of the
+next, so no draft model is needed.
 
 A window of guesses follows the last emitted token. One forward pass gives the target's distribution
 at every position of the window, given the guesses before it; these *stale* distributions are what
-the next window's guesses are drawn from. The methods differ in how they are drawn, the *refresh*,
-and in the rule that keeps guesses:
+the next window's guesses are drawn from. The methods differ in how they draw guesses, the
+*refresh*, and in their acceptance rule:
 
     method   refresh                                                       rule
-    jacobi   `FixedDraw`: each position's one random draw, kept for good   `rules.standard.Match`
-    sjd      `Redraw`: afresh                                              exact
-    scd      `SharedNoise`: argmax(log p + g), each position's Gumbel g    exact
-    sjd_pac  `Continue`: keep, or replace, by the exact rule               exact, on a tree
+    jacobi   `FixedDraw`: one fixed uniform draw per position              `rules.standard.Match`
+    sjd      `Redraw`: independent draws                                   exact
+    scd      `SharedNoise`: argmax(log p + g), one Gumbel g per position   exact
+    sjd_pac  `Continue`: keep or resample, by the exact rule               exact, on a tree
 
 `Match` accepts a token if the target draws the same one with the same random draw. The tree of
 sjd_pac is `jacobi_window.Shape.proactive`.
 
-Any rule that tests token by token goes with any of them: SJD with `Match` is what SJD's public code
-calls Jacobi decoding, and `FixedDraw` with the exact rule is speculative coupled decoding with
-another coupling. `rules.standard.BlockVerification` goes with `Redraw` alone: it lets later guesses
-decide on earlier ones, which (1) below forbids where they live on.
+Each of them works with any rule that tests token by token: SJD with `Match` is what SJD's public
+code calls Jacobi decoding, and `FixedDraw` with the exact rule is speculative coupled decoding with
+another coupling. `rules.standard.BlockVerification` works with `Redraw` only: in it later guesses
+influence the acceptance of earlier ones, which violates (1) below if guesses survive a round.
 
-**Why all of them are exact.** Let F_k be what has happened, in all iterations so far, at the
-positions before k: their guesses, draws and tests. (1) Whether position k is decided in a round,
-and the distributions p_k (target's) and q_k (its guess's label) that it is decided with, are
-functions of F_k, because the network is causal and because entering the window, being redrawn and
-being reached depend on the positions before k alone. (2) Given F_k, the guess of position k has the
-law q_k. (3) A position is decided once. So the test of position k is a rejection sampling step with
-the right q, and the token that it emits has the law p_k given F_k, whatever the rejections before
-it. Everything hangs on (2); it holds by induction over iterations, since the guess is drawn
+**Why all of them are exact.** Let F_k be the history of the positions before k over all iterations
+so far: their guesses, draws and tests. (1) Whether position k is decided in a round, and the
+distributions p_k (target's) and q_k (its guess's label) used for the test, are functions of F_k,
+because the network is causal and because entering the window, being redrawn and being reached
+depend only on the positions before k. (2) Given F_k, the guess of position k has the law q_k.
+(3) A position is decided once. The test of position k is therefore a rejection-sampling step with
+the correct q, and the emitted token has the law p_k given F_k, whatever was rejected before.
+Condition (2) is the crucial one. It holds by induction over iterations, since the guess is drawn
 
-- by `Redraw` from q_k with a draw of its own;
-- by `FixedDraw` and `SharedNoise` as a function of q_k and of a noise of position k that no test
-  has looked at before: a test of position k decides the position and is the end of its noise,
-  however often the guess was refreshed with it;
-- by `Continue` from the last guess x ~ q'_k: kept with probability min(1, q_k/q'_k), else replaced
-  from Norm[q_k - q'_k]+, which is again a draw from q_k (a maximal coupling of the two) because q_k
-  is a function of F_k and knows nothing of x;
-- on entering the window as `jacobi_window.Entrance` says; a repeated token is not random given F_k,
-  and its q is one-hot.
+- by `Redraw`: from q_k with an independent draw;
+- by `FixedDraw` and `SharedNoise`: as a function of q_k and of a noise of position k that no test
+  has used. The noise may serve many refreshes, but the first test of position k decides the
+  position, and its noise is not used again;
+- by `Continue`: from the last guess x ~ q'_k, which is kept with probability min(1, q_k/q'_k) and
+  otherwise resampled from Norm[q_k - q'_k]+. This is again a draw from q_k (a maximal coupling of
+  the two), because q_k is a function of F_k and does not depend on x;
+- for positions that enter the window: as described in `jacobi_window.Entrance`. A repeated token is
+  not random given F_k, so its q is one-hot.
 
-What breaks it, and what the tests break: a kept guess that keeps its old label q'_k, a redraw or a
-continuation that reuses the uniform draw with which a position was tested, a repeated token
-labelled with its neighbour's distribution. Neither SJD (arXiv 2410.01699), nor SJD-PAC's two parts,
-nor speculative coupled decoding (arXiv 2510.24211) as published need a change: their laws hold.
+Exactness breaks, as the tests show, if a kept guess keeps its old label q'_k, if a redraw or a
+continuation reuses the uniform draw that tested a position, or if a repeated token is labelled with
+its neighbour's distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and speculative coupled
+decoding (arXiv 2510.24211) are exact as published.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Guesses:
-    """A window's spine: tokens int64 [B, S] and the distributions that they were drawn from,
+    """A window's spine: tokens, int64 [B, S], and the distributions q that they were drawn from,
     float32 [B, S, V].
     """
 
@@ -80,15 +80,18 @@ class Refresh(Protocol):
     """How guesses are drawn from the stale distributions."""
 
     fresh: bool
-    """Whether no guess lives on from one round to the next, see `interfaces.Draft`."""
+    """Whether all guesses are drawn anew in every round; see `interfaces.Draft`."""
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Uniform draws a row that are wanted in the first round, and in each later one, for a
-        window of S = `window` positions.
+        """Number of uniform draws per row in the first round, and in each later one.
+
+        Args:
+            window: S.
+            length: tokens of an image.
         """
 
     def begin(self, uniforms: Tensor) -> None:
-        """Start new rows with the first round's draws."""
+        """Start a batch with the first round's uniform draws, [B, ...]."""
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -98,31 +101,32 @@ class Refresh(Protocol):
         Args:
             q: the distribution of every position, float32 [B, S, V].
             last: the last window.
-            places: where each position stood in the last window, int64 [B, S]; from S on it was not
+            places: index of each position in the last window, int64 [B, S]; S or more if it was not
                 in it.
-            positions: place in the image, int64 [B, S]; past the end of the image in the last
-                rounds.
-            uniforms: this round's draws.
+            positions: index in the image, int64 [B, S]; past its end in the last rounds.
+            uniforms: this round's uniform draws.
 
         Returns:
-            int64 [B, S], drawn from q.
+            tokens int64 [B, S], drawn from q.
         """
 
     def draws(self, positions: Tensor) -> Tensor | None:
-        """The positions' fixed draws [B, M], for `Match`; none where the method has none."""
+        """Fixed uniform draws of positions int64 [B, M], for `Match`: [B, M], or None if the method
+        has no fixed draws.
+        """
 
 
 class Redraw:
-    """Afresh (SJD, Eq. 3)."""
+    """Draw every guess independently (SJD, Eq. 3)."""
 
     fresh = True
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """One a position."""
+        """One per position."""
         return window, window
 
     def begin(self, uniforms: Tensor) -> None:
-        """Nothing to remember."""
+        """Do nothing: there is no state."""
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -131,26 +135,26 @@ class Redraw:
         return sample(q, uniforms)
 
     def draws(self, positions: Tensor) -> Tensor | None:
-        """None."""
+        """None: there are no fixed draws."""
         return None
 
 
 class Continue:
-    """Keep a guess or replace it, by the exact rule against the stale distributions (SJD-PAC's
+    """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC's
     adaptive continuation).
 
-    This is the coupling of the last and the next distribution under which a guess changes least
-    often (the maximal coupling of arXiv 2510.24211).
+    This is the maximal coupling of arXiv 2510.24211: of all couplings of the last and the next
+    distribution, the one under which guesses change least often.
     """
 
     fresh = False
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Two a position: one to keep, one to draw with."""
+        """Two per position: one for the test, one to resample."""
         return 2 * window, 2 * window
 
     def begin(self, uniforms: Tensor) -> None:
-        """Nothing to remember."""
+        """Do nothing: there is no state."""
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -165,16 +169,16 @@ class Continue:
         return torch.where(kept, token, sample(law, draw))
 
     def draws(self, positions: Tensor) -> Tensor | None:
-        """None."""
+        """None: there are no fixed draws."""
         return None
 
 
 class FixedDraw:
-    """The inverse CDF of each position's fixed draw (Jacobi decoding).
+    """The inverse CDF at each position's fixed uniform draw (Jacobi decoding).
 
-    The draws are the first of the prompt's stream, one a position, which are those that plain
-    autoregression uses: with the rule `Match` the image is the very one of `method=ar` with the
-    same seed (up to rounding), at any temperature.
+    The draws are the first of the prompt's random stream, one per position, as in plain
+    autoregression. With the rule `Match` the image is therefore that of `method=ar` with the same
+    seed (up to rounding), at any temperature.
     """
 
     fresh = False
@@ -194,7 +198,9 @@ class FixedDraw:
         return sample(q, self.draws(positions))
 
     def draws(self, positions: Tensor) -> Tensor:
-        """The positions' fixed draws [B, M]; past the image those of its last token."""
+        """The fixed draws of positions int64 [B, M], as [B, M]; past the end of the image, the draw
+        of the last token.
+        """
         return self._draws.gather(1, positions.clamp(max=self._draws.shape[1] - 1))
 
 
@@ -202,19 +208,19 @@ class SharedNoise:
     """argmax(log q + g) with a Gumbel noise g [V] per position that all iterations share
     (speculative coupled decoding).
 
-    It is computed as argmax(q / E), E = exp(-g) standard exponential. The noise of a row is a hash
-    of a 64-bit key from the row's stream, the position and the token, made anew in each round:
-    nothing of size V is kept.
+    Computed as argmax(q / E) with E = exp(-g) standard exponential. A row's noise is a hash of a
+    64-bit key from its random stream, the position and the token. It is recomputed in each round,
+    so nothing of size V is stored.
     """
 
     fresh = False
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Enough for a key, once."""
+        """Three in the first round, for the key."""
         return 3, 0
 
     def begin(self, uniforms: Tensor) -> None:
-        """Make the rows' keys of 3 draws of 24 bits, [B, 3]."""
+        """Compute each row's key from 3 draws of 24 bits, [B, 3]."""
         bits = (uniforms * 2.0**24).long()
         self._keys = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1).view(-1, 1, 1)
 
@@ -227,11 +233,11 @@ class SharedNoise:
         coarse, fine = hashed(self._keys, counters), hashed(self._keys, counters + 1)
         exponential = -torch.log1p(
             -(coarse + fine * 2.0**-24)
-        )  # two draws: the smallest of V decides, so it must not be rounded
+        )  # two draws: the minimum over V tokens decides and needs more than 24 bits
         return (q / exponential.clamp_(min=1e-30)).argmax(-1)
 
     def draws(self, positions: Tensor) -> Tensor | None:
-        """None."""
+        """None: there are no fixed draws."""
         return None
 
 
@@ -239,29 +245,29 @@ class Jacobi:
     """A window of guesses that the target refines (`interfaces.Drafter`).
 
     Args:
-        target: the target, or what is known of it.
-        shape: the window.
+        target: the target; only its sizes are used.
+        shape: the window's shape.
         refresh: how guesses are drawn.
-        initialisation: how positions start that enter the window; see `jacobi_window.Entrance`.
+        initialisation: how new positions of the window start; see `jacobi_window.Entrance`.
 
     Attributes:
-        uniforms: draws that `propose` takes; the first round may want more than the later ones.
+        uniforms: uniform draws per row that `propose` needs; the first round may need more.
 
     Raises:
-        TemperaError: the window is longer than the image, or the initialisation is not known.
+        TemperaError: the window is longer than the image, or the initialisation is unknown.
     """
 
     tree = None
     identity = None
-    _emitted: Tensor  # tokens of the last round, [B, 1]; as if all had been before the first round
+    _emitted: Tensor  # tokens emitted by the last round, [B, 1]; at first a whole window
     _base: Tensor  # position of the last round's first token, [B, 1]
     _p: Tensor  # the last round's distributions, [B, 1 + N, V]
-    _reading: Tensor  # which of them to read for each place, [B, S + 1]
+    _reading: Tensor  # index into them for each place, [B, S + 1]
     _guesses: Guesses
-    # distributions of the positions before the last round, as many as vertical sampling looks back,
-    # [B, H, V]
+    # distributions of the `lookback` positions before the last round, for vertical sampling,
+    # [B, lookback, V]
     _history: Tensor
-    # tokens by position, [B, T + S + 1]: emitted, then the window's; kept for repeats only
+    # tokens by position, [B, T + S + 1]: emitted ones, then the window's; used by repeats only
     _image: Tensor
 
     def __init__(
@@ -283,14 +289,12 @@ class Jacobi:
         self.uniforms = self._count(0)
 
     def begin(self, prompts: list[str]) -> None:
-        """Start new rows. Nothing is known yet, so that the first window is drawn as if it had
-        entered whole.
-        """
+        """Start a batch. All positions of the first window are new."""
         self.uniforms = self._count(0)
         self._fresh = True
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Refresh the window and let new positions enter."""
+        """Refresh the window's guesses and append new positions. See `interfaces.Drafter.propose`."""
         if self._fresh:
             self._start(uniforms)
         places = self._emitted + self._ahead
@@ -310,7 +314,7 @@ class Jacobi:
         return self._draft(further, positions[:, :1])
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Remember the target's distributions and how far each row went."""
+        """Store the target's distributions and each row's progress."""
         self._fresh = False
         self.uniforms = self._count(1)
         if self.entrance.lookback:
@@ -331,11 +335,11 @@ class Jacobi:
         self._reading = self.shape.reading[stop.squeeze(1)]
 
     def _count(self, round: int) -> int:
-        """Draws for the first round (0) or a later one (1)."""
+        """Uniform draws per row in the first round (0) or a later one (1)."""
         return self._further + self.refresh.uniforms(self.shape.length, self.target.length)[round]
 
     def _start(self, uniforms: Tensor) -> None:
-        """A state in which every position of the window is new and has no neighbour."""
+        """Set the state in which every position of the window is new and has no neighbour."""
         batch, device = len(uniforms), uniforms.device
         length, vocab_size = self.shape.length, self.target.vocab_size
         self.shape = self.shape.to(device)
@@ -356,8 +360,8 @@ class Jacobi:
         )
 
     def _laws(self, places: Tensor, sources: Tensor, found: Tensor) -> Tensor:
-        """The distribution of every position of the window, [B, S, V]: stale, or that of a new one,
-        which is uniform unless sampled.
+        """The distribution of every position of the window, [B, S, V]: the stale one, or for a new
+        position the uniform one, unless it samples from its neighbour's.
         """
         length = self.shape.length
         known = places <= length
@@ -373,8 +377,8 @@ class Jacobi:
         return torch.where(known.unsqueeze(-1), q, self._uniform)
 
     def _draft(self, further: Tensor, start: Tensor) -> Draft:
-        """The window as a draft, with the further candidates of its first places drawn without
-        replacement, after the spine's.
+        """The window as a draft; further candidates of its first places are drawn without
+        replacement.
         """
         shape, (tokens, q) = self.shape, (self._guesses.tokens, self._guesses.q)
         if self._further:
@@ -393,15 +397,21 @@ class Jacobi:
 def jacobi(
     target: TokenModel, window: int = 32, initialisation: Initialisation = "random"
 ) -> Jacobi:
-    """Jacobi decoding's drafter; its rule is `rules.standard.Match`. See `jacobi_window.Entrance`
-    for the initialisations.
+    """The drafter of Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427), whose rule is
+    `rules.standard.Match`. For `initialisation` see `jacobi_window.Entrance`.
+
+    Raises:
+        TemperaError: the window does not fit into the image.
     """
     return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
 
 
 def sjd(target: TokenModel, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
-    """Speculative Jacobi decoding's drafter (arXiv 2410.01699). See `jacobi_window.Entrance` for
-    the initialisations.
+    """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
+    `initialisation` see `jacobi_window.Entrance`.
+
+    Raises:
+        TemperaError: the window does not fit into the image.
     """
     return Jacobi(target, Shape.chain(window), Redraw(), initialisation)
 
@@ -412,8 +422,11 @@ def scd(
     initialisation: Initialisation = "random",
     coupling: Literal["gumbel", "maximal"] = "gumbel",
 ) -> Jacobi:
-    """Speculative coupled decoding's drafter (arXiv 2510.24211), with Gumbel or with maximal
-    coupling of one iteration to the next.
+    """The drafter of speculative coupled decoding (So et al. 2025, arXiv 2510.24211), with a Gumbel
+    or a maximal coupling of successive iterations.
+
+    Raises:
+        TemperaError: the coupling is unknown, or the window does not fit into the image.
     """
     if coupling not in ("gumbel", "maximal"):
         raise TemperaError(f"coupling={coupling} is not known; choose gumbel or maximal")
@@ -435,24 +448,23 @@ def sjd_pac(
     continuation: bool = True,
     branching: Branching = "ranked",
 ) -> Jacobi:
-    """SJD-PAC's drafter; with both parts off it is SJD.
+    """The drafter of SJD-PAC; with both parts off it is SJD.
 
-    *Proactive drafting*: the first D = `levels` positions after the token that was resampled have K
-    = `branches` candidates each, drawn without replacement from the stale distributions; they form
-    a tree, whose first path goes on as a chain. The tree stands in every round: the last emitted
-    token is always one that was just drawn (from a residual or, after a window that was kept whole,
-    from the target), and that no guess below it has seen. The candidates of a level are the same
-    ones under every parent, as their stale distribution is, and tree and chain share the window;
-    `jacobi_window.Shape.proactive` says how. After a walk that left the first path, the stale
-    distributions are read along the path that it took as far as this goes, then along the first
-    path.
+    *Proactive drafting*: the first D = `levels` positions have K = `branches` candidates each,
+    drawn without replacement from the stale distributions. They form a tree whose first path
+    continues as a chain. The tree is drafted in every round, because the last emitted token is
+    always newly drawn (from a residual, or from the target if the whole window was accepted), so no
+    guess was conditioned on it. The candidates of a level are the same under every parent, since
+    they share one stale distribution. Tree and chain share the window; see
+    `jacobi_window.Shape.proactive`. After a walk that left the first path, the stale distributions
+    are read along the walk's path, and below its end along the first path.
 
-    *Adaptive continuation*: see `jacobi.Continue`. With both, the first candidate of a level is the
-    continued guess, whose law is the stale distribution as well, and the others are drawn without
-    it, so that together they are still drawn without replacement.
+    *Adaptive continuation*: see `Continue`. With both parts, the first candidate of a level is the
+    continued guess, whose law is the stale distribution too. The others are drawn without it, so
+    that together they are drawn without replacement.
 
-    Both are exact as published (`jacobi` says why; Theorems 1 and 2 of the paper argue for a single
-    position).
+    Both are exact as published (see the module's docstring; Theorems 1 and 2 of the paper treat a
+    single position).
 
     Raises:
         TemperaError: the tree does not fit into the window, or the window not into the image.

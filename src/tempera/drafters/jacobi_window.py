@@ -1,11 +1,11 @@
-"""The window of guesses that Jacobi decoding refines: its shape, and how positions that enter it
-start.
+"""The window of guesses that Jacobi decoding refines: its shape and the initialisation of new
+positions.
 
-A window covers the S positions after the last emitted token with one guess each (the *spine*, a
-chain). Proactive drafting offers more candidates for the first positions; then the window is a tree
-whose first path is the spine. A *place* is a position counted from the first undecided one of a
-round: the node at depth d guesses place d - 1, and the target's distribution after it is that of
-place d, so one forward pass tells of places 0..S.
+A window has one guess for each of the S positions after the last emitted token (the *spine*, a
+chain). Proactive drafting adds candidates for the first positions; the window is then a tree whose
+first path is the spine. A *place* is a position counted from the first undecided one of a round:
+the node at depth d guesses place d - 1, and the target's distribution after it is that of place d,
+so one forward pass gives the distributions of places 0..S.
 """
 
 import itertools
@@ -35,12 +35,12 @@ class Shape:
         length: S.
         branches: candidates K of each of the first places; 1 for a chain.
         levels: how many places D have K candidates; 0 for a chain.
-        columns: which candidate each node is, int64 [N]: place s of the spine is s, the k-th
-            further candidate (from 0) of place s is S + s·(K - 1) + k. Nodes of the same place and
-            rank under different parents are the same candidate.
-        reading: where to read the distribution of each place after the walk stopped at a node,
-            int64 [1 + N, S + 1]; 0 is the root, 1 + n node n. Above the node it is the path that
-            leads there, below it the first children, and past these the spine.
+        columns: candidate number of each node, int64 [N]: s for place s of the spine, and
+            S + s·(K - 1) + k for the k-th further candidate (from 0) of place s. Nodes of the same
+            place and rank under different parents are the same candidate.
+        reading: node to read the distribution of each place from after a walk that stopped at a
+            given node, int64 [1 + N, S + 1]; 0 is the root, 1 + n is node n. The nodes are those of
+            the path to the stop, then its first children, then the spine.
     """
 
     tree: Tree
@@ -52,7 +52,11 @@ class Shape:
 
     @classmethod
     def chain(cls, length: int) -> "Shape":
-        """One guess a place. Raises TemperaError for less than one."""
+        """A chain of `length` guesses.
+
+        Raises:
+            TemperaError: the length is below 1.
+        """
         _check(length)
         return cls(
             Tree.chain(length),
@@ -68,17 +72,17 @@ class Shape:
         cls, window: int, branches: int, levels: int, branching: Branching = "ranked"
     ) -> "Shape":
         """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first
-        path goes on as a chain.
+        path continues as a chain.
 
         The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
         Here the tree and the chain together have `window` nodes, so that a larger tree shortens the
         chain, and `branching` says which nodes the tree has:
 
-        - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K: a candidate that
-          is tested late, and so is seldom reached, has fewer continuations. 25 nodes for K = 4, D =
-          3, and a chain of 39.
-        - "first": only the first candidate of a level goes on: K·D nodes.
-        - "full": every candidate goes on: K + K² + … + K^D nodes.
+        - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K. Candidates that
+          are tested later, and hence reached less often, have fewer continuations. 25 nodes for
+          K = 4 and D = 3, and a chain of 39.
+        - "first": only the first candidate of a level has children: K·D nodes.
+        - "full": every candidate has children: K + K² + … + K^D nodes.
 
         Raises:
             TemperaError: the window is empty, there are no candidates, or the tree does not fit
@@ -164,26 +168,36 @@ def _reading(paths: list[tuple[int, ...]], length: int) -> list[list[int]]:
 
 
 class Entrance:
-    """How positions that enter the window start: their law, which is their q, and what has to be
-    remembered for it.
+    """How new positions of the window start, and their q.
 
-    A round that emits e tokens has distributions for all places of the next window but the last e -
-    1; those are new. A new position's *neighbour* is the token before it (horizontal; in raster
-    order, so that the one before the start of a line is the end of the line above) or above it
-    (vertical); where that is new as well, the neighbour's own neighbour. What a new position starts
-    as, and its q:
+    A round that emits e tokens has distributions for all places of the next window except the last
+    e - 1, which are new. A new position's *neighbour* is the token before it in raster order
+    (horizontal; for the start of a line that is the end of the line above) or above it (vertical).
+    If that is new as well, it is the neighbour's neighbour. The initialisations:
 
-    - "random": any token; q is uniform over the vocabulary. (SJD's public code gives it a one-hot
-      q. That is exact too, but keeps the token with probability p(x), which is 1/V on average,
-      where the uniform q keeps it with Σ min(p, 1/V).)
-    - "horizontal_repeat", "vertical_repeat": its neighbour's token; q is one-hot, because given its
-      neighbour it is not random at all. It is kept with probability p(x).
-    - "horizontal_sample", "vertical_sample": a token drawn from the distribution of its neighbour:
-      the one that this iteration redraws the neighbour from, or, where it is emitted, the target's.
-      q is that distribution. (The public code takes its most probable token, with a one-hot q, and
-      has no vertical initialisation.)
+    - "random": any token; q is uniform over the vocabulary. (SJD's public code uses a one-hot q.
+      That is exact too, but accepts with probability p(x), which is 1/V on average; the uniform q
+      accepts with Σ min(p, 1/V).)
+    - "horizontal_repeat", "vertical_repeat": the neighbour's token; q is one-hot, because the token
+      is not random given its neighbour. It is accepted with probability p(x).
+    - "horizontal_sample", "vertical_sample": a token drawn from the neighbour's distribution, which
+      is its q: the stale distribution of an undecided neighbour, the target's of an emitted one.
+      (The public code takes the most probable token with a one-hot q, and has no vertical
+      initialisation.)
 
-    Where there is no neighbour (the first window, and "vertical" in the first line), it is random.
+    A position without a neighbour (in the first window, and for "vertical" in the first line) is
+    random.
+
+    Args:
+        kind: the initialisation.
+        model: the target; only its grid is used.
+        length: S.
+
+    Attributes:
+        lookback: number of emitted positions before the last round whose distributions are needed.
+
+    Raises:
+        TemperaError: the initialisation is unknown.
     """
 
     def __init__(self, kind: Initialisation, model: TokenModel, length: int) -> None:
@@ -195,18 +209,17 @@ class Entrance:
         self.kind, self.model, self.length = kind, model, length
         self._columns = model.grid[1] if kind.startswith("vertical") else 0
         self.lookback = max(0, self._columns - 1 - length) if kind == "vertical_sample" else 0
-        """How many emitted positions before the last round may be asked for their distribution."""
 
     def sources(self, places: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-        """The neighbours of new positions.
+        """Find the neighbours of new positions.
 
         Args:
             places: place of every position of the window in the last round, int64 [B, S].
             base: position of place 0 in the last round, int64 [B, 1].
 
         Returns:
-            place of the neighbour, [B, S], at most S, of positions that are new; and which of them
-            are new and have one, bool [B, S].
+            place of each new position's neighbour, int64 [B, S], at most S; and which positions are
+            new and have a neighbour, bool [B, S].
         """
         last = self.length
         if self._columns:

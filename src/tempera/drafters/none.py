@@ -17,7 +17,7 @@ class NoDraft:
     identity = None
 
     def begin(self, prompts: list[str]) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def propose(self, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0], q [B, 0, 0]."""
@@ -29,4 +29,4 @@ class NoDraft:
         )
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Nothing to learn."""
+        """Do nothing."""

@@ -15,7 +15,7 @@ class StaticTreeDrafter:
     """Drafts the same tree every round.
 
     Args:
-        model: where the draft distributions come from.
+        model: the draft model.
         tree: a static tree that is not empty; `Tree.chain(5)` for chains.
     """
 
@@ -30,16 +30,16 @@ class StaticTreeDrafter:
 
     @property
     def identity(self) -> str | None:
-        """The model's."""
+        """Identity of the draft model's weights."""
         return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
-        """Start new rows."""
+        """Start a batch."""
         self.model.begin(prompts, self.nodes)
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Draw a tree: uniforms [B, N] -> Draft with q [B, N, V], where a later sibling's q has the
-        earlier siblings removed.
+        """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier
+        siblings are removed from the q of later ones.
         """
         tree = self.tree.to(uniforms.device)
         above = self.model.roots().unsqueeze(1)
@@ -63,5 +63,5 @@ class StaticTreeDrafter:
         return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Pass the verdict on to the model."""
+        """Pass the verdict to the draft model."""
         self.model.observe(draft, verdict, scores, emitted)
