@@ -122,7 +122,7 @@ class EagleDraft:
         return last_emitted(predicted, emitted)
 
     def _distribution(self, ahead: Tensor) -> Tensor:
-        """Distributions of the predicted hidden states, `ahead` tokens after the roots: [B, M, V]."""
+        """Distributions of the predictions, `ahead` tokens after the roots: [B, M, V]."""
         return self.head.distribution(
             self._above, self.session.prompt.lengths, ahead, self._sampling
         )

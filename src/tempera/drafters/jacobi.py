@@ -294,7 +294,7 @@ class Jacobi:
         self._fresh = True
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Refresh the window's guesses and append new positions. See `interfaces.Drafter.propose`."""
+        """Refresh the guesses and append new positions. See `interfaces.Drafter.propose`."""
         if self._fresh:
             self._start(uniforms)
         places = self._emitted + self._ahead
