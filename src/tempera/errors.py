@@ -4,9 +4,10 @@ The sentences make sense in Python; `tempera.config.messages.OPTIONS` adds the o
 the command line prints them.
 """
 
+import difflib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -162,6 +163,45 @@ def shortened(text: str, most: int = 80) -> str:
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+@dataclass(eq=False)
+class NoReference(TemperaError):
+    """Metrics compare with real images, and none are given. metrics: their titles."""
+
+    metrics: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.metrics)} compare with real images, and none are given: give a "
+            "directory of images"
+        )
+
+
+@dataclass(eq=False)
+class UnknownMeasure(TemperaError):
+    """A name stands for no metric. name: it; known: all names."""
+
+    name: str
+    known: Sequence[str]
+
+    def __str__(self) -> str:
+        near = difflib.get_close_matches(self.name, self.known, n=1)
+        meant = f"did you mean {near[0]}? The names are" if near else "the names are"
+        return f"there is no metric {self.name}: {meant} {', '.join(self.known)}"
+
+
+@dataclass(eq=False)
+class OtherWorld(TemperaError):
+    """An evaluator of one world of pictures met another model. model: its name."""
+
+    model: str
+
+    def __str__(self) -> str:
+        return (
+            "the shipped networks evaluate pictures of the shapes world, not of "
+            f"{self.model}; take published networks, or none"
+        )
 
 
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:

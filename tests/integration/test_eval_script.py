@@ -154,14 +154,23 @@ def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_pat
             (["batch_size=big"], "`batch_size=big` is not possible; it must be a whole number"),
             (["seed=x"], "`seed=x` is not possible; it must be a whole number"),
             (["speed.prompts=-1"], "speed.prompts=-1"),
-            (["metrics=real"], "metrics=real has no network to evaluate with"),
             (
-                ["metrics=real", "metrics.clip_weights=no.pt"],
-                "metrics.clip_weights=no.pt is not a file",
+                ["metrics=real", "metrics.names=[fidd]"],
+                "there is no metric fidd: did you mean fid? The names are",
+            ),
+            (
+                ["metrics=real", "metrics.names=[fid]"],
+                "FID compare with real images, and none are given: give a directory of images "
+                "(metrics.reference_dir=DIR)",
+            ),
+            (
+                ["metrics=real", "metrics.names=[hps]", "metrics.hps.weights=no.pt"],
+                "HPS_v2.1_compressed.pt, which a metric reads, is not at no.pt",
             ),
             (
                 ["metrics=shapes", "model.name=large"],
-                "metrics=shapes evaluates pictures of the shapes world, not model=large",
+                "the shipped networks evaluate pictures of the shapes world, not of large; take "
+                "published networks, or none (metrics=real or metrics=none)",
             ),
             (["tracking=wandb", "tracking.mode=on"], "the tracking mode 'on' is unknown"),
             (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),

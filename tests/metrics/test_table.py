@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ def shift(generated: Array, real: Array, resamples: int) -> Interval:
 
 
 class Extended(ToyEvaluator):
-    def load(self, device: torch.device) -> Networks:
-        networks = super().load(device)
-        return replace(
+    def load(self, device: torch.device) -> Iterator[Networks]:
+        (networks,) = super().load(device)
+        yield replace(
             networks,
             scores=[*networks.scores, brightness],
             distances={**networks.distances, "shift": shift},

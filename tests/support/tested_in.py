@@ -36,6 +36,16 @@ TESTED_IN = {
         "training/fsdp",
     ),
     "integration/test_training_scripts.py": ("commands/prepare", "commands/train"),
+    "metrics/test_clip.py": (
+        "metrics/aesthetic",
+        "metrics/clip_model",
+        "metrics/hps",
+        "metrics/linear_chain",
+        "metrics/pick_score",
+    ),
+    "metrics/test_image_reward.py": ("metrics/blip",),
+    "metrics/test_inception.py": ("metrics/vgg",),
+    "metrics/test_standard.py": ("metrics/reference", "metrics/weights"),
     "metrics/test_evaluators.py": ("shapes/classifier", "shapes/clip", "shapes/evaluator"),
     "reporting/test_paper_tables.py": ("reporting/sweep_callback",),
     "reporting/test_report.py": (

@@ -54,7 +54,10 @@ class ToyEvaluator(Evaluator):
     def check(self, model: str) -> None:
         pass
 
-    def load(self, device: torch.device) -> Networks:
+    def fetch(self) -> None:
+        pass
+
+    def load(self, device: torch.device) -> Iterator[Networks]:
         self.loaded += 1
 
         def features(pictures: torch.Tensor) -> torch.Tensor:
@@ -76,9 +79,9 @@ class ToyEvaluator(Evaluator):
         ) -> dict[str, torch.Tensor]:
             return {"clip_score": features(pictures)[:, 0] / 255}
 
-        return Networks(features, [clip_score, attributes])
+        yield Networks(features, [clip_score, attributes])
 
-    def reference(self) -> Iterator[np.ndarray]:
+    def reference(self, edge: int) -> Iterator[np.ndarray]:
         yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
 
 

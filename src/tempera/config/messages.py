@@ -28,13 +28,16 @@ from tempera.errors import (
     CoupledDraft,
     EmptyDraft,
     NaNProbabilities,
+    NoReference,
     NoSmallerModel,
     NotAChain,
     NotAClass,
     NotADensityRule,
     OtherCodebook,
+    OtherWorld,
     PromptTooLong,
     TemperaError,
+    UnknownMeasure,
     shortened,
 )
 from tempera.runtime.files import FULL
@@ -44,12 +47,15 @@ OPTIONS: dict[type[BaseException], str] = {
     CoupledDraft: "drafter=sjd, or rule=exact",
     EmptyDraft: "method=ar",
     NaNProbabilities: "dtype=float32",
+    NoReference: "metrics.reference_dir=DIR",
     NoSmallerModel: "model=shapes and llamagen_3b_c2i have one; drafter=mar_base serves MAR models",
     NotAChain: "tree=chain, or rule=exact",
     NotAClass: "as in prompt=207 or data=classes",
     NotADensityRule: "method=cspd, cspd_published or cspd_exact",
     OtherCodebook: "neighbours.directory=DIR",
+    OtherWorld: "metrics=real or metrics=none",
     PromptTooLong: "model.text_encoder.truncate=true",
+    UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
 """The options that mend an error of the library, for the command line."""
 

@@ -20,7 +20,7 @@ from tempera.evaluation.progress import Bar
 from tempera.evaluation.run_directory import claim
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Interval
-from tempera.metrics.evaluators import Evaluator
+from tempera.metrics.evaluators import Evaluator, Pictures
 from tempera.metrics.quality import ENOUGH, quality, reference_features, score_pictures
 from tempera.reporting import figures
 from tempera.reporting.console import print_results
@@ -81,6 +81,8 @@ def evaluate(
     """
     evaluator.check(plan.model)
     claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
+    if processes.is_main:
+        evaluator.fetch()
     tracker = start_tracker()
     rows = _generated(plan, pipeline, prompts, processes)
     if not processes.is_main:
@@ -150,18 +152,21 @@ def _evaluated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
 ) -> tuple[dict[str, Row], dict[str, Interval]]:
     """Scores by prompt id, and the quality metrics; nothing without networks."""
-    networks = evaluator.load(pipeline.device)
-    if not networks:
-        return {}, {}
-    scores = score_pictures(
-        networks,
-        prompts,
-        lambda prompt: read_picture(picture_path(plan.directory, prompt.id)),
-        Store(plan.directory / f"evaluated-{evaluator.identity}"),
-    )
-    rows = [scores[prompt.id] for prompt in prompts]
-    reference = reference_features(evaluator, networks)
-    return scores, quality(rows, networks, reference, evaluator.resamples)
+    scores: dict[str, Row] = {}
+    metrics: dict[str, Interval] = {}
+
+    def picture(prompt: Prompt) -> Pictures:
+        return read_picture(picture_path(plan.directory, prompt.id))
+
+    for networks in evaluator.load(pipeline.device):
+        store = Store(plan.directory / f"evaluated-{networks.identity or evaluator.identity}")
+        found = score_pictures(networks, prompts, picture, store)
+        rows = [found[prompt.id] for prompt in prompts]
+        reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])
+        metrics |= quality(rows, networks, reference, evaluator.resamples, pipeline.device)
+        for row in rows:
+            scores.setdefault(row["id"], {}).update(row)
+    return scores, metrics
 
 
 def _assemble(

@@ -2,19 +2,19 @@
 bootstrap interval.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 
 from tempera.data.prompts import Prompt
 from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures
-from tempera.runtime.files import replacing
+from tempera.runtime.files import cache_directory, replacing
 from tempera.runtime.row_store import Row, Store
 
 ENOUGH = 16
@@ -42,7 +42,7 @@ def score_pictures(
     """
     missing = set(store.missing([prompt.id for prompt in prompts]))
     todo = [prompt for prompt in prompts if prompt.id in missing]
-    for first in range(0, len(todo), batch):
+    for first in track(range(0, len(todo), batch), "scoring", disable=not todo, transient=True):
         group = todo[first : first + batch]
         store.add(_scored(networks, group, np.stack([picture(prompt) for prompt in group])))
     return store.rows()
@@ -65,20 +65,22 @@ def _scored(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -
 
 @torch.inference_mode()
 def reference_features(
-    evaluator: Evaluator, networks: Networks, cache: Path | None = None
+    evaluator: Evaluator, networks: Networks, edge: int, cache: Path | None = None
 ) -> Array | None:
     """Features of the evaluator's real pictures, float64 [m, D], or None where it has none.
 
-    They are kept in `cache` (~/.cache/tempera unless given) under the evaluator's identity.
+    They are kept in `cache` (the user's unless given) under the evaluator's identity.
+
+    Args:
+        evaluator: has the real pictures.
+        networks: those of its networks that give the features.
+        edge: of the generated pictures, in pixels.
+        cache: a directory.
     """
-    if networks.features is None:
+    if networks.features is None or not networks.distances:
         return None
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tempera"
-        if cache is None
-        else cache
-    )
-    path = cache / f"reference-{evaluator.identity}.npy"
+    names = ["reference", evaluator.identity, networks.identity, str(edge)]
+    path = (cache or cache_directory()) / f"{'-'.join(filter(None, names))}.npy"
     try:
         known: Array = np.load(path)
         return known
@@ -86,7 +88,7 @@ def reference_features(
         pass
     batches = [
         networks.features(torch.from_numpy(pictures)).double().cpu().numpy()
-        for pictures in evaluator.reference()
+        for pictures in track(evaluator.reference(edge), "reference pictures", transient=True)
     ]
     if not batches:
         return None
@@ -104,26 +106,45 @@ def quality(
     networks: Networks,
     reference: Array | None,
     resamples: int,
+    device: torch.device | None = None,
 ) -> dict[str, Interval]:
-    """The metrics over a set of pictures, by key: distances from the reference features [m, D], and
-    means of the scores.
+    """The metrics over a set of pictures, by key: distances from the reference features [m, D],
+    other numbers of the set, and means of the scores.
+
+    Args:
+        rows: `features` [D] and scores of each picture.
+        networks: what they were made with.
+        reference: features of real pictures.
+        resamples: bootstrap resamples behind each interval.
+        device: where distances are computed; the CPU unless it is CUDA.
 
     Raises:
         TemperaError: a distance has no entry in the table of metrics.
     """
-    return _distances(rows, networks, reference, min(resamples, 200)) | _means(rows, resamples)
+    of_sets = _of_sets(rows, networks, reference, min(resamples, 200), device)
+    return of_sets | _means(rows, resamples)
 
 
-def _distances(
-    rows: Sequence[Mapping[str, Any]], networks: Networks, reference: Array | None, resamples: int
+def _of_sets(
+    rows: Sequence[Mapping[str, Any]],
+    networks: Networks,
+    reference: Array | None,
+    resamples: int,
+    device: torch.device | None,
 ) -> dict[str, Interval]:
-    if reference is None or len(rows) < ENOUGH or any(row.get("features") is None for row in rows):
+    if len(rows) < ENOUGH or any(row.get("features") is None for row in rows):
         return {}
-    features = np.array([row["features"] for row in rows], np.float64)
-    return {
-        table.find(key).key: distance(features, reference, resamples)
-        for key, distance in networks.distances.items()
-    }
+    place = device if device is not None and device.type == "cuda" else torch.device("cpu")
+    features = torch.tensor(np.array([row["features"] for row in rows], np.float64), device=place)
+    found: dict[str, Interval] = {}
+    keys = [*networks.statistics, *(() if reference is None else networks.distances)]
+    for key in track(keys, "distances", disable=len(rows) < 1000, transient=True):
+        name = table.find(key).key
+        if key in networks.statistics:
+            found[name] = networks.statistics[key](features, resamples)
+        elif reference is not None:
+            found[name] = networks.distances[key](features, reference, resamples)
+    return found
 
 
 def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Interval]:

@@ -109,6 +109,20 @@ def _accuracy(
     )
 
 
+def _preference(key: str, title: str, form: str) -> Metric:
+    """A network's guess at what people prefer."""
+    return Metric(
+        key,
+        title,
+        "",
+        form,
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="more",
+        paired=True,
+    )
+
+
 _SHAPE, _COLOUR = ("shape1", "shape2"), ("colour1", "colour2")
 
 METRICS: tuple[Metric, ...] = (
@@ -210,6 +224,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("precision", "precision", "", ".3f", True, in_report=True, in_pareto="more"),
     Metric("recall", "recall", "", ".3f", True, in_report=True, in_pareto="more"),
     Metric(
+        "inception_score",
+        "inception score",
+        "",
+        ".2f",
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="more",
+    ),
+    Metric("precision_vgg", "precision, VGG", "", ".3f", True, in_report=True),
+    Metric("recall_vgg", "recall, VGG", "", ".3f", True, in_report=True),
+    Metric(
         "clip_score",
         "CLIP score",
         "cosine",
@@ -219,6 +244,10 @@ METRICS: tuple[Metric, ...] = (
         in_pareto="quality",
         paired=True,
     ),
+    _preference("hpsv2", "HPSv2.1", ".2f"),
+    _preference("image_reward", "ImageReward", ".4f"),
+    _preference("pick_score", "PickScore", ".2f"),
+    _preference("aesthetic", "aesthetic score", ".3f"),
     _accuracy(
         "attribute",
         *_SHAPE,

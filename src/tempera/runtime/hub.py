@@ -104,6 +104,24 @@ class Repository:
         with self._in_one_sentence([name]):
             return Path(hf_hub_download(self.id, name, repo_type=self.kind, revision=self.revision))
 
+    def cached(self, name: str) -> Path | None:
+        """One file in the cache; None where it is not. Asks no server."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.id, name, repo_type=self.kind, revision=self.revision)
+        return Path(found) if isinstance(found, str) else None
+
+    def check(self, name: str) -> None:
+        """Raise TemperaError unless the cache has the file or the hub would give it; downloads
+        nothing.
+        """
+        from huggingface_hub import hf_hub_download
+
+        with self._in_one_sentence([name]):
+            hf_hub_download(
+                self.id, name, repo_type=self.kind, revision=self.revision, dry_run=True
+            )
+
     def snapshot(self, patterns: Sequence[str]) -> Path:
         """A directory with all files that match the patterns, downloaded unless the cache has them;
         it is named after the commit.

@@ -24,6 +24,12 @@ __all__ = [
 ]
 
 _LATER = {
+    "BlipTextConfig": "transformers.models.blip.configuration_blip",
+    "BlipTextModel": "transformers.models.blip.modeling_blip_text",
+    "BlipVisionConfig": "transformers.models.blip.configuration_blip",
+    "BlipVisionModel": "transformers.models.blip.modeling_blip",
+    "CLIPConfig": "transformers.models.clip.configuration_clip",
+    "CLIPModel": "transformers.models.clip.modeling_clip",
     "ChameleonConfig": "transformers.models.chameleon.configuration_chameleon",
     "ChameleonDecoderLayer": "transformers.models.chameleon.modeling_chameleon",
     "ChameleonModel": "transformers.models.chameleon.modeling_chameleon",
@@ -32,6 +38,8 @@ _LATER = {
     "Emu3TextModel": "transformers.models.emu3.modeling_emu3",
     "Emu3VQVAE": "transformers.models.emu3.modeling_emu3",
     "Emu3VQVAEConfig": "transformers.models.emu3.configuration_emu3",
+    "Mask2FormerConfig": "transformers.models.mask2former.configuration_mask2former",
+    "Mask2FormerForUniversalSegmentation": "transformers.models.mask2former.modeling_mask2former",
     "PreTrainedTokenizerFast": "transformers",
     "T5Config": "transformers.models.t5.configuration_t5",
     "T5EncoderModel": "transformers.models.t5.modeling_t5",

@@ -12,6 +12,7 @@ import hashlib
 import json
 import pickle
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,10 +131,17 @@ def read(files: Sequence[Path]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in files:
         print(f"weights: {path}, {path.stat().st_size / 1e9:.2f} GB, sha256 {checksum(path)}")
-        tensors.update(
-            _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-        )
+        tensors.update(read_tensors(path))
     return tensors
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors or PyTorch file, mapped, with their names.
+
+    Raises:
+        TemperaError: as `read`.
+    """
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
 
 
 def checksum(path: Path) -> str:
@@ -186,7 +194,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             "code: convert it to safetensors if you "
             "trust it, or download it again."
         ) from None
-    except (RuntimeError, EOFError) as problem:
+    except (RuntimeError, EOFError, LookupError, struct.error) as problem:
         raise TemperaError(
             f"{path} is cut off or no PyTorch file ({str(problem).splitlines()[0]}): download it "
             "again."

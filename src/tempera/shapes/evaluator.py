@@ -10,9 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
+from tempera.errors import OtherWorld, TemperaError
+from tempera.metrics.clip import clip_scorer
 from tempera.metrics.distances import feature_distances
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, clip_scorer
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
 from tempera.runtime.files import sha256_file
 from tempera.runtime.installation import command
 from tempera.shapes import classifier as classifiers
@@ -63,11 +64,7 @@ class ShapesEvaluator(Evaluator):
     @override
     def check(self, model: str) -> None:
         if model not in ("shapes", "shapes_mar"):
-            raise TemperaError(
-                f"metrics=shapes evaluates pictures of the shapes world, not model={model}: use "
-                "metrics=real with metrics.inception=FILE and metrics.reference_dir=DIR for FID, "
-                "metrics.clip_weights=FILE for CLIP score, or metrics=none."
-            )
+            raise OtherWorld(model)
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
             raise TemperaError(
@@ -76,21 +73,25 @@ class ShapesEvaluator(Evaluator):
             )
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(
-                f"metrics.reference_count={self.reference_count} is too small: give at least "
+                f"reference_count={self.reference_count} is too small: give at least "
                 f"{2 * (self.neighbours + 1)}."
             )
 
     @override
-    def load(self, device: torch.device) -> Networks:
+    def fetch(self) -> None:
+        pass
+
+    @override
+    def load(self, device: torch.device) -> Iterator[Networks]:
         classifier = classifiers.load_classifier().to(device)
-        return Networks(
+        yield Networks(
             features=lambda pictures: classifier.features(_signed(pictures, device)),
             scores=[clip_scorer(*clips.load_clip(), device), attribute_scorer(classifier, device)],
             distances=feature_distances(self.neighbours),
         )
 
     @override
-    def reference(self) -> Iterator[Pictures]:
+    def reference(self, edge: int) -> Iterator[Pictures]:
         world = World(self.reference_seed)
         for first in range(0, self.reference_count, 100):
             scenes = world.batch(first, min(100, self.reference_count - first))

@@ -1,0 +1,115 @@
+"""The encoders of BLIP (Li et al. 2022), in its authors' layout, as ImageReward keeps it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tempera.metrics.weights import filled, not_of
+from tempera.runtime.huggingface import (
+    BlipTextConfig,
+    BlipTextModel,
+    BlipVisionConfig,
+    BlipVisionModel,
+)
+
+HEAD = 64
+"""Channels of an attention head, in both encoders."""
+RENAMED = (
+    ("cls_token", "embeddings.class_embedding"),
+    ("pos_embed", "embeddings.position_embedding"),
+    ("patch_embed.proj.", "embeddings.patch_embedding."),
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.self_attn.projection."),
+    (r"blocks\.(\d+)\.attn\.", r"encoder.layers.\1.self_attn."),
+    (r"blocks\.(\d+)\.norm(\d)\.", r"encoder.layers.\1.layer_norm\2."),
+    (r"blocks\.", "encoder.layers."),
+    ("norm.", "post_layernorm."),
+)
+"""BLIP's names of its picture encoder, and those of transformers; the first that fits counts."""
+
+
+def blip_encoders(
+    state: Mapping[str, Tensor], path: Path, what: str
+) -> tuple[nn.Module, nn.Module]:
+    """The encoder of pictures, and the encoder of texts that attends to it.
+
+    Args:
+        state: tensors by BLIP's names, after `blip.`; their shapes give the sizes.
+        path: the file they are from.
+        what: whose weights they should be, for errors.
+    """
+    try:
+        vision, text = _configurations(state)
+    except (KeyError, IndexError, ValueError) as missing:
+        raise not_of(path, what, f"it lacks {missing}") from None
+
+    def texts() -> nn.Module:
+        made: nn.Module = BlipTextModel(text, add_pooling_layer=False)
+        return made
+
+    return (
+        filled(lambda: BlipVisionModel(vision), _vision(state), path, what),
+        filled(texts, _text(state), path, what),
+    )
+
+
+def _configurations(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Sizes of the encoders of pictures and of texts, from the shapes of the weights."""
+    patch = state["blip.visual_encoder.patch_embed.proj.weight"]
+    places = state["blip.visual_encoder.pos_embed"].shape[1] - 1
+    words = state["blip.text_encoder.embeddings.word_embeddings.weight"]
+    positions = state["blip.text_encoder.embeddings.position_embeddings.weight"]
+    wide = state["blip.visual_encoder.blocks.0.mlp.fc1.weight"]
+    inner = state["blip.text_encoder.encoder.layer.0.intermediate.dense.weight"]
+    vision = BlipVisionConfig(
+        hidden_size=len(patch),
+        intermediate_size=len(wide),
+        num_hidden_layers=_layers(state, r"blip\.visual_encoder\.blocks\.(\d+)\."),
+        num_attention_heads=max(1, len(patch) // HEAD),
+        image_size=round(places**0.5) * patch.shape[-1],
+        patch_size=patch.shape[-1],
+        layer_norm_eps=1e-6,  # of BLIP's own code, where transformers has 1e-5
+    )
+    text = BlipTextConfig(
+        vocab_size=len(words),
+        hidden_size=words.shape[1],
+        encoder_hidden_size=len(patch),
+        intermediate_size=len(inner),
+        num_hidden_layers=_layers(state, r"blip\.text_encoder\.encoder\.layer\.(\d+)\."),
+        num_attention_heads=max(1, words.shape[1] // HEAD),
+        max_position_embeddings=len(positions),
+        is_decoder=True,  # it has cross-attention
+    )
+    return vision, text
+
+
+def _layers(state: Mapping[str, Tensor], pattern: str) -> int:
+    return 1 + max(int(found[1]) for name in state if (found := re.match(pattern, name)))
+
+
+def _vision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    own = {}
+    for name, tensor in _inside(state, "blip.visual_encoder.").items():
+        for pattern, replacement in RENAMED:
+            renamed, count = re.subn(rf"^{pattern}", replacement, name)
+            if count:
+                break
+        own[renamed] = tensor
+    return own
+
+
+def _text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    own = _inside(state, "blip.text_encoder.")
+    return {
+        name: tensor
+        for name, tensor in own.items()
+        if not name.startswith("pooler.") and not name.endswith("position_ids")
+    }
+
+
+def _inside(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name[len(prefix) :]: tensor for name, tensor in state.items() if name.startswith(prefix)
+    }

@@ -1,0 +1,92 @@
+"""FID, KID, precision, recall and the inception score, by the Inception network of FID."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tempera.metrics.distances import Distance, Features, feature_distances, inception_score
+from tempera.metrics.evaluators import Networks
+from tempera.metrics.standard import Adapter
+from tempera.metrics.weights import WeightsFile, not_of
+from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.torchvision import import_torchvision
+
+NAME = "weights-inception-2015-12-05-6726825d.pth"
+URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{NAME}"
+POOL = 2048
+"""Width of the features before the classifier; its logits follow them."""
+
+
+@dataclass(frozen=True)
+class Inception(Adapter):
+    """TensorFlow's Inception of 2015 with the resizing that FID was defined by, as torch-fidelity
+    has it: FID and KID of the 2,048 features before the classifier, precision and recall of the
+    same (as ADM), and the inception score of the logits.
+
+    Args:
+        weights: torch-fidelity's weights-inception-2015-12-05-6726825d.pth, its directory or a URL.
+        neighbours: k of precision and recall.
+        splits: parts of the inception score.
+    """
+
+    weights: str = URL
+    neighbours: int = 3
+    splits: int = 10
+
+    metrics = ("fid", "kid", "precision", "recall", "inception_score")
+    distances = ("fid", "kid", "precision", "recall")
+
+    @property
+    @override
+    def files(self) -> tuple[WeightsFile, ...]:
+        return (WeightsFile(self.weights, (NAME,)),)
+
+    @override
+    def network(self) -> nn.Module:
+        import_torchvision()
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        path = self.files[0].path()
+        state = read_tensors(path)  # refuses a file of more than tensors, which the next one reads
+        try:
+            network: nn.Module = FeatureExtractorInceptionV3(
+                "inception-v3-compat",
+                ["2048", "logits_unbiased"],
+                feature_extractor_weights_path=str(path),
+            )
+        except (RuntimeError, AttributeError):
+            found = next(iter(state), "nothing")
+            raise not_of(path, "torch-fidelity's Inception", f"it holds {found}") from None
+        return network
+
+    @override
+    def load(self, device: torch.device) -> Networks:
+        network: Any = self.network().to(device)
+
+        def features(pictures: Tensor) -> Tensor:
+            return torch.cat(network(pictures.to(device)), 1)
+
+        return Networks(
+            features,
+            distances={
+                key: _of_pool(distance)
+                for key, distance in feature_distances(self.neighbours).items()
+            },
+            statistics={
+                "inception_score": lambda features, resamples: inception_score(
+                    features[:, POOL:], resamples, self.splits
+                )
+            },
+        )
+
+
+def _of_pool(distance: Distance) -> Distance:
+    """The distance of the features, without the logits."""
+
+    def of_pool(generated: Features, real: Features, resamples: int) -> Any:
+        return distance(generated[:, :POOL], real[:, :POOL], resamples)
+
+    return of_pool

@@ -1,0 +1,172 @@
+"""`metrics=real`: the field's published networks on pictures of any model."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from tempera.errors import NoReference, TemperaError, UnknownMeasure
+from tempera.metrics import table
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures
+from tempera.metrics.reference import Reference
+from tempera.metrics.weights import WeightsFile
+
+USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
+"""What is measured unless names are given, as far as it is at hand."""
+
+
+class Adapter(Protocol):
+    """A published network and the metrics that it gives. Making one reads nothing.
+
+    Attributes:
+        metrics: keys of the table of metrics.
+        distances: those of them that compare with reference pictures.
+    """
+
+    metrics: tuple[str, ...]
+    distances: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> Sequence[WeightsFile]:
+        """All files that it reads."""
+
+    def network(self) -> nn.Module:
+        """The network on the CPU with its weights mapped: quick, and an error where the files are
+        those of another one.
+        """
+
+    def load(self, device: torch.device) -> Networks:
+        """What measures pictures, on a device."""
+
+
+@dataclass(frozen=True)
+class StandardEvaluator(Evaluator):
+    """Networks by their names, each loaded when it is its turn.
+
+    Args:
+        networks: all that can be named.
+        names: of networks, or keys of single metrics. None takes `USUAL`, without those whose files
+            or reference are missing.
+        images: the reference.
+        resamples: bootstrap resamples behind each interval.
+    """
+
+    networks: Mapping[str, Adapter]
+    names: Sequence[str] | None = None
+    images: Reference = field(default_factory=Reference)
+    resamples: int = 200
+
+    @property
+    @override
+    def identity(self) -> str:
+        return self.images.identity
+
+    @override
+    def check(self, model: str) -> None:
+        for reason in self._chosen[1]:
+            print(f"left out: {reason}")
+
+    @override
+    def fetch(self) -> None:
+        for name in self._chosen[0]:
+            for file in self.networks[name].files:
+                file.path()
+
+    @override
+    def load(self, device: torch.device) -> Iterator[Networks]:
+        for name, metrics in self._chosen[0].items():
+            adapter = self.networks[name]
+            made = adapter.load(device)
+            yield replace(
+                made,
+                distances={key: one for key, one in made.distances.items() if key in metrics},
+                statistics={key: one for key, one in made.statistics.items() if key in metrics},
+                identity=f"{name}-{_identity(adapter)}",
+            )
+
+    @override
+    def reference(self, edge: int) -> Iterator[Pictures]:
+        return self.images.pictures(edge)
+
+    @cached_property
+    def _chosen(self) -> tuple[dict[str, list[str]], list[str]]:
+        """The metrics to measure by network, and why usual ones are left out.
+
+        Raises:
+            TemperaError: a named metric is unknown, or cannot be measured.
+        """
+        wanted: dict[str, list[str]] = {}
+        for name in USUAL if self.names is None else self.names:
+            network, metrics = self._find(name)
+            wanted.setdefault(network, []).extend(metrics)
+        problems: list[TemperaError] = []
+        for name, metrics in list(wanted.items()):
+            adapter = self.networks[name]
+            compared = [key for key in metrics if key in adapter.distances]
+            if compared and not self.images.given:
+                titles = [table.find(key).title for key in compared]
+                problems.append(NoReference(titles))
+                wanted[name] = [key for key in metrics if key not in compared]
+            elif compared:
+                self.images.check()
+            try:
+                if wanted[name]:
+                    _check(adapter)
+                else:
+                    del wanted[name]
+            except TemperaError as problem:
+                problems.append(problem)
+                del wanted[name]
+        if problems and self.names is not None:
+            raise problems[0]
+        return wanted, [str(problem) for problem in problems]
+
+    def _find(self, name: str) -> tuple[str, list[str]]:
+        """The network of a name, and the metrics that the name means."""
+        if name in self.networks:
+            return name, list(self.networks[name].metrics)
+        for network, adapter in self.networks.items():
+            if name in adapter.metrics:
+                return network, [name]
+        singles = [key for adapter in self.networks.values() for key in adapter.metrics]
+        raise UnknownMeasure(name, list(dict.fromkeys([*self.networks, *singles])))
+
+
+def standard_evaluator(
+    names: list[str] | None = None,
+    reference_dir: str | None = None,
+    reference_size: int | None = None,
+    resamples: int = 200,
+    **networks: Adapter,
+) -> StandardEvaluator:
+    """A `StandardEvaluator` from options.
+
+    Args:
+        names: see `StandardEvaluator`.
+        reference_dir, reference_size: see `Reference`.
+        resamples: bootstrap resamples behind each interval.
+        networks: all that can be named.
+    """
+    reference = Reference(reference_dir, reference_size)
+    return StandardEvaluator(networks, names, reference, resamples)
+
+
+def _check(adapter: Adapter) -> None:
+    """Ask for all files; those that are here are compared with the network."""
+    for file in adapter.files:
+        file.check()
+    if all(file.local for file in adapter.files):
+        adapter.network()
+
+
+def _identity(adapter: Adapter) -> str:
+    """A hash of its options and of the sizes of the files that the user gave."""
+    given = [Path(file.place).expanduser() for file in adapter.files]
+    sizes = [str(path.stat().st_size) for path in given if path.is_file()]
+    return hashlib.sha256(" ".join([repr(adapter), *sizes]).encode()).hexdigest()[:16]

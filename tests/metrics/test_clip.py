@@ -1,0 +1,230 @@
+"""CLIP score, HPSv2, PickScore and the aesthetic score, on tiny random checkpoints in the official
+layouts, against a second writing of the networks (`reference_clip`).
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from reference_clip import (
+    EDGE,
+    HEADS,
+    PATCH,
+    cosines,
+    embed_images,
+    embed_texts,
+    normalised,
+    quick_gelu,
+    random_state,
+    register,
+    tokens,
+)
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import linear, normalize
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import resize
+
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
+from tempera.metrics.aesthetic import Aesthetic
+from tempera.metrics.clip import ClipScore
+from tempera.metrics.hps import HPS
+from tempera.metrics.pick_score import PickScore
+from tempera.metrics.standard import Adapter
+
+pytestmark = pytest.mark.slow
+CPU = torch.device("cpu")
+PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "two green stars, one large and one small")]
+TEXTS = [prompt.text for prompt in PROMPTS]
+
+
+def pictures(edge: int = EDGE) -> Tensor:
+    made = torch.randint(0, 256, (2, 3, edge, edge), generator=torch.Generator().manual_seed(1))
+    return made.to(torch.uint8)
+
+
+def scored(adapter: Adapter, images: Tensor | None = None) -> Tensor:
+    networks = adapter.load(CPU)
+    (score,) = networks.scores
+    with torch.inference_mode():
+        (values,) = score(pictures() if images is None else images, PROMPTS).values()
+    return values
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return register(tmp_path_factory.mktemp("open_clip"))
+
+
+@pytest.fixture(scope="module")
+def state(tiny: str) -> dict[str, Tensor]:
+    return random_state(tiny)
+
+
+def test_clip_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    adapter = ClipScore(tiny, str(tmp_path / "open_clip_model.safetensors"), prefix="A photo of ")
+    texts = tokens([f"A photo of {text}" for text in TEXTS])
+    expected = cosines(embed_images(normalised(pictures()), state), embed_texts(texts, state))
+    assert torch.allclose(scored(adapter), expected, atol=1e-5)
+    config = {"model_cfg": json.loads((Path(_config(tiny))).read_text()), "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    directory = ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of ")
+    assert torch.allclose(scored(directory), expected, atol=1e-5)
+
+
+def _config(name: str) -> Path:
+    from open_clip import factory
+
+    (path,) = [path for path in factory._MODEL_CONFIG_PATHS if path.stem == name]
+    return Path(path)
+
+
+def test_openais_weights_get_their_activation(
+    tiny: str, state: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of OpenAI's under a model's plain name: open_clip itself would compute it with the
+    other activation.
+    """
+    path = tmp_path / "openai" / "open_clip_model.safetensors"
+    path.parent.mkdir()
+    save_file(state, path)
+    image = embed_images(normalised(pictures()), state, quick_gelu)
+    expected = cosines(image, embed_texts(tokens(TEXTS), state, quick_gelu))
+    assert torch.allclose(scored(ClipScore(tiny, str(path))), expected, atol=1e-5)
+    assert "holds OpenAI's weights: computing with QuickGELU" in capsys.readouterr().out
+
+
+def test_openais_own_program(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    """The TorchScript file that OpenAI publishes: float16, and sizes beside the weights."""
+
+    class Program(torch.nn.Module):
+        pass
+
+    program = Program()
+    for name, tensor in state.items():
+        module = program
+        *parents, last = name.split(".")
+        for parent in parents:
+            if not hasattr(module, parent):
+                module.add_module(parent, Program())
+            module = getattr(module, parent)
+        module.register_buffer(last, tensor.half())
+    program.register_buffer("input_resolution", torch.tensor(EDGE))
+    torch.jit.script(program).save(str(tmp_path / "ViT.pt"))
+    half = {name: tensor.half().float() for name, tensor in state.items()}
+    image = embed_images(normalised(pictures()), half, quick_gelu)
+    expected = cosines(image, embed_texts(tokens(TEXTS), half, quick_gelu))
+    assert torch.allclose(scored(ClipScore(tiny, str(tmp_path / "ViT.pt"))), expected, atol=1e-5)
+
+
+def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    """Pictures become floats before they are resized."""
+    torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")
+    large = pictures(3 * EDGE)
+    small = resize(large.float() / 255, [EDGE, EDGE], InterpolationMode.BICUBIC, antialias=True)
+    image = embed_images(normalised(small * 255), state)
+    expected = 100 * cosines(image, embed_texts(tokens(TEXTS), state))
+    found = scored(HPS(str(tmp_path), tiny), large)
+    assert torch.allclose(found, expected, atol=1e-3)
+    wide = torch.cat([pictures(), torch.zeros_like(pictures())], 3)  # its longer side must fit
+    assert scored(HPS(str(tmp_path), tiny), wide).shape == (2,)
+
+
+def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "clip.safetensors")
+    sizes = [(12, 7), (7, 5), (5, 4), (4, 3), (3, 1)]
+    head = {}
+    for number, (into, out) in zip((0, 2, 4, 6, 7), sizes, strict=True):
+        head[f"layers.{number}.weight"] = torch.randn(out, into)
+        head[f"layers.{number}.bias"] = torch.randn(out)
+    torch.save(head, tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
+    expected = normalize(embed_images(normalised(pictures()), state), dim=-1)
+    for number in (0, 2, 4, 6, 7):
+        expected = linear(expected, head[f"layers.{number}.weight"], head[f"layers.{number}.bias"])
+    adapter = Aesthetic(str(tmp_path), tiny, str(tmp_path / "clip.safetensors"))
+    assert torch.allclose(scored(adapter), expected[:, 0], rtol=1e-4, atol=1e-4)
+
+
+def huggingface(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """open_clip's layout → transformers'."""
+    made = {
+        "logit_scale": torch.tensor(3.2),
+        "text_projection.weight": state["text_projection"].T.contiguous(),
+        "visual_projection.weight": state["visual.proj"].T.contiguous(),
+        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
+        "text_model.embeddings.position_ids": torch.arange(77)[None],
+        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
+        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
+        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
+    }
+    norms = {
+        "ln_final": "text_model.final_layer_norm",
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+    }
+    pieces = {
+        "attn.out_proj": "self_attn.out_proj",
+        "ln_1": "layer_norm1",
+        "ln_2": "layer_norm2",
+        "mlp.c_fc": "mlp.fc1",
+        "mlp.c_proj": "mlp.fc2",
+    }
+    for tower, other in (("transformer", "text_model"), ("visual.transformer", "vision_model")):
+        for layer in range(2):
+            own, theirs = f"{tower}.resblocks.{layer}", f"{other}.encoder.layers.{layer}"
+            norms |= {f"{own}.{a}": f"{theirs}.{b}" for a, b in pieces.items()}
+            for kind in ("weight", "bias"):
+                parts = state[f"{own}.attn.in_proj_{kind}"].chunk(3)
+                for name, part in zip("qkv", parts, strict=True):
+                    made[f"{theirs}.self_attn.{name}_proj.{kind}"] = part.contiguous()
+    for own, theirs in norms.items():
+        for kind in ("weight", "bias"):
+            made[f"{theirs}.{kind}"] = state[f"{own}.{kind}"]
+    return made
+
+
+def test_pick_score(state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(huggingface(state), tmp_path / "model.safetensors")
+    both = {"num_hidden_layers": 2, "num_attention_heads": HEADS, "hidden_act": "gelu"}
+    config = {
+        "model_type": "clip",
+        "projection_dim": 12,
+        "text_config": {**both, "hidden_size": 8, "intermediate_size": 32, "vocab_size": 49408,
+                        "eos_token_id": 49407},
+        "vision_config": {**both, "hidden_size": 16, "intermediate_size": 64, "image_size": EDGE,
+                          "patch_size": PATCH},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    image = embed_images(normalised(pictures()), state)
+    expected = torch.tensor(3.2).exp() * cosines(image, embed_texts(tokens(TEXTS), state))
+    assert torch.allclose(scored(PickScore(str(tmp_path))), expected, atol=1e-4)
+
+
+def test_weights_of_another_model_are_refused(
+    tiny: str, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_file({name: one for name, one in state.items() if "ln_final" not in name}, path)
+    with pytest.raises(TemperaError, match=r"does not hold the weights of tiny-vit \(.* lacks 2"):
+        ClipScore(tiny, str(path)).network()
+    with pytest.raises(TemperaError, match="ViT-none is not a model that open_clip knows"):
+        ClipScore("ViT-none", str(path)).network()
+    with pytest.raises(TemperaError, match="nowhere is neither a file nor a tag of open_clip's"):
+        _ = ClipScore("ViT-B-32", "nowhere").files
+    torch.save({"state_dict": {"other": torch.zeros(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
+    with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
+        HPS(str(tmp_path), tiny).network()
+    torch.save({"other": torch.zeros(2)}, tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
+    with pytest.raises(TemperaError, match="does not hold the weights of the aesthetic predictor"):
+        Aesthetic(str(tmp_path), tiny, str(path)).network()
+
+
+def test_where_tags_are_published() -> None:
+    (openai,) = ClipScore("ViT-L-14", "openai").files
+    assert openai.place == "timm/vit_large_patch14_clip_224.openai"
+    config, weights = ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files
+    assert config.place == weights.place == "laion/CLIP-ViT-g-14-laion2B-s12B-b42K"

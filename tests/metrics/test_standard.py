@@ -1,0 +1,217 @@
+"""`metrics=real`: which networks are taken, what is said before anything is downloaded, and
+pictures to numbers; on networks of this file, and a hub on loopback.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hub import Hub
+from hydra import compose, initialize_config_dir
+from paths import CONF
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tempera.config.instantiate import instantiate
+from tempera.data.prompts import Prompt
+from tempera.errors import NoReference, TemperaError, UnknownMeasure
+from tempera.metrics import table
+from tempera.metrics.distances import frechet
+from tempera.metrics.evaluators import Networks
+from tempera.metrics.quality import quality, reference_features, score_pictures
+from tempera.metrics.reference import Reference
+from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
+from tempera.metrics.weights import WeightsFile, filled
+from tempera.runtime.row_store import Store
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Brightness(Adapter):
+    """A network of one number, by which pictures are scored and compared."""
+
+    weights: str
+
+    metrics = ("clip_score", "fid")
+    distances = ("fid",)
+
+    @property
+    def files(self) -> tuple[WeightsFile, ...]:
+        return (WeightsFile(self.weights, ("brightness.safetensors", "brightness.bin")),)
+
+    def network(self) -> nn.Module:
+        path = self.files[0].path()
+        return filled(lambda: nn.Linear(1, 1), load_file(path), path, "the brightness")
+
+    def load(self, device: torch.device) -> Networks:
+        network = self.network().to(device)
+
+        def values(pictures: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = network(pictures.float().mean((1, 2, 3))[:, None])
+            return found
+
+        return Networks(
+            values, [lambda pictures, _: {"clip_score": values(pictures)[:, 0]}], {"fid": frechet}
+        )
+
+
+def weights(scale: float = 2.0) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((1, 1), scale), "bias": torch.zeros(1)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_file(weights(), tmp_path / "brightness.safetensors")
+    return tmp_path / "brightness.safetensors"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    directory = tmp_path / "real" / "deeper"
+    directory.mkdir(parents=True)
+    for number in range(20):
+        Image.new("RGB", (40 + number, 30), (10 * number,) * 3).save(directory / f"{number:02}.png")
+    return tmp_path / "real"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as made:
+        made.here(monkeypatch)
+        yield made
+
+
+def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
+    evaluator = standard_evaluator(["own"], str(images), own=Brightness(str(file)))
+    evaluator.check("large")
+    evaluator.fetch()
+    (networks,) = evaluator.load(CPU)
+    prompts = [Prompt(str(number), "") for number in range(16)]
+    pictures = {prompt.id: np.full((3, 8, 8), 10 * place, np.uint8)
+                for place, prompt in enumerate(prompts)}  # fmt: skip
+    store = Store(tmp_path / "store")
+    rows = score_pictures(networks, prompts, lambda prompt: pictures[prompt.id], store)
+    reference = reference_features(evaluator, networks, 8, tmp_path / "cache")
+    assert reference is not None
+    assert reference[:, 0].tolist() == [20.0 * number for number in range(20)]
+    found = quality([rows[prompt.id] for prompt in prompts], networks, reference, 20)
+    assert set(found) == {"clip_score", "fid"}
+    assert found["clip_score"].value == pytest.approx(2 * 75)
+    mine, real = 20 * np.arange(16.0), 20 * np.arange(20.0)
+    gap = (mine.mean() - real.mean()) ** 2 + (mine.std(ddof=1) - real.std(ddof=1)) ** 2
+    assert found["fid"].value == pytest.approx(gap)
+
+
+def test_the_reference_has_the_pictures_own_size(images: Path) -> None:
+    assert [batch.shape for batch in Reference(str(images)).pictures(24)] == [(20, 3, 24, 24)]
+    assert [batch.shape for batch in Reference(str(images), 12).pictures(24)] == [(20, 3, 12, 12)]
+    one = Reference(str(images)).identity
+    assert one != Reference(str(images), 12).identity
+    (images / "new.png").write_bytes(b"junk")
+    assert one != Reference(str(images)).identity
+    with pytest.raises(TemperaError, match=r"new\.png cannot be read as an image"):
+        list(Reference(str(images)).pictures(8))
+
+
+def test_names(file: Path, images: Path) -> None:
+    """By network or by metric; the others' numbers are left out."""
+    named = {"own": Brightness(str(file))}
+    (networks,) = standard_evaluator(["clip_score"], None, **named).load(CPU)
+    assert networks.distances == {}
+    both = standard_evaluator(["fid", "own"], str(images), **named)
+    assert [set(networks.distances) for networks in both.load(CPU)] == [{"fid"}]
+    assert networks.identity == next(both.load(CPU)).identity
+    with pytest.raises(UnknownMeasure, match="no metric owm: did you mean own.*own, clip_score"):
+        standard_evaluator(["owm"], None, **named).check("large")
+    with pytest.raises(NoReference, match="FID compare with real images, and none are given"):
+        standard_evaluator(["own"], None, **named).check("large")
+    with pytest.raises(TemperaError, match="holds 0 images: give a directory of 16 or more"):
+        standard_evaluator(["own"], str(file.parent / "none"), **named).check("large")
+
+
+def test_weights_of_another_model_are_refused_first(file: Path) -> None:
+    save_file({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, file)
+    with pytest.raises(TemperaError, match=r"brightness.* does not hold the weights of the bright"):
+        standard_evaluator(["clip_score"], own=Brightness(str(file))).check("large")
+    with pytest.raises(TemperaError, match="brightness.safetensors, which a metric reads, is not"):
+        standard_evaluator(["clip_score"], own=Brightness("no.pt")).check("large")
+
+
+@pytest.mark.slow
+def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for first, downloaded once, and found again without a network."""
+    hub.add("some/brightness", {"brightness.bin": file})
+    hub.add("some/closed", {"brightness.safetensors": file}, gate="closed")
+
+    def evaluator(repository: str) -> StandardEvaluator:
+        return standard_evaluator(["clip_score"], own=Brightness(repository))
+
+    with pytest.raises(TemperaError, match="some/closed is gated, and you are not logged in: acc"):
+        evaluator("some/closed").check("large")
+    with pytest.raises(TemperaError, match="there is no model some/nothing on the hub"):
+        evaluator("some/nothing").check("large")
+    first = evaluator("some/brightness")
+    first.check("large")
+    assert hub.downloads().count("brightness.bin") == 0
+    first.fetch()
+    assert hub.downloads().count("brightness.bin") == 1
+    hub.here(monkeypatch, offline=True)
+    again = evaluator("some/brightness")
+    again.check("large")
+    assert len(list(again.load(CPU))) == 1
+    with pytest.raises(TemperaError, match="some/other is not in the hub's cache.*run `hf"):
+        evaluator("some/other").check("large")
+
+
+@pytest.mark.slow
+def test_files_behind_a_url(
+    hub: Hub, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    hub.add("some/brightness", {"brightness.safetensors": file})
+    url = f"{hub.url}/some/brightness/resolve/main/brightness.safetensors"
+    there = WeightsFile(url, ("brightness.safetensors",))
+    there.check()
+    assert there.local is None
+    assert load_file(there.path()).keys() == weights().keys()
+    there.path()
+    assert len(hub.downloads()) == 1
+    missing = WeightsFile(f"{hub.url}/gone/weights-2015-6726825d.pth", ("weights-6726825d.pth",))
+    with pytest.raises(TemperaError, match="cannot be downloaded from .*put it at .*checkpoints"):
+        missing.check()
+    named = WeightsFile(url, ("weights-00000000.pth",))
+    with pytest.raises(TemperaError, match="invalid hash value"):
+        named.path()
+    assert named.local is None
+
+
+def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = {name: Brightness("no.pt") for name in USUAL if name != "clip"}
+    evaluator = standard_evaluator(None, clip=Brightness(str(file)), **nowhere)
+    evaluator.check("large")
+    said = capsys.readouterr().out
+    assert "left out: brightness.safetensors, which a metric reads, is not at no.pt" in said
+    assert "left out: FID compare with real images, and none are given" in said
+    (networks,) = evaluator.load(CPU)
+    assert networks.identity.startswith("clip-")
+    none = standard_evaluator(None, **nowhere, clip=Brightness("no.pt"))
+    none.check("large")
+    assert list(none.load(CPU)) == []
+
+
+def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        evaluator = instantiate(compose("eval", ["metrics=real"]).metrics)
+    assert isinstance(evaluator, StandardEvaluator)
+    for adapter in evaluator.networks.values():
+        assert all(table.find(key) for key in adapter.metrics)
+        assert set(adapter.distances) <= set(adapter.metrics)
+    named = [name for name in USUAL if evaluator._find(name)]
+    assert named == list(USUAL)
