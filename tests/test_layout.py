@@ -58,7 +58,7 @@ def upward(module: str, path: Path) -> list[str]:
     ]
 
 
-def test_every_package_has_its_floor():
+def test_every_package_has_its_level():
     here = {
         path.stem if path.is_file() else path.name
         for path in PACKAGE.iterdir()

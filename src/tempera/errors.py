@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TemperaError(ValueError):
-    """A mistake the user can mend. Its message is one sentence: what, where and what to do."""
+    """A mistake the user can correct. Its message is one sentence: what, where and what to do."""
 
 
 @dataclass(eq=False)

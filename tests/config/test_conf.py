@@ -614,7 +614,7 @@ def test_nested_and_partial() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(values: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         instantiate(node(**values))
     assert message in str(problem.value)

@@ -62,7 +62,7 @@ def test_a_bug_is_not_the_users() -> None:
     assert sentence(RuntimeError("shape mismatch"), Path("conf"), "eval", []) is None
 
 
-def test_owners_of_an_option_are_sought_beside_the_choices_of_the_command_line() -> None:
+def test_an_unknown_option_is_looked_up_in_other_choices() -> None:
     """`cross_entropy` also stands in recipe=shapes, which only model=shapes takes."""
     arguments = ["model=anole", "loss=acceptance", "cross_entropy=1"]
     with (
@@ -76,7 +76,7 @@ def test_owners_of_an_option_are_sought_beside_the_choices_of_the_command_line()
 
 
 @pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
-def test_the_command_line_names_the_options_that_mend_an_error(kind: type[Exception]) -> None:
+def test_the_command_line_names_the_options_that_fix_an_error(kind: type[Exception]) -> None:
     problem = kind(*FACTS[kind])
     assert sentence(problem, Path("conf"), "eval", []) == f"{problem} ({OPTIONS[kind]})"
     assert all(str(fact) in str(problem) for fact in FACTS[kind][:1])
@@ -101,7 +101,7 @@ def texts_raised(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", CORE)
-def test_the_library_does_not_speak_of_the_command_line(package: str) -> None:
+def test_the_library_does_not_mention_command_line_options(package: str) -> None:
     options = re.compile(rf"\b(?:{'|'.join(GROUPS)})(?:=\w|\.\w+=)|command line")
     for path in sorted((ROOT / "src" / "tempera" / package).glob("*.py")):
         assert [text for text in texts_raised(path) if options.search(text)] == [], path

@@ -22,7 +22,7 @@ from tempera.errors import TemperaError
 from tempera.exactness.gaussians import Linear
 
 
-def test_the_cosine_schedule_keeps_what_its_formula_says() -> None:
+def test_the_cosine_schedule_follows_its_formula() -> None:
     kept = torch.cumprod(1 - betas("cosine"), 0)
     for t in (0, 1, 500, 998):
         wanted = (
@@ -104,7 +104,7 @@ def test_resuming_anywhere_gives_the_same_token() -> None:
     )
 
 
-def test_stages_that_all_tokens_have_behind_them_are_not_computed() -> None:
+def test_completed_stages_are_not_computed_again() -> None:
     asked = []
 
     class Counting(Linear):
@@ -139,7 +139,7 @@ def test_normal_draws_by_inversion() -> None:
     assert ends.isfinite().all() and ends[1].abs() < 1e-6 and torch.allclose(ends[0], -ends[2])
 
 
-def test_denoising_may_begin_where_a_little_of_the_token_is_left() -> None:
+def test_denoising_may_start_at_an_earlier_time_step() -> None:
     whole, part = NoiseSchedule(25), NoiseSchedule(25, start=960)
     assert whole.times[[0, -1]].tolist() == [0, 999] and part.times[[0, -1]].tolist() == [0, 960]
     assert whole.kept[-1].sqrt() < 1e-4 and part.kept[-1].sqrt() > 0.05
@@ -186,7 +186,7 @@ def test_guidance_rises_with_the_tokens() -> None:
         ),
     ],
 )
-def test_what_cannot_be_sampled(options: dict[str, float], message: str) -> None:
+def test_impossible_diffusion_sampling_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         DiffusionSampling(**options)  # type: ignore[arg-type]
     assert message in str(problem.value) and "\n" not in str(problem.value)

@@ -188,7 +188,7 @@ def plain_conditions(net: MAR, tokens: Tensor, known: list[int], label: int) -> 
     return (net.decoder_norm(whole)[:, buffer:] + net.diffusion_pos_embed_learned)[0]
 
 
-def test_rows_that_are_not_equally_far_see_only_what_they_know() -> None:
+def test_rows_of_different_lengths_only_use_known_tokens() -> None:
     made = target(sampling=DiffusionSampling(denoising_steps=4))
     made.begin(["3", "0"])
     order = torch.rand(2, 12).argsort()
@@ -201,7 +201,7 @@ def test_rows_that_are_not_equally_far_see_only_what_they_know() -> None:
         assert torch.allclose(got[row], wanted[order[row, places[row]]], atol=1e-5)
 
 
-def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
+def test_guidance_changes_the_noise_but_not_the_variance() -> None:
     made = network()
     head = GuidedHead(made.head, SAMPLING)
     c, u, x, stage = (
@@ -224,7 +224,7 @@ def test_guidance_moves_the_noise_and_leaves_the_variance() -> None:
 
 @pytest.mark.parametrize("rows", [1, 20, 150])
 @pytest.mark.parametrize("first", [0, 3, 7])
-def test_what_is_done_ahead_is_what_each_stage_would_do(rows: int, first: int) -> None:
+def test_modulations_computed_in_advance_are_the_same(rows: int, first: int) -> None:
     """One row has all its stages modulated at once, 20 have three of them, 150 one by one."""
     made = target(sampling=replace(SAMPLING, denoising_steps=7))
     condition, x = torch.cat([torch.randn(rows, 32), torch.rand(rows, 1)], -1), torch.randn(rows, 4)
@@ -236,7 +236,7 @@ def test_what_is_done_ahead_is_what_each_stage_would_do(rows: int, first: int) -
             assert torch.allclose(ahead, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_a_head_begins_at_zero() -> None:
+def test_a_new_head_outputs_zero() -> None:
     made = MAR(TINY)
     initialise(made)
     assert made.head(torch.randn(2, 4), torch.tensor([3, 900]), torch.randn(2, 16)).abs().max() == 0
@@ -310,7 +310,7 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
 
 
 @pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling(), PathCoupling()])
-def test_a_draft_that_is_the_target_is_always_accepted(rule: DensityRule) -> None:
+def test_a_continuous_draft_equal_to_the_target_is_always_accepted(rule: DensityRule) -> None:
     """Its conditions must be the target's own with the drafts in place: every context is right. (In
     float64: an untrained head generates numbers so large that rounding differs between batches by
     more than the last stage's noise.)
@@ -322,7 +322,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(rule: DensityRule) -> Non
     assert output.trace.rounds.tolist() == [3, 3, 3]
 
 
-def test_without_noise_in_the_last_stage_the_coupling_is_plain_decoding_by_another_name() -> None:
+def test_without_last_noise_the_coupling_is_plain_decoding() -> None:
     made = target(sampling=DiffusionSampling(denoising_steps=4))
     output = Speculative(
         draft(made, network(seed=1)), MaximalCoupling(), gamma=2, prefill=0.0
@@ -338,7 +338,7 @@ class Sick(Parallel):
         target.network.head.final_layer.linear.bias.data[0] = torch.nan
 
 
-def test_nan_is_told_with_the_prompt_it_came_from() -> None:
+def test_nan_is_reported_with_its_prompt() -> None:
     with pytest.raises(
         TemperaError, match="^the target gave NaN or infinite tokens for prompt 'a'"
     ):
@@ -378,13 +378,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"draft": target(config=WIDE)}, "the draft's tokens have 8 channels and the target's 4"),
     (
         {"draft": target(sampling=DiffusionSampling(denoising_steps=5, last_noise=True))},
-        "draft and target must denoise alike",
+        "draft and target must have the same denoising steps",
     ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_bad_input_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+def test_bad_input_raises_one_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TemperaError) as problem:
         decode_with(**changes)
     assert message in str(problem.value) and "\n" not in str(problem.value)
@@ -399,7 +399,7 @@ def test_other_bad_input() -> None:
         MaximalCoupling(trials=0)
     with pytest.raises(TemperaError, match="exponent_temperature=0 is not possible"):
         CSpDReferenceCode(exponent_temperature=0)
-    with pytest.raises(TemperaError, match="the draft knows 4 classes and the target 5"):
+    with pytest.raises(TemperaError, match="the draft has 4 classes and the target 5"):
         draft(target(), network(FEWER))
     with pytest.raises(TemperaError, match="class 4 is not one of the network's 4"):
         MARTarget(network(FEWER), ClassLabels(5).encode, SAMPLING).begin(["4"])

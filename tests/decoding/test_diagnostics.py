@@ -25,7 +25,7 @@ def test_an_exact_rule_has_no_bias():
 
 
 @pytest.mark.parametrize("rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla")])
-def test_on_a_chain_the_terms_are_those_of_equation_8(rule):
+def test_on_a_chain_the_terms_equal_equation_8(rule):
     draft, p, uniforms = random_draft(50, Tree.chain(3))
     verdict = verify(draft, p, rule, uniforms)
     tv, bound, kl = diagnose(draft, verdict, p, rule)

@@ -33,7 +33,7 @@ def tables(length=6, **options):
     [Sampling(1.0), Sampling(3.0, 0.9, 3, 0.9), Sampling(1.0, 0)],
     ids=["plain", "guided", "greedy"],
 )
-def test_one_host_read_a_round(tree, diagnostics, sampling, monkeypatch):
+def test_one_host_read_per_round(tree, diagnostics, sampling, monkeypatch):
     for escape in ("tolist", "numpy", "cpu", "item", "__bool__"):
         original = getattr(torch.Tensor, escape)
         monkeypatch.setattr(
@@ -100,7 +100,7 @@ def test_no_rule_reads_more(rule, tree, temperature):
     assert reads.count == {"_local_scalar_dense": len(rounds)}
 
 
-def test_the_counter_of_host_reads_can_count():
+def test_the_counter_of_host_reads_works():
     with HostReads() as reads:
         x = torch.ones(3)
         _ = x[x > 0], bool(x.sum() > 0), x.sum().item(), x.nonzero()
@@ -129,7 +129,7 @@ def test_an_image_does_not_depend_on_its_batch(tree):
             )
 
 
-def test_rows_finish_on_their_own_and_what_is_past_the_image_is_dropped():
+def test_rows_finish_independently_and_tokens_past_the_image_are_dropped():
     target, draft = tables(length=7)
     spy = Spy(StaticTreeDrafter(draft, Tree.chain(3)))
     output = emit(target, spy, Exact(), rows=200)
@@ -150,7 +150,7 @@ def test_rows_finish_on_their_own_and_what_is_past_the_image_is_dropped():
         assert torch.cat(pieces).equal(output.tokens[row])
 
 
-def test_plain_autoregression_is_one_token_a_round():
+def test_plain_autoregression_emits_one_token_per_round():
     target, _ = tables()
     output = emit(target, NoDraft(), Exact(), rows=5)
     assert output.trace.rounds.tolist() == [6] * 5
@@ -196,7 +196,7 @@ def test_progress_and_clock_follow_the_rounds():
 
 
 @pytest.mark.parametrize("sick", ["target", "draft"])
-def test_nan_is_told_with_the_prompt_it_came_from(sick):
+def test_nan_is_reported_with_its_prompt(sick):
     target, draft = tables()
     names = [f"prompt {i}" for i in range(40)]
     table = target.table if sick == "target" else draft.table
@@ -209,7 +209,7 @@ def test_nan_is_told_with_the_prompt_it_came_from(sick):
         )
 
 
-def test_as_many_streams_as_prompts():
+def test_prompts_and_streams_must_match_in_number():
     target, _ = tables()
     with pytest.raises(TemperaError, match="2 prompts but 1 random streams"):
         decode(target, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a", "b"])

@@ -103,7 +103,7 @@ def test_a_token_without_mass_is_never_drawn():
         assert (p.gather(1, drawn[:, None]) > 0).all()
 
 
-def test_siblings_are_drawn_from_what_is_left():
+def test_siblings_are_drawn_without_replacement():
     p = torch.rand(1000, 6).softmax(-1)
     tokens, q = sample_without_replacement(p, torch.rand(1000, 4))
     torch.testing.assert_close(q[:, 0], p)

@@ -26,7 +26,7 @@ def test_draws_are_splitmix64():
         assert draws[row].tolist() == expected
 
 
-def test_a_row_does_not_depend_on_its_batch_or_on_how_draws_are_asked_for():
+def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     alone = RandomStreams(7, ["b"])
     together = RandomStreams(7, ["a", "b", "c"])
     one_by_one = torch.cat([alone.next(n) for n in (1, 3, 5000, 11)], 1)

@@ -11,7 +11,7 @@ from tempera.rules.standard import Exact
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
-def test_every_token_knows_how_it_came_about(tree):
+def test_every_token_has_its_origin(tree):
     output, heard = spied(tree)
     trace, parents = output.trace, tree.parents.tolist()
     for row in range(60):
@@ -63,7 +63,7 @@ def test_plain_autoregression():
     assert trace.kl.eq(0).all()
 
 
-def test_summaries_are_one_number_a_row():
+def test_summaries_have_one_number_per_row():
     output, _ = spied(SMALL, diagnostics=True)
     summary = output.trace.cpu().summary()
     assert {values.shape for values in summary.values()} == {(60,)}
@@ -79,7 +79,7 @@ def test_summaries_are_one_number_a_row():
     }
 
 
-def test_diagnostics_are_only_made_when_asked_for(monkeypatch):
+def test_diagnostics_are_optional(monkeypatch):
     monkeypatch.setattr("tempera.decoding.diagnostics.diagnose", None)
     output, _ = spied(Tree.chain(3))
     assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (

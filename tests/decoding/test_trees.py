@@ -77,7 +77,7 @@ def test_named_trees_are_the_public_ones(name, nodes, children):
 
 @given(parents())
 @settings(max_examples=60, deadline=None)
-def test_tables_say_what_the_parents_say(parents):
+def test_tables_agree_with_the_parents(parents):
     tree = Tree.from_parents(torch.tensor(parents))
     for node in range(tree.nodes):
         line = lineage(parents, node)
@@ -137,7 +137,7 @@ def test_each_row_may_have_its_own_topology():
         _ = tree.levels
 
 
-def test_static_trees_are_moved_and_made_once():
+def test_static_trees_are_moved_to_a_device_once():
     assert Tree.chain(4) is Tree.chain(4)
     assert Tree.named("mc_sim_7b_63") is Tree.named("mc_sim_7b_63")
     meta = Tree.chain(4).to("meta")
@@ -175,7 +175,7 @@ def test_names_can_be_listed():
 
 @given(parents(), parents())
 @settings(max_examples=60, deadline=None)
-def test_tests_of_own_trees_reach_every_node_in_its_rank(one, other):
+def test_tests_of_dynamic_trees_reach_every_node_in_its_rank(one, other):
     size = min(len(one), len(other))
     rows = torch.tensor([one[:size], other[:size]])
     tree = Tree.from_parents(rows)

@@ -58,7 +58,7 @@ def same_as_defined(draft, p, rule, uniforms):
         Tree.named("naive_extend_57"),
     ],
 )
-def test_all_nodes_at_once_is_the_walk_down(tree, rule):
+def test_testing_all_nodes_in_parallel_equals_the_walk(tree, rule):
     verdict = same_as_defined(*_with_rule(random_draft(60, tree), rule))
     assert verdict.accepted.unique().numel() > 1
 
@@ -134,7 +134,7 @@ def test_scores_are_not_written_to():
     assert p.equal(before)
 
 
-def test_a_rule_may_decide_on_the_draft_as_a_whole():
+def test_a_joint_rule_verifies_the_whole_draft():
     class FirstTwo:
         """Keeps two nodes of a chain and goes on with the last token of the vocabulary."""
 

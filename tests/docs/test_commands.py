@@ -44,7 +44,7 @@ def test_command(command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch)
         run(command, workplace, monkeypatch)
 
 
-def test_the_commands_left_what_they_promise(workplace: Path) -> None:
+def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
     assert len(list((workplace / "outputs").glob("eval/*/metrics.json"))) >= 5
     assert (workplace / "outputs/train_draft/shapes/draft/model.safetensors").is_file()
     for name in ("report.md", "results.csv"):

@@ -34,7 +34,7 @@ SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 
 
 @each_page
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_links_of_a_page_resolve(page: Path) -> None:
     text = re.sub(r"(?ms)^```.*?^```", "", text_of(page))
     lost = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -438,7 +438,7 @@ ALL["sjd_pac"] = (
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_one_host_read_a_round(method):
+def test_one_host_read_per_round(method):
     make, rule = ALL[method]
     target = local_target(3, (3, 3), GUIDED)
     drafter = make(target)

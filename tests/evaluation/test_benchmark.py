@@ -70,7 +70,7 @@ def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
     assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 3
 
 
-def test_the_table_has_a_row_for_all_that_a_round_consists_of():
+def test_the_table_has_a_row_for_every_part_of_a_round():
     report = measured(tiny_target(), batch_sizes=[1], bandwidth=0.5)
     assert report.bandwidth == 5e8
     rows = dict(benchmark.table(report))
@@ -97,7 +97,7 @@ def test_the_table_has_a_row_for_all_that_a_round_consists_of():
     assert rows["at accepted length 3"].startswith(f"{column.speedups[3.0]:.2f}×")
 
 
-def test_plain_and_compiled_steps_stand_side_by_side(monkeypatch):
+def test_eager_and_compiled_steps_are_shown_side_by_side(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: function
     )  # what is compiled is the business of test_compiled.py
@@ -128,7 +128,7 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
     assert target.session.prompt.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
 
 
-def test_what_cannot_be_timed_is_one_sentence():
+def test_impossible_benchmarks_raise_one_sentence():
     target = tiny_target()
     with pytest.raises(TemperaError, match="method=ar is what a method is timed against"):
         benchmark.measure(
@@ -154,7 +154,7 @@ def test_what_cannot_be_timed_is_one_sentence():
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_want_of_memory_names_the_options_that_help(monkeypatch, problem):
+def test_out_of_memory_names_the_options_that_help(monkeypatch, problem):
     target = tiny_target()
 
     def refuse(draft):
@@ -168,7 +168,7 @@ def test_want_of_memory_names_the_options_that_help(monkeypatch, problem):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 
 
-def test_other_errors_are_not_taken_for_want_of_memory(monkeypatch):
+def test_other_errors_are_not_reported_as_out_of_memory(monkeypatch):
     target = tiny_target()
     monkeypatch.setattr(target, "score", lambda draft: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="size"):
@@ -208,7 +208,7 @@ def test_the_options_compose():
         instantiate(cfg.plan)
 
 
-def test_random_weights_take_a_random_draft_and_say_so(tmp_path, capsys):
+def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
     tiny = write_llamagen_classes(tmp_path)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         options = [option for option in tiny if not option.startswith("model.weights")]
@@ -235,7 +235,7 @@ def test_random_weights_take_a_random_draft_and_say_so(tmp_path, capsys):
     )
 
 
-def test_continuous_methods_are_sent_to_the_evaluation():
+def test_continuous_methods_are_referred_to_the_evaluation():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("bench", overrides=["model=mar_base", "method=cspd", "directory=x"])
     main = runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"]

@@ -47,7 +47,7 @@ def first_chains(rows: int = 40_000) -> tuple[Chains, TableTarget, TableDraft]:
 
 
 @pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5), (1.2, 5.0, 2.0)])
-def test_what_is_recorded_is_what_theory_expects_of_a_round(schedule: tuple[float, ...]) -> None:
+def test_recorded_statistics_agree_with_theory(schedule: tuple[float, ...]) -> None:
     chains, target, draft = first_chains()
     p, q = target.conditionals(), draft.conditionals()
     assert chains.expected_emitted(schedule) == pytest.approx(
@@ -76,7 +76,7 @@ def test_rounds_of_whole_images_and_none_past_their_end() -> None:
 
 
 @pytest.mark.slow
-def test_the_expected_length_comes_out_of_the_loop(tmp_path: Path) -> None:
+def test_the_loop_reaches_the_expected_length(tmp_path: Path) -> None:
     chains, target, draft = first_chains()
     save_statistics(tmp_path / "s.safetensors", chains.ratios.float(), NOW)
     schedule = calibrated(LENGTH, str(tmp_path / "s.safetensors"), 3.4, NOW)
@@ -89,7 +89,7 @@ def test_the_expected_length_comes_out_of_the_loop(tmp_path: Path) -> None:
     assert float((trace.round == 0).sum(-1).float().mean()) == pytest.approx(3.4, abs=0.03)
 
 
-def test_a_draft_is_known_by_its_weights(tmp_path: Path) -> None:
+def test_a_draft_is_identified_by_its_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert len(conditions("m", str(tmp_path), guidance=3)["draft"]) == 16
     assert conditions("m", str(tmp_path / "none"))["draft"] is None

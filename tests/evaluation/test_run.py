@@ -46,7 +46,7 @@ def results(directory: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
+def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
     metrics = tiny_evaluate(tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {
@@ -100,7 +100,7 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     for call in range(1, 9):  # batches, warm-up and timings in turn
         with pytest.raises(KeyboardInterrupt):
@@ -121,7 +121,7 @@ def _interrupt() -> None:
 
 
 @pytest.mark.slow
-def test_killed_it_ends_the_same(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     script = str(SUPPORT.joinpath("tiny_evaluation.py"))
     killed = subprocess.run(

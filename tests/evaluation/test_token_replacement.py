@@ -38,7 +38,7 @@ def test_only_near_codes_and_all_of_them() -> None:
     assert float((distance[inner] == 0).float().mean()) == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_an_image_decides_its_draws() -> None:
+def test_draws_depend_on_the_image_alone() -> None:
     whole = replaced(5)
     assert not whole.equal(CODES)
     assert torch.cat([replaced(5, codes=image[None]) for image in CODES]).equal(whole)

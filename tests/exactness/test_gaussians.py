@@ -39,7 +39,7 @@ def test_the_target_alone_has_the_law_that_the_heads_are_known_to_have(
 
 
 @pytest.mark.slow
-def test_the_law_by_quadrature_is_the_target_s() -> None:
+def test_the_law_by_quadrature_is_the_targets() -> None:
     assert (report := gaussians.check(None, gaussians.Wavy(), length=1, rows=50_000)).agrees, report
     draft = gaussians.Toy(gaussians.Wavy().imitation(0.25), 1, 0.0)
     output = gaussians.Parallel().decode(
@@ -102,7 +102,7 @@ def test_a_whole_path_is_kept_more_often_than_all_of_its_stages() -> None:
 
 
 @pytest.mark.slow
-def test_one_path_of_the_target_a_token() -> None:
+def test_one_path_of_the_target_per_token_on_average() -> None:
     """A rejection has probability TV, and then takes 1/TV paths on average (docs/methods.md)."""
     report = gaussians.check(PathCoupling(), LINEAR, gamma=1, rows=50_000)
     tested = 3 / report.accepted_length  # drafted tokens an image of three
@@ -130,7 +130,7 @@ def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
         ),
     ],
 )
-def test_the_biases_that_the_docs_give(
+def test_the_biases_in_the_docs(
     rule: CSpD | CSpDReferenceCode, head: gaussians.Linear, low: float, high: float
 ) -> None:
     report = gaussians.check(rule, head, rows=50_000)
@@ -184,14 +184,14 @@ FAULTS = [Forgetful(), Stale(), MaximalCoupling(trials=1), StalePath(), PathCoup
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", FAULTS)
-def test_a_planted_fault_is_seen(rule: MaximalCoupling | PathCoupling) -> None:
+def test_a_planted_fault_is_detected(rule: MaximalCoupling | PathCoupling) -> None:
     assert not gaussians.check(rule, gaussians.Linear(3, 1), rows=100_000).agrees
 
 
 # The residual sampler
 
 
-def test_the_residual_sampler_is_bounded_and_counts_its_failures() -> None:
+def test_the_residual_sampler_stops_and_counts_its_failures() -> None:
     same = Kernel(torch.zeros(50, 1), torch.ones(50, 1))  # p = q leaves nothing
     noise = Noise(RandomStreams(0, [str(row) for row in range(50)]))
     wanted = torch.arange(50) < 40
@@ -216,7 +216,7 @@ def test_a_failed_residual_is_a_draw_from_the_target() -> None:
     assert not (output.tokens == 0).any()
 
 
-def test_the_public_code_gives_zeros_where_its_residual_fails() -> None:
+def test_the_public_code_gives_zeros_if_its_residual_fails() -> None:
     once, often = (drafted(CSpDReferenceCode(1.0, n), last_noise=False) for n in (1, 100))
     assert isinstance(once.trace, gaussians.ContinuousTrace)
     zeros = (once.tokens == 0).all(-1).gather(1, once.trace.order)
@@ -225,7 +225,7 @@ def test_the_public_code_gives_zeros_where_its_residual_fails() -> None:
     assert int(often.trace.failures.sum()) < int(once.trace.failures.sum()) / 4
 
 
-def test_the_public_code_s_residual_has_the_densities_as_they_are() -> None:
+def test_the_residual_of_the_public_code_uses_plain_densities() -> None:
     """Widened by the temperature, p and q would differ less, and more trials would fail."""
     wide = drafted(CSpDReferenceCode(exponent_temperature=3.0), last_noise=False)
     assert isinstance(wide.trace, gaussians.ContinuousTrace)
@@ -233,7 +233,7 @@ def test_the_public_code_s_residual_has_the_densities_as_they_are() -> None:
     assert int(wide.trace.trials.sum()) / int(rejected.sum()) < 1.5  # 1.1; widened: 1.9
 
 
-def test_the_public_code_s_rounds_end_at_multiples_of_gamma() -> None:
+def test_rounds_of_the_public_code_end_at_multiples_of_gamma() -> None:
     rule, sizes = CSpDReferenceCode(), [1] * 64
     assert [len(rule.prefilled(share, sizes)) for share in (0, 0.05, 0.15, 1)] == [1, 4, 10, 64]
     step, rounds = 10, []
@@ -244,7 +244,7 @@ def test_the_public_code_s_rounds_end_at_multiples_of_gamma() -> None:
     assert rounds[-1][-1] == 63
 
 
-def test_a_row_s_trials_do_not_depend_on_the_other_rows() -> None:
+def test_trials_do_not_depend_on_other_rows() -> None:
     p, q = (
         Kernel(torch.zeros(8, 2), torch.ones(8, 2)),
         Kernel(torch.full((8, 2), 0.1), torch.full((8, 2), 1.05)),

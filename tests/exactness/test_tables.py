@@ -76,7 +76,7 @@ def test_exact_decoding_emits_the_target_law(tree):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", named(SAMPLINGS))
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
-def test_exact_decoding_emits_whatever_law_is_sampled(tree, sampling):
+def test_exact_decoding_emits_the_sampled_law(tree, sampling):
     report = check(Exact(), tree, sampling=sampling, vocab_size=4, length=3, rows=50_000)
     assert report.agrees, report
 
@@ -112,7 +112,7 @@ def test_exact_decoding_over_many_rounds(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Exact(), Relaxed((5.0, 0.2))], ids=["exact", "relaxed"])
 @pytest.mark.parametrize("tree", named({name: TREES[name] for name in ("chain 3", "small")}))
-def test_forced_positions_stand_whatever_the_rule(tree, rule):
+def test_forced_positions_are_kept_by_every_rule(tree, rule):
     target = TableTarget(3, 4, forced={0: 2, 2: 1})
     tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
     assert tokens[:, 0].eq(2).all()
@@ -178,7 +178,7 @@ def decoded_law(rule):
     [Sampling(1.0), Sampling(3.0, 1.3, 2), Sampling(1.0, 0)],
     ids=["plain", "guided top-k", "greedy"],
 )
-def test_trees_of_every_rows_own_emit_the_law(sampling):
+def test_a_tree_per_row_emits_the_law(sampling):
     report = check(Exact(), RowTrees, sampling=sampling, rows=60_000)
     assert report.agrees, report
     assert report.accepted_length > 1.2
@@ -251,7 +251,7 @@ def test_a_claimed_law_that_is_wrong_is_caught():
 
 
 @pytest.mark.slow
-def test_true_laws_pass_at_the_rate_they_should():
+def test_true_laws_pass_at_the_nominal_rate():
     law = torch.rand(30, generator=torch.Generator().manual_seed(0)).double() ** 3
     law /= law.sum()
     draws = uniforms(torch.arange(400).unsqueeze(1), torch.arange(1, 5001))
@@ -298,7 +298,7 @@ def test_sequences_are_counted_in_lexicographic_order():
     assert emitted_law(tokens, 3).tolist() == [0, 1, 0, 2, 0, 0, 0, 0, 1]
 
 
-def test_tables_are_what_the_sampling_makes_of_them():
+def test_tables_follow_the_sampling():
     sampling = Sampling(guidance=3.0, temperature=0.8, top_k=2)
     target = TableTarget(3, 3, sampling)
     assert target.logits.shape == (2, 13, 3)
@@ -316,6 +316,6 @@ def test_too_many_outcomes_are_refused():
         check(Exact(), Tree.chain(1), vocab_size=5, length=9)
 
 
-def test_a_proof_says_what_it_found():
+def test_a_report_states_its_result():
     assert str(check(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
     assert RandomStreams(0, ["a"]).next(1).shape == (1, 1)

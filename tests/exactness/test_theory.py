@@ -213,14 +213,14 @@ def test_on_a_tree_the_measured_bounds_bound(rule):
 
 
 @pytest.mark.parametrize("rule", slow_but(RULES, RULES[2]))
-def test_a_chain_is_a_tree(rule):
+def test_theory_of_a_chain_as_a_tree(rule):
     _, _, p, q = tables(4)
     torch.testing.assert_close(
         tree_law(p, q, rule, Tree.chain(2), 4), decoded_law(p, q, rule, 2, 4)
     )
 
 
-def test_siblings_of_one_token_by_hand():
+def test_siblings_checked_by_hand():
     _, _, p, q = tables(2)
     for rule in RULES:
         for count in (1, 2):

@@ -119,7 +119,7 @@ def test_a_sweep_gives_each_job_its_directory(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_directory_goes_on_and_refuses_other_settings(run: Any, tmp_path: Path) -> None:
+def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_path: Path) -> None:
     assert run("limit=3", "hydra.run.dir=run")[0] == 0
     first = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "images").iterdir()}
     assert run("batch_size=2", "hydra.run.dir=run")[0] == 0

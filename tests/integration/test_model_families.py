@@ -406,7 +406,7 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
 
 
 @pytest.mark.slow
-def test_a_model_without_a_smaller_one_says_so(targets: dict[str, Any]) -> None:
+def test_a_model_without_a_smaller_one_is_refused(targets: dict[str, Any]) -> None:
     cfg = composed("model=lumina", "method=independent")
     with pytest.raises(
         TemperaError,
@@ -530,7 +530,7 @@ def test_a_draft_is_trained_and_drafts(
 
 
 @pytest.mark.slow
-def test_two_processes_split_a_target_and_train_the_draft_that_one_trains(
+def test_two_processes_shard_a_target_and_train_the_same_draft(
     options: dict[str, list[str]], drawn: dict[str, Path], tmp_path: Path
 ) -> None:
     """By FSDP; of 9 held-out images one process has two batches to pass through the target and the

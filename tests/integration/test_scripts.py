@@ -132,7 +132,7 @@ def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_draft_that_says_nan(run: Any, tmp_path: Path) -> None:
+def test_a_draft_that_gives_nan(run: Any, tmp_path: Path) -> None:
     weights = load_file(SHIPPED / "draft" / "model.safetensors")
     name = next(name for name in weights if name.startswith("fc"))
     a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
@@ -186,7 +186,7 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
         (["-m", "delta=2,-1"], ["delta=-1 is not a relaxation budget"]),
     ],
 )
-def test_in_a_process_of_its_own(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+def test_in_a_separate_process(arguments: list[str], words: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     command = [sys.executable, str(ROOT / "eval" / "run.py"), *arguments, *SHORT]
     done = subprocess.run(

@@ -121,7 +121,9 @@ def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> 
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_disk_and_time_and_writes_nothing(tmp_path: Path, command: Command) -> None:
+def test_a_dry_run_prints_disk_and_time_and_writes_nothing(
+    tmp_path: Path, command: Command
+) -> None:
     status, out, err = command(
         "prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}"
     )

@@ -227,7 +227,7 @@ def test_on_another_model_k_is_the_papers() -> None:
     assert any("k=1000" in job for job in jobs("lantern_table2", "model=llamagen_xl_stage1"))
 
 
-def test_the_command_line_wins_and_is_swept_too() -> None:
+def test_the_command_line_overrides_a_preset_and_can_be_swept() -> None:
     assert jobs("sjd_table3", "seed=1,2") == [
         [f"method={method}", "experiment=sjd_table3", f"seed={seed}"]
         for method in ("ar", "sjd")
@@ -321,7 +321,7 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         ("inception_score", None),
     ],
 )
-def test_our_side_of_a_quantity(column: str, value: float | None) -> None:
+def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
     run = {
         "metrics": {
             "logprob_per_token": {"value": -2.0},

@@ -443,7 +443,7 @@ def test_zero_has_no_sign() -> None:
     assert console.number(-0.1, ".3f") == "-0.100"
 
 
-def test_what_is_not_finite_has_no_interval() -> None:
+def test_values_that_are_not_finite_have_no_interval() -> None:
     assert (
         report._span({"value": float("-inf"), "low": float("nan"), "high": float("nan")}, "+.4f")
         == "-inf"

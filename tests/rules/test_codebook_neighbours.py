@@ -31,7 +31,7 @@ def test_proximities_differ_where_norms_do():
     assert Neighbours.build(codes, 2, "cosine").table[0].tolist() == [0, 1]
 
 
-def test_equal_codes_are_told_apart_by_their_index():
+def test_equal_codes_are_ordered_by_index():
     table = Neighbours.build(torch.ones(4, 2), 3).table
     assert table.tolist() == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [3, 0, 1]]
 
@@ -60,7 +60,7 @@ def test_an_unknown_proximity():
         Neighbours.build(CODES, 2, "l1")
 
 
-def test_built_once_and_then_read(tmp_path, monkeypatch):
+def test_tables_are_built_once_and_then_read(tmp_path, monkeypatch):
     first = Neighbours.provide(CODES, 7, directory=tmp_path)
     path = tmp_path / "l2_7.safetensors"
     with safe_open(path, "pt") as file:
@@ -75,7 +75,7 @@ def test_built_once_and_then_read(tmp_path, monkeypatch):
     assert repr(again) == f"Neighbours(l2, k=7, codebook={codebook_hash(CODES)})"
 
 
-def test_the_default_place_is_named_by_the_codebook(tmp_path, monkeypatch):
+def test_the_default_directory_is_named_by_the_codebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Neighbours.provide(CODES, 2)
     Neighbours.provide(-CODES, 2)
@@ -104,15 +104,15 @@ def test_a_file_under_a_wrong_name_is_refused(tmp_path):
         Neighbours.provide(CODES, 7, "cosine", tmp_path)
 
 
-def test_a_damaged_file_and_an_unwritable_place(tmp_path):
+def test_a_damaged_file_and_an_unwritable_directory(tmp_path):
     (tmp_path / "l2_7.safetensors").write_bytes(b"damaged")
-    with pytest.raises(TemperaError, match="holds no table of neighbours .* delete it"):
+    with pytest.raises(TemperaError, match="is no table of neighbours .* delete it"):
         Neighbours.provide(CODES, 7, directory=tmp_path)
     with pytest.raises(TemperaError, match="cannot write"):
         Neighbours.provide(CODES, 7, directory=tmp_path / "l2_7.safetensors" / "below")
 
 
-def test_the_hash_sees_values_and_shape_but_not_rounding():
+def test_the_hash_depends_on_values_and_shape_but_not_on_rounding():
     assert codebook_hash(CODES) == codebook_hash(CODES + 1e-9) == codebook_hash(1e-5 * CODES)
     assert (
         len({codebook_hash(codes) for codes in (CODES, -CODES, CODES.view(350, 10), CODES[:699])})

@@ -98,7 +98,7 @@ AGGREGATED = [
 @pytest.mark.parametrize(
     "rule", slow_but(AGGREGATED, Lantern(TABLE, 0.4), LanternPP(TABLE, 2)), ids=str
 )
-def test_lantern_is_as_the_papers_define_it(rule):
+def test_lantern_follows_the_papers(rule):
     best = replaced(rule, "optimal")
     for p, q in zip(*laws(), strict=True):
         f = []
@@ -133,7 +133,7 @@ def replaced(rule, residual):
 @pytest.mark.parametrize(
     "rule", [GSD(TABLE, 2), GSD(TABLE, 0), GSD(near(12, 12), 3), GSD(TABLE, None)], ids=str
 )
-def test_grouped_is_as_the_paper_defines_it(rule):
+def test_grouped_follows_the_paper(rule):
     for p, q in zip(*laws(), strict=True):
         order = sorted(range(12), key=lambda code: (-p[code].item(), code))
         groups = [
@@ -168,7 +168,7 @@ def test_grouped_is_as_the_paper_defines_it(rule):
     "rule",
     [LanternPP(near(12, 1), 2), Lantern(near(12, 1), 1.0), GSD(near(12, 1), None), GSD(TABLE, 0)],
 )
-def test_alone_a_code_is_tested_exactly(rule):
+def test_a_code_without_neighbours_is_tested_exactly(rule):
     p, q = laws()
     torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), Exact().accept_probs(p, q, DEPTH))
     token = torch.zeros(40, dtype=torch.int64)
@@ -210,7 +210,7 @@ def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
 @pytest.mark.parametrize(
     "rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), GSD(TABLE, 2)], ids=str
 )
-def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
+def test_chunks_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     p, q = laws()
 
     def everything():
@@ -235,7 +235,7 @@ def test_a_vocabulary_taken_in_portions_is_the_same(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tree", slow_but([Tree.chain(3), SMALL], SMALL), ids=["chain", "tree"])
-def test_no_neighbour_stands_in_for_a_forced_token(rule, tree):
+def test_no_neighbour_replaces_a_forced_token(rule, tree):
     target = TableTarget(4, 4, forced={0: 2, 2: 1})
     tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
     assert tokens[:, 0].eq(2).all()
@@ -251,7 +251,7 @@ def test_no_neighbour_stands_in_for_a_forced_token(rule, tree):
     "rule",
     [Lantern(near(4, 4), 1.0), Lantern(near(4, 4), math.log(2), "jsd"), GSD(near(4, 4), None)],
 )
-def test_not_even_at_the_largest_parameters(rule):
+def test_no_neighbour_replaces_a_forced_token_at_the_largest_parameters(rule):
     p, q = one_hot(torch.tensor(2), 4), torch.tensor([0.5, 0.0, 0.5, 0.0])
     assert rule.accept_probs(p, q, DEPTH).tolist() == [0, 1, 1, 1]
 
@@ -261,7 +261,7 @@ def test_not_even_at_the_largest_parameters(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_target_s(rule):
+def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_targets(rule):
     report = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
     assert report.agrees, report
     report = check(rule, Tree.chain(3), vocab_size=4, rows=60_000)
@@ -292,7 +292,7 @@ def test_on_a_tree_the_law_is_that_of_the_definition(rule):
 @pytest.mark.parametrize(
     "rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str
 )
-def test_on_a_deeper_tree_over_several_rounds(rule):
+def test_the_law_on_a_deeper_tree_over_several_rounds(rule):
     report = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
     assert report.agrees, report
 
@@ -302,7 +302,7 @@ def test_on_a_deeper_tree_over_several_rounds(rule):
     "sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str
 )
 @pytest.mark.parametrize("rule", ROUGH)
-def test_whatever_is_sampled(rule, sampling):
+def test_the_law_follows_the_sampling_of_the_target(rule, sampling):
     report = check(
         rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000
     )
@@ -359,7 +359,7 @@ GREEDY = Sampling(1.0, temperature=0)
     "tree", slow_but([Tree.chain(3), SMALL, None], SMALL), ids=["chain", "tree", "tree per row"]
 )
 @pytest.mark.parametrize("rule", ROUGH)
-def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
+def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
     """Row by row: the first child that the rule keeps, else the target's choice."""
     target = TableTarget(4, 5, GREEDY, seed=3)
     shapes = torch.tensor(
@@ -410,7 +410,7 @@ def test_greedy_decoding_keeps_what_the_untempered_law_allows(rule, tree):
 
 
 @pytest.mark.parametrize("rule", [Lantern(near(6, 3), 0.3), GSD(near(6, 3), None)], ids=str)
-def test_in_greedy_decoding_a_token_that_is_not_the_target_s_costs_everything(rule):
+def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     draft, _, uniforms = random_draft(60, Tree.chain(1))
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
@@ -509,7 +509,7 @@ def test_impossible_rules_are_refused(make, message):
     assert "\n" not in str(problem.value)
 
 
-def test_rules_are_values_that_say_what_they_are():
+def test_rules_are_values_with_a_readable_repr():
     assert Lantern(near(12, 5), 0.3) == Lantern(near(12, 5), 0.3)
     assert hash(LanternPP(near(12, 5), 2)) == hash(LanternPP(near(12, 5), 2.0))
     assert GSD(near(12, 5), 3) != GSD(near(12, 4), 3)

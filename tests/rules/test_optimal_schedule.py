@@ -37,7 +37,7 @@ def drafted(p, q, count=20_000):
 @pytest.mark.parametrize(
     "schedule", [(1.0, 1.0, 1.0), exponential(2.0, 3), (0.5, 3.0, 0.2), (100.0, 1.0, 4.0)]
 )
-def test_chains_carry_both_sides_of_theorem_2(schedule):
+def test_chains_give_both_sides_of_theorem_2(schedule):
     for seed in range(3):
         _, _, p, q = tables(seed=seed)
         chains = Chains.along(p, q[:LENGTH])
@@ -108,7 +108,7 @@ def test_exact_decoding_is_the_optimum_at_its_own_length():
     )
 
 
-def test_a_ceiling_is_kept():
+def test_a_ceiling_is_respected():
     _, _, p, q = tables(seed=1)
     low, high = reachable(Chains.along(p, q[:3]), 2.0)
     assert max(optimal_schedule(p, q[:3], (low + high) / 2, ceiling=2.0)) <= 2

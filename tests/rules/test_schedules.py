@@ -7,7 +7,7 @@ from tempera.errors import TemperaError
 from tempera.rules.schedules import exponential, floored, linear, uniform
 
 
-def test_exponential_has_the_numbers_of_the_methods_sheet():
+def test_exponential_gives_the_documented_numbers():
     assert exponential(1.1, 5, nu=0.7) == pytest.approx(
         (2.855, 1.418, 0.704, 0.350, 0.174), abs=6e-4
     )

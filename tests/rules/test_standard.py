@@ -46,7 +46,7 @@ def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
 
 @given(weights, weights, st.sampled_from(sorted(near_rules(5))))
 @fast
-def test_of_rules_by_neighbours_as_well(p, q, name):
+def test_f_and_residual_of_neighbourhood_rules(p, q, name):
     p, q = distribution(p), distribution(q)
     rule = near_rules(5)[name]
     f = rule.accept_probs(p, q, torch.tensor(1))
@@ -66,7 +66,7 @@ def test_of_rules_by_neighbours_as_well(p, q, name):
 
 @given(weights, weights)
 @fast
-def test_exact_is_exact_as_a_pair(p, q):
+def test_exact_f_and_residual_are_exact_together(p, q):
     p, q = distribution(p), distribution(q)
     torch.testing.assert_close(pair(Exact(), p, q)[0], p)
 
@@ -120,7 +120,7 @@ def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):
             assert rule.accept_prob(p, q, torch.tensor(token), depth) == everywhere[token]
 
 
-def test_nothing_over_nothing_counts_as_one():
+def test_zero_over_zero_counts_as_one():
     p, q = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
     assert Exact().accept_probs(p, q, torch.tensor(1)).tolist() == [1, 1, 0]
 
@@ -131,7 +131,7 @@ def test_a_residual_without_mass_is_the_target():
         assert rule.residual(p, p, torch.tensor(0), torch.tensor(1)).equal(p)
 
 
-def test_a_one_hot_proposal_is_kept_with_its_probability_and_taken_out():
+def test_a_one_hot_proposal_is_accepted_with_its_probability_or_removed():
     p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 1.0, 0.0])
     token, depth = torch.tensor(1), torch.tensor(1)
     assert Exact().accept_prob(p, q, token, depth).item() == pytest.approx(0.3)

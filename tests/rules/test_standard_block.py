@@ -58,7 +58,7 @@ def by_hand(p, q, tokens):
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_each_row_is_as_the_paper_says(length):
+def test_each_row_follows_the_paper(length):
     draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
     verdict = verify(draft, p, BlockVerification(), uniforms)
     for row in range(300):
@@ -110,7 +110,7 @@ def enumerated(p, q, length):
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 @pytest.mark.parametrize("seed", slow_but(range(4), 0))
-def test_by_enumeration_it_is_lossless_and_no_shorter_than_token_by_token(length, seed):
+def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length, seed):
     target, draft, p, q = tables(length, seed)
     law, emitted = enumerated(p, q, length)
     torch.testing.assert_close(law, sequence_law(p, length + 1))
@@ -137,7 +137,7 @@ def test_over_many_rounds_it_emits_the_target_law(length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_it_emits_whatever_law_is_sampled(sampling):
+def test_it_emits_the_sampled_law(sampling):
     for seed in range(3):
         found = check(
             BlockVerification(),
@@ -158,7 +158,7 @@ def test_forced_positions_are_kept():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
-def test_with_jacobi_guesses_that_are_drawn_afresh(initialisation):
+def test_it_works_with_redrawn_jacobi_guesses(initialisation):
     found = check_window(lambda target: sjd(target, 3, initialisation), BlockVerification())
     assert found.agrees, found
     assert (
@@ -233,7 +233,7 @@ class PlainResidual(Faulty):
         return (p - q).clamp(min=0) + 0 * weights
 
 
-def test_without_a_fault_it_is_the_same():
+def test_without_a_fault_the_check_passes():
     draft, p, uniforms = random_draft(500, Tree.chain(4))
     right, same = (
         verify(draft, p, BlockVerification(), uniforms),
@@ -251,7 +251,7 @@ def test_a_planted_fault_is_caught(faulty):
 
 
 @pytest.mark.slow
-def test_guesses_that_live_on_would_bias_it(monkeypatch):
+def test_surviving_guesses_would_bias_it(monkeypatch):
     from tempera.drafters.jacobi import Continue, SharedNoise
 
     for refresh, make in (
@@ -276,7 +276,7 @@ def test_guesses_that_live_on_would_bias_it(monkeypatch):
         lambda target: sjd_pac(target, 3, proactive=False),
     ],
 )
-def test_guesses_that_live_on_are_refused(make):
+def test_surviving_guesses_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(
         TemperaError,

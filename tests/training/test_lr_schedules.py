@@ -23,7 +23,7 @@ def test_schedules_warm_up_and_stay_between_zero_and_one(decay: str) -> None:
     assert SCHEDULES[decay](0, 100)(0) == 1.0  # type: ignore[index]
 
 
-def test_how_each_decays() -> None:
+def test_decay_of_each_schedule() -> None:
     assert linear(10, 100)(55) == pytest.approx(0.5)
     assert linear(10, 100)(99) == pytest.approx(1 / 90)
     assert cosine(10, 100)(55) == pytest.approx(0.5)
@@ -34,7 +34,7 @@ def test_how_each_decays() -> None:
     assert trapezoid(10, 100, descent=0.5)(75) == pytest.approx(0.5)
 
 
-def test_rates_are_multiples_of_those_the_optimisers_were_made_with() -> None:
+def test_rates_are_multiples_of_the_optimisers_initial_rates() -> None:
     one, two = (torch.optim.SGD([torch.zeros(1)], lr=lr) for lr in (1.0, 3.0))
     for factor in (0.5, 0.1):
         set_rate([one, two], factor)

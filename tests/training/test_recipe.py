@@ -12,7 +12,7 @@ def test_weights_of_unrolled_steps_decay_and_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
-def test_a_step_covers_the_same_images_whatever_the_parts_and_processes(
+def test_a_step_covers_the_same_images_however_it_is_split(
     accumulation: int, processes: int
 ) -> None:
     recipe = Recipe(batch_size=16, gradient_accumulation=accumulation)

@@ -8,7 +8,7 @@ from tempera.training.validation import accepted_length, imitation, metrics_of
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: float) -> None:
+def test_training_inputs_equal_drafting_inputs(guidance: float) -> None:
     target = tiny_target(guidance)
     draft = tiny_draft(target).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
@@ -26,7 +26,7 @@ def test_the_draft_is_taught_on_exactly_what_it_reads_when_it_drafts(guidance: f
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_unrolled_it_is_taught_what_it_reads_steps_after_its_root(steps: int) -> None:
+def test_unrolled_training_inputs_equal_later_drafting_inputs(steps: int) -> None:
     """The last copy at each place is the draft run on the true past, but for its own predictions in
     the last `steps` places.
     """

@@ -69,7 +69,7 @@ def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     tiny_train(tmp_path / "whole", gradient_accumulation=2)
     main = TORCHRUN[-1]
     killed = script(main, str(tmp_path / "killed"), KILL_AT="8")
@@ -124,7 +124,7 @@ def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_split_between_two_processes_it_goes_on_from_a_whole_checkpoint_as_the_same_draft(
+def test_fsdp_resumes_from_an_unsharded_checkpoint_to_the_same_draft(
     tmp_path: Path,
 ) -> None:
     class Stop(NoTracker):
@@ -159,7 +159,7 @@ def run_of(directory: Path, loss: Loss = EagleLoss(), **changes: Any) -> Trainin
 
 
 @pytest.mark.parametrize("unroll", [0, 2])
-def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
+def test_gradient_accumulation_equals_a_large_batch(unroll: int, tmp_path: Path) -> None:
     gradients = []
     for accumulation in (1, 4):
         run = run_of(
@@ -177,7 +177,7 @@ def test_accumulation_accumulates(unroll: int, tmp_path: Path) -> None:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-7)
 
 
-def test_it_learns_and_keeps_the_best_draft(tmp_path: Path) -> None:
+def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
     notebook = Notebook()
     target = tiny_target()
     metrics = tiny_train(
@@ -255,7 +255,7 @@ def test_the_acceptance_loss_raises_the_acceptance(guidance: float, tmp_path: Pa
         tiny_train(tmp_path, steps=60)
 
 
-def test_unrolled_steps_weigh_less_and_less(tmp_path: Path) -> None:
+def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     def parts(**changes: Any) -> dict[str, torch.Tensor]:
         return run_of(tmp_path, hidden_noise=0.0, **changes).losses([0, 1, 2, 3])
 
@@ -271,7 +271,7 @@ def test_unrolled_steps_weigh_less_and_less(tmp_path: Path) -> None:
     assert not torch.allclose(decayed["loss"], alike["loss"])
 
 
-def test_a_finished_run_says_so_and_does_nothing(
+def test_a_finished_run_prints_so_and_does_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tempera.training.trainer import train
@@ -343,7 +343,7 @@ UNABLE = {
 
 
 @pytest.mark.parametrize("option", UNABLE)
-def test_a_launch_that_cannot_be_done_is_refused(
+def test_unsupported_launches_are_refused(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(option, "true")  # as `accelerate launch` does

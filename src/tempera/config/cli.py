@@ -1,4 +1,6 @@
-"""Scripts: a function of a configuration becomes a command whose mistakes read as one sentence."""
+"""Turn a function of a configuration into a command that reports the user's mistakes in one
+sentence.
+"""
 
 import functools
 import os
@@ -24,49 +26,54 @@ T = TypeVar("T")
 
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as in shells."""
 STARTS_AGAIN = ("report", "bench", "calibrate")
-"""Scripts that keep nothing of what they have done so far."""
+"""Scripts that store no intermediate results and start over after an interruption."""
 LITERAL = ("prompt", "baseline")
-"""Options whose values are taken as they are, commas and quotes included."""
+"""Options whose values are taken literally, including commas and quotes."""
 
 
 def script(
     config_name: str, positional: str | None = None
 ) -> Callable[[Callable[[DictConfig], T]], Callable[..., T | None]]:
-    """Make `main(cfg)` a Hydra script on `conf/<config_name>.yaml`; see
-    `tempera.runtime.installation.conf_directory`.
+    """Decorator: make `main(cfg)` a Hydra script with the configuration `conf/<config_name>.yaml`
+    (`tempera.runtime.installation.conf_directory`).
 
-    From the command line every mistake of the user becomes `error: <sentence>` on standard error
-    and exit status 1, and Ctrl-C a sentence and exit status 130; other exceptions keep their
-    traceback, and HYDRA_FULL_ERROR=1 shows all of them. Options in `LITERAL` are taken literally,
-    commas and quotes included. Called with a `cfg`, as tests and notebooks do, the script is the
-    plain function: it returns its metrics and raises `TemperaError`.
+    On the command line, a mistake of the user prints `error: <sentence>` to standard error and
+    exits with status 1; Ctrl-C prints a sentence and exits with status 130. Other exceptions keep
+    their traceback, and HYDRA_FULL_ERROR=1 shows all tracebacks. Called with a `cfg`, as in tests
+    and notebooks, the script is the plain function: it returns its result and raises
+    `TemperaError`.
 
-    With `positional`, arguments that are no options are gathered in the list of that option: `DIR
-    DIR` stands for `runs=[DIR,DIR]`.
+    Args:
+        config_name: name of the configuration, without `.yaml`.
+        positional: list option that collects positional arguments: with `runs`, `DIR DIR` means
+            `runs=[DIR,DIR]`.
     """
 
     def decorate(main: Callable[[DictConfig], T]) -> Callable[..., T | None]:
+        """Wrap `main` as a script."""
         conf = conf_directory()
 
         @functools.wraps(main)
         def job(cfg: DictConfig) -> T:
+            """Run `main` inside Hydra: once, or for one point of a sweep."""
             try:
                 check_shape(cfg, conf, config_name, HydraConfig.get().overrides.task)
                 return main(cfg)
             except KeyboardInterrupt:
-                _leave(_how_to_go_on(config_name))
+                _exit_interrupted(_how_to_resume(config_name))
             except Exception as problem:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    raise  # the launcher says which point of the sweep it was
-                _tell(problem, conf, config_name)
+                    raise  # the launcher names the point of the sweep
+                _exit_if_mistake(problem, conf, config_name)
                 raise
 
         run = hydra.main(version_base="1.3", config_path=str(conf), config_name=config_name)(job)
 
         @functools.wraps(main)
         def entry(cfg: DictConfig | None = None) -> T | None:
+            """Call `main(cfg)`; without `cfg`, run the command line and return None."""
             if cfg is not None:
                 return main(cfg)
             arguments = [literal(argument) for argument in sys.argv[1:]]
@@ -76,9 +83,9 @@ def script(
                     check_arguments(conf, config_name, sys.argv[1:])
                     run()
                 except KeyboardInterrupt:
-                    _leave("interrupted; give the command again")
+                    _exit_interrupted("interrupted; give the command again")
                 except Exception as problem:
-                    _tell(problem, conf, config_name)
+                    _exit_if_mistake(problem, conf, config_name)
                     raise
             return None
 
@@ -88,8 +95,8 @@ def script(
 
 
 def literal(argument: str) -> str:
-    """Quote the value of an option in `LITERAL` for Hydra's grammar, unless it is quoted already or
-    null; other arguments stay as they are.
+    """Quote the value of a `LITERAL` option for Hydra's grammar, unless it is quoted already or
+    null. Other arguments are returned unchanged.
     """
     key, separator, value = argument.partition("=")
     if (
@@ -103,8 +110,8 @@ def literal(argument: str) -> str:
 
 
 def named(arguments: Sequence[str], option: str) -> list[str]:
-    """The arguments with those that are no options gathered in a list, `option=[…]`: names of files
-    and directories, and whatever holds no `=`.
+    """Collect positional arguments in a list `option=[…]`: names of existing files and directories,
+    and arguments without `=`.
     """
     places = [
         argument
@@ -117,7 +124,7 @@ def named(arguments: Sequence[str], option: str) -> list[str]:
 
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
-    """Let exceptions leave `hydra.main` instead of being printed by it."""
+    """Make `hydra.main` raise exceptions instead of printing them."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -127,9 +134,9 @@ def _hydra_raises() -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def _how_to_go_on(config_name: str) -> str:
-    """What to say after Ctrl-C: whether the same command goes on, and in which directory where
-    every start makes a new one.
+def _how_to_resume(config_name: str) -> str:
+    """The message after Ctrl-C: whether the same command resumes, and with which directory option
+    if each start creates a new directory.
     """
     if config_name in STARTS_AGAIN:
         return "interrupted; the same command starts again"
@@ -143,14 +150,14 @@ def _how_to_go_on(config_name: str) -> str:
     return f"interrupted; the same command with {shlex.quote(written(option, place))} goes on"
 
 
-def _leave(told: str) -> NoReturn:
-    """Say so and exit as after Ctrl-C."""
-    print(told, file=sys.stderr)
+def _exit_interrupted(message: str) -> NoReturn:
+    """Print a message and exit with the status of Ctrl-C."""
+    print(message, file=sys.stderr)
     sys.exit(INTERRUPTED)
 
 
-def _tell(problem: Exception, conf: Path, config_name: str) -> None:
-    """Print the problem as one sentence and exit with status 1, where it is the user's."""
-    if told := sentence(problem, conf, config_name, sys.argv[1:]):
-        print(f"error: {told}", file=sys.stderr)
+def _exit_if_mistake(problem: Exception, conf: Path, config_name: str) -> None:
+    """If the problem is a mistake of the user, print it as one sentence and exit with status 1."""
+    if message := sentence(problem, conf, config_name, sys.argv[1:]):
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(1)

@@ -57,7 +57,7 @@ OPTIONS: dict[type[BaseException], str] = {
     PromptTooLong: "model.text_encoder.truncate=true",
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
-"""The options that mend an error of the library, for the command line."""
+"""For each error of the library, the command-line options that fix it."""
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
@@ -78,22 +78,22 @@ UNWRITABLE = {
 def sentence(
     problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
 ) -> str | None:
-    """Say in one printable line what the user did wrong, or return None where the problem is not
-    the user's.
+    """Describe the user's mistake in one line, or return None if it is none.
 
     Args:
-        problem: what was raised while composing the configuration or running the script.
+        problem: an exception raised while composing the configuration or running the script.
         conf: the directory of configurations.
         config_name: the primary configuration, without `.yaml`.
         arguments: the command line, without the script's name.
     """
-    told = _told(problem, conf, config_name, arguments)
-    return told and shortened(told, most=2000)
+    message = _message(problem, conf, config_name, arguments)
+    return message and shortened(message, most=2000)
 
 
-def _told(
+def _message(
     problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
 ) -> str | None:
+    """The sentence for each kind of mistake; None for other exceptions."""
     match problem:
         case TemperaError():
             return _with_options(problem)
@@ -129,8 +129,8 @@ def _told(
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Python's, CUDA's or torch's CPU allocator's; told by name, since importing torch takes
-    seconds.
+    """Whether memory ran out in Python, on CUDA or in torch's CPU allocator. Recognised by name,
+    because importing torch takes seconds.
     """
     return (
         isinstance(problem, MemoryError)

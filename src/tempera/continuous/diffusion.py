@@ -1,9 +1,9 @@
-"""Ancestral sampling of a token by a diffusion head: schedules, respaced steps and learned
-variances, as MAR has them.
+"""Ancestral sampling of a token by a diffusion head: noise schedules, respaced steps and learned
+variances as in MAR.
 
-Ho et al. 2020 (DDPM), Nichol and Dhariwal 2021 (cosine schedule, learned variances, respacing). S
-respaced steps are numbered by *stage* k = 0 … S − 1 in the order in which they are taken: stage k
-goes from x_{S−k} to x_{S−k−1}, so that the last stage, k = S − 1, gives x₀.
+Ho et al. 2020 (DDPM); Nichol and Dhariwal 2021 (cosine schedule, learned variances, respacing). The
+S respaced steps are numbered by *stage* k = 0 … S − 1 in sampling order: stage k goes from x_{S−k}
+to x_{S−k−1}, so the last stage, k = S − 1, gives x₀.
 """
 
 import math
@@ -28,11 +28,11 @@ class Kernel(NamedTuple):
     std: Tensor
 
     def at(self, noise: Tensor) -> Tensor:
-        """The draw that standard normal `noise` [..., D] gives."""
+        """Map standard normal `noise` [..., D] to a draw."""
         return self.mean + self.std * noise
 
     def log_density(self, x: Tensor) -> Tensor:
-        """In nats, float64 [...]: ratios of densities that differ little are what matters."""
+        """Log-density in nats, float64 [...], because rules use ratios of similar densities."""
         mean, std = self.mean.double(), self.std.double()
         return -(0.5 * ((x.double() - mean) / std) ** 2 + std.log() + _HALF_LOG_TAU).sum(-1)
 
@@ -41,16 +41,16 @@ class Kernel(NamedTuple):
         return Kernel(self.mean, self.std * factor)
 
     def pick(self, index: Tensor) -> "Kernel":
-        """One kernel a row: leaves [B, N, D], index int64 [B] -> leaves [B, D]."""
+        """Select one kernel per row: leaves [B, N, D], index int64 [B] -> leaves [B, D]."""
         return Kernel(*(pick(leaf, index) for leaf in self))
 
 
 class DenoisingPath(NamedTuple):
-    """How a token came about.
+    """The denoising path of a token.
 
     Attributes:
         states: x_S … x₀ in this order, [..., S + 1, D]; the last one is the token.
-        kernels: what each stage drew from, leaves [..., S, D].
+        kernels: kernel of each stage, leaves [..., S, D].
     """
 
     states: Tensor
@@ -63,23 +63,23 @@ class DenoisingPath(NamedTuple):
 
 
 class Denoiser(Protocol):
-    """A diffusion head: for every stage the kernel p(x_{S−k−1} | x_{S−k}, condition)."""
+    """A diffusion head. It gives the kernel p(x_{S−k−1} | x_{S−k}, condition) of every stage k."""
 
     stages: int
     """S."""
     channels: int
     """D."""
     last_noise: bool
-    """Whether the last stage draws from its kernel; without, x₀ is the last kernel's mean, as in
-    MAR's own sampler.
+    """Whether the last stage draws from its kernel. Otherwise x₀ is the kernel's mean, as in MAR's
+    sampler.
     """
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """Condition [N, C], x [N, D], stage int64 [N] -> leaves [N, D], temperature included."""
 
     def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
-        """For each stage from `first` on, what maps x [N, D] to its kernel. A head may do ahead
-        what does not depend on x.
+        """For each stage from `first` on, a function from x [N, D] to the stage's kernel. A head
+        may compute in advance what does not depend on x.
         """
         for stage in range(first, self.stages):
             yield partial(
@@ -100,10 +100,13 @@ class DiffusionSampling:
         temperature: multiplies the standard deviation of every stage.
         denoising_steps: S.
         denoising_start: time step of the training process at which denoising begins, 1 to 999. MAR
-            begins at the last one, where next to nothing of a token is left (√ᾱ = 5·10⁻⁵) and an
-            error of the predicted noise becomes one about 1,000 times as large: small networks
-            begin earlier. At 960 (√ᾱ = 0.06) a token is hardly told from noise either.
+            begins at the last one, where almost no signal is left (√ᾱ = 5·10⁻⁵) and an error of the
+            predicted noise is amplified about 1,000 times. Small networks therefore begin earlier,
+            for example at 960 (√ᾱ = 0.06), where a token is still almost pure noise.
         last_noise: whether the last stage adds noise. MAR's own sampler adds none.
+
+    Raises:
+        TemperaError: a value is impossible.
     """
 
     guidance: float = 1.0
@@ -136,12 +139,12 @@ class DiffusionSampling:
 
     @property
     def rows(self) -> int:
-        """Rows of the network for one image."""
+        """Rows of the network per image: 2 with guidance, otherwise 1."""
         return 1 if self.guidance == 1 else 2
 
     def scale(self, known: Tensor, length: int) -> Tensor:
-        """Guidance of tokens after whose step `known` [...] of `length` tokens are there. MAR never
-        counts the last one.
+        """Guidance scale of a step after which `known` [...] of `length` tokens are decoded. As in
+        MAR, the last token is not counted.
         """
         if self.guidance_schedule == "constant":
             return torch.full_like(known, self.guidance, dtype=torch.float32)
@@ -149,7 +152,7 @@ class DiffusionSampling:
 
 
 def betas(name: Literal["cosine", "linear"], steps: int = TRAINING_STEPS) -> Tensor:
-    """Noise added by each step of the forward process, float64 [steps]."""
+    """β of each step of the forward process, float64 [steps]."""
     if name == "linear":
         scale = 1000 / steps
         return torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
@@ -159,7 +162,7 @@ def betas(name: Literal["cosine", "linear"], steps: int = TRAINING_STEPS) -> Ten
 
 
 def respaced(steps: int, wanted: int) -> Tensor:
-    """The `wanted` of `steps` time steps that are kept, evenly spaced, first and last among them,
+    """Select `wanted` of `steps` time steps, evenly spaced, including the first and the last:
     int64 [wanted].
     """
     return torch.tensor([round(i * (steps - 1) / (wanted - 1)) for i in range(wanted)])
@@ -170,12 +173,12 @@ class NoiseSchedule:
 
     Args:
         steps: S.
-        name: of the noise's schedule.
-        training_steps: of the process that is respaced.
-        start: its last step that is kept; none for the very last.
+        name: noise schedule of the training process.
+        training_steps: number of its steps.
+        start: time step at which denoising begins; by default the last one.
 
     Attributes:
-        times: the training time step of each, int64 [S]: what the network is told.
+        times: training time step of each step, int64 [S], the network's input.
         kept: ᾱ_t, float64 [S].
     """
 
@@ -193,7 +196,7 @@ class NoiseSchedule:
         posterior = beta * (1 - before) / (1 - self.kept)
         posterior[0] = posterior[
             1
-        ]  # the first is 0, whose logarithm nothing could be interpolated with
+        ]  # the first variance is 0 and has no finite logarithm to interpolate
         clean, current = (
             beta * before.sqrt() / (1 - self.kept),
             (1 - before) * (1 - beta).sqrt() / (1 - self.kept),
@@ -211,13 +214,14 @@ class NoiseSchedule:
         self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def kernel(self, output: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
-        """From a network's output to the reverse kernel (Nichol and Dhariwal, Eq. 15): the mean is
-        linear in x and the predicted noise, the logarithm of the standard deviation in the place.
+        """The reverse kernel of a network's output (Nichol and Dhariwal, Eq. 15). The mean is
+        linear in x and the predicted noise; the log standard deviation is interpolated.
 
         Args:
-            output: predicted noise and the variance's place between its bounds, −1 … 1: [N, 2D].
+            output: predicted noise, and the variance's position between its bounds, −1 … 1:
+                [N, 2D].
             x: x_{t+1}, [N, D].
-            t: int64 [N], or one for all.
+            t: int64 [N], or one step for all rows.
         """
         noise, place = output.chunk(2, -1)
         keep, remove, slope, middle = self._on(x)[t].split(1, -1)
@@ -227,7 +231,7 @@ class NoiseSchedule:
         )
 
     def _on(self, like: Tensor) -> Tensor:
-        """The tables [S, 4] where `like` is, moved once."""
+        """The tables [S, 4] on the device of `like`, moved once."""
         place = like.device, like.dtype
         if place not in self._there:
             self._there[place] = self._tables.to(like.device, like.dtype)
@@ -248,8 +252,8 @@ def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> DenoisingPa
 
 
 def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
-    """Paths of several tokens a row: conditions [B, M, C], noise [B, M, S + 1, D] -> leaves [B, M,
-    …].
+    """Draw several tokens per row: conditions [B, M, C], noise [B, M, S + 1, D] -> paths, leaves
+    [B, M, …].
     """
     batch = len(conditions)
     states, kernels = denoise(denoiser, conditions.flatten(0, 1), noise.flatten(0, 1))
@@ -260,18 +264,18 @@ def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> Denois
 
 
 def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise: Tensor) -> Tensor:
-    """Finish tokens of which some stages are done.
+    """Run the remaining stages of partly denoised tokens.
 
     Args:
         condition: [N, C].
         x: the states reached, [N, D].
-        done: stages behind them, int64 [N] in 0 … S.
-        noise: standard normal, [N, S, D]; stage k takes the k-th.
+        done: number of completed stages, int64 [N] in 0 … S.
+        noise: standard normal, [N, S, D]; stage k uses entry k.
 
     Returns:
-        The tokens, [N, D].
+        the tokens, [N, D].
     """
-    first = int(done.min()) if done.device.type == "cpu" else 0  # elsewhere, no host read
+    first = int(done.min()) if done.device.type == "cpu" else 0  # otherwise avoid a host read
     for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
         x = torch.where(
             (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x
@@ -292,7 +296,7 @@ def kernels_along(denoiser: Denoiser, condition: Tensor, states: Tensor) -> Kern
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
-    """One entry a row: values [B, N, …], index int64 [B] -> [B, …]."""
+    """Select one entry per row: values [B, N, …], index int64 [B] -> [B, …]."""
     return values[torch.arange(len(values), device=values.device), index]
 
 

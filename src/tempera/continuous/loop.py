@@ -1,9 +1,9 @@
-"""Decoding continuous tokens: parallel prediction in any number of steps (MAR), and speculation
-(CSpD), both on one target.
+"""Decoding continuous tokens: MAR's parallel prediction in any number of steps, and continuous
+speculative decoding (CSpD).
 
-Every row has its own random order of places and its own frontier: the first `known` places of its
-order hold tokens. A *step* is a forward pass of the target that emits tokens; rows run ahead of
-each other and finish independently.
+Every row decodes its tokens in its own random order; the first `known` places of the order have
+tokens. A *step* is a forward pass of the target that emits tokens. Rows advance and finish
+independently.
 """
 
 import math
@@ -29,15 +29,14 @@ from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
 
 @dataclass(frozen=True)
 class Context:
-    """What a network is shown: R sequences, of which several may belong to one image.
+    """The input of a network: R partly decoded sequences, several of which may belong to one image.
 
     Attributes:
-        rows: which image each belongs to, int64 [R].
-        tokens: by place of the order, float32 [R, T, D]; those from `known` on are not to be looked
-            at.
-        order: place in the image of each place of the order, int64 [R, T].
-        known: how many tokens are there, int64 [R].
-        reach: at least the largest of `known`, known on the host.
+        rows: image of each sequence, int64 [R].
+        tokens: in decoding order, float32 [R, T, D]; undefined from `known` on.
+        order: position in the image of each place of the order, int64 [R, T].
+        known: number of decoded tokens, int64 [R].
+        reach: upper bound of `known`, on the host.
     """
 
     rows: Tensor
@@ -51,19 +50,19 @@ class Model(ImageModel, Protocol):
     """A masked autoregressive model with a diffusion head: target or draft."""
 
     channels: int
-    """D, numbers per token."""
+    """D, channels of a token."""
     denoiser: Denoiser
 
     def begin(self, prompts: list[str]) -> None:
-        """Start one image a prompt."""
+        """Start a batch with one image per prompt."""
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
-        """What the head is told about some tokens.
+        """Conditions of the diffusion head for tokens to be drawn.
 
         Args:
             context: R sequences.
-            places: places of the order that are asked for, none of them known, int64 [R, M].
-            after: tokens that will be known when they are emitted (which guidance may depend on),
+            places: places of the order to predict, not decoded yet, int64 [R, M].
+            after: number of known tokens once they are emitted, which guidance may depend on,
                 int64 [R, M].
 
         Returns:
@@ -73,13 +72,13 @@ class Model(ImageModel, Protocol):
 
 @dataclass
 class ContinuousTrace(Trace):
-    """Record of a batch, in the order of decoding: `place` and `origin` as in `Trace`; no
-    probabilities, which continuous tokens have not.
+    """Record of a batch in decoding order: `place` and `origin` as in `Trace`. Continuous tokens
+    have no probabilities.
 
     Attributes:
-        order: place in the image of each place of the order, int64 [B, T].
+        order: position in the image of each place of the order, int64 [B, T].
         trials: proposals of the residual sampler for each token, int64 [B, T].
-        failures: 1 where it gave up and the target drew instead, int64 [B, T].
+        failures: 1 if it gave up and the target drew the token instead, int64 [B, T].
     """
 
     order: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -88,7 +87,7 @@ class ContinuousTrace(Trace):
 
     @classmethod
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
-        """An empty record of images that will be decoded in this order."""
+        """An empty record for images decoded in this order, int64 [B, T]."""
         none = torch.zeros_like(order)
         place, origin = (
             torch.zeros_like(order, dtype=dtype) for dtype in (torch.int16, torch.int8)
@@ -105,13 +104,13 @@ class ContinuousTrace(Trace):
 
     @property
     def depth(self) -> Tensor:
-        """By place in the image: its place in an accepted draft, 0 for a token that the target
-        drew, int16 [B, T].
+        """For each token of the image its place in the accepted draft, 0 for a token that the
+        target drew, int16 [B, T].
         """
         return torch.zeros_like(self.place).scatter(1, self.order, super().depth)
 
     def summary(self) -> dict[str, Tensor]:
-        """One number a row under each name, float32 [B]."""
+        """Statistics by name, each float32 [B]."""
         return {
             "rounds": self.rounds.float(),
             "accepted_length": self.accepted_length,
@@ -130,7 +129,7 @@ class ContinuousTrace(Trace):
 
 
 class _TokenBuffer:
-    """The images of a batch while they are decoded."""
+    """The images of a batch during decoding."""
 
     def __init__(self, model: Model, noise: Noise, max_depth: int, device: torch.device) -> None:
         self.noise, self.length = noise, model.length
@@ -141,7 +140,7 @@ class _TokenBuffer:
         self.trace = ContinuousTrace.begin(order, max_depth)
 
     def emit(self, verdict: ContinuousVerdict) -> None:
-        """Append to each row the tokens that were emitted, as many as the image has room for."""
+        """Append each row's emitted tokens, up to the end of the image."""
         context, count = self.context, verdict.tokens.shape[1]
         ahead = torch.arange(count, device=verdict.tokens.device)
         slots = context.known.unsqueeze(1) + ahead
@@ -150,7 +149,7 @@ class _TokenBuffer:
         )
 
         def put(column: Tensor, values: Tensor) -> Tensor:
-            spare = torch.cat([column, column[:, :1]], 1)  # what falls past the image
+            spare = torch.cat([column, column[:, :1]], 1)  # for tokens past the image
             index = slots.view(*slots.shape, *[1] * (column.dim() - 2)).expand(values.shape)
             return spare.scatter(1, index, values.to(column.dtype))[:, :-1]
 
@@ -165,18 +164,18 @@ class _TokenBuffer:
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
     def look(self) -> int:
-        """How many tokens the row furthest behind has, and note how many the one furthest ahead
-        has: the one host read of a round.
+        """The number of tokens of the slowest row. Also stores that of the fastest row; this is the
+        only host read of a round.
         """
         least, most = torch.stack(self.context.known.aminmax()).tolist()
         self.context = replace(self.context, reach=int(most))
         return int(least)
 
     def images(self, ids: Sequence[str]) -> Tensor:
-        """The tokens by place in the image, [B, T, D].
+        """The tokens in raster order, [B, T, D].
 
         Raises:
-            TemperaError: some are not finite; the sentence names the prompt by its id.
+            TemperaError: a token is not finite; the message names the prompt.
         """
         tokens = self.context.tokens
         sound = tokens.isfinite().flatten(1).all(-1)
@@ -192,25 +191,25 @@ class _TokenBuffer:
 
 
 class Decoding(ABC):
-    """How a target's images come about."""
+    """A decoding method for continuous tokens."""
 
     @abstractmethod
     def depth(self, length: int) -> int:
-        """Drafted tokens a round at most, of an image of `length` tokens."""
+        """Most drafted tokens of a round, for images of `length` tokens."""
 
     @property
     @abstractmethod
     def is_plain(self) -> bool:
-        """Whether this is the baseline of speed-ups."""
+        """Whether this is the baseline for speed-ups."""
 
     @property
     def plain(self) -> "Parallel":
-        """The baseline: one token a step of the target alone."""
+        """The baseline: the target alone, one token per step."""
         return Parallel()
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What results depend on; see `tempera.evaluation.pipeline.DecodingMethod`."""
+        """The options that results depend on; see `tempera.evaluation.pipeline.DecodingMethod`."""
 
     @torch.no_grad()
     def decode(
@@ -222,10 +221,21 @@ class Decoding(ABC):
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
     ) -> Output:
-        """Generate one image a prompt. Tokens float32 [B, T, D]; there are no diagnostics.
+        """Generate one image per prompt.
+
+        Args:
+            target: the target.
+            streams: one random stream per prompt.
+            prompts: B prompts.
+            diagnostics: ignored: continuous tokens have none.
+            clock: times the parts of a round.
+            progress: called with the round and the tokens of the slowest row.
+
+        Returns:
+            tokens float32 [B, T, D] with their trace.
 
         Raises:
-            TemperaError: there are more or fewer prompts than streams, or a draft does not fit the
+            TemperaError: the numbers of prompts and streams differ, or a draft does not fit the
                 target.
         """
         if len(prompts) != len(streams.ids):
@@ -247,21 +257,21 @@ class Decoding(ABC):
 
     @abstractmethod
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
-        """Go on step by step until the images are whole; gives after each how many tokens the row
-        furthest behind has.
+        """Decode step by step until all images are complete; yields the slowest row's number of
+        tokens after each step.
         """
 
 
 @dataclass(frozen=True)
 class Parallel(Decoding):
-    """MAR: the target alone, in any number of steps, of which each predicts several tokens at once
-    (cosine schedule; MaskGIT's).
+    """MAR (Li et al. 2024): the target alone, in any number of steps. MaskGIT's cosine schedule
+    sets how many tokens each step draws in parallel.
 
-    As many steps as there are tokens is plain autoregression, one token a step. Fewer steps are
-    another law: the tokens of a step are drawn independently of each other.
+    With one token per step this is plain autoregression. With fewer steps the law is another one,
+    because the tokens of a step are drawn independently of each other.
 
     Args:
-        steps: 1 to the tokens of an image; none for one token a step.
+        steps: 1 to the number of tokens of an image; None draws one token per step.
     """
 
     steps: int | None = None
@@ -291,16 +301,16 @@ class Parallel(Decoding):
 
 @dataclass(frozen=True)
 class Speculative(Decoding):
-    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ tokens, the
-    target judges them all at once.
+    """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ steps, and the
+    target verifies all their tokens at once.
 
     Args:
         drafter: the smaller model.
-        rule: decides which are kept (`tempera.continuous.rules`).
-        gamma: drafting steps a round, γ.
-        prefill: share of an image that the target draws by itself first.
-        steps: drafting steps of an image, 1 to its tokens, of which each draws several tokens at
-            once (64 for 256 tokens in the public code); none for one token a step.
+        rule: the acceptance rule (`tempera.continuous.rules`).
+        gamma: drafting steps per round, γ.
+        prefill: share of an image that the target draws alone first, 0 ≤ `prefill` < 1.
+        steps: drafting steps per image, each of which drafts several tokens in parallel (64 for 256
+            tokens in the public code); None drafts one token per step.
     """
 
     drafter: Model
@@ -358,7 +368,7 @@ class Speculative(Decoding):
     def _round(
         self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: PartTimer
     ) -> None:
-        """Draft so many tokens in each drafting step, verify, append."""
+        """Draft `sizes` tokens, one entry per drafting step; verify and append them."""
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas, sizes)
@@ -370,7 +380,7 @@ class Speculative(Decoding):
             canvas.emit(verdict)
 
     def _draft(self, canvas: _TokenBuffer, sizes: Sequence[int]) -> Proposal:
-        """The tokens of some drafting steps, one step after the other."""
+        """Draft `sizes` tokens, one entry per drafting step."""
         draft, context = self.drafter, canvas.context
         noise = canvas.noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
         conditions, paths = [], []
@@ -388,8 +398,8 @@ class Speculative(Decoding):
         return Proposal(path, noise, draft.denoiser, torch.cat(conditions, 1))
 
     def _conditions(self, context: Context, drafted: Tensor, target: Model) -> Tensor:
-        """The target's conditions of the drafted tokens [B, M, D] and, where it sees drafts, of the
-        one after them. Where it does not, all take the guidance of the round's last token.
+        """The target's conditions for the drafted tokens [B, M, D] and, if the rule lets the target
+        see drafts, for the token after them. Otherwise all have the guidance of the last one.
         """
         count = drafted.shape[1]
         if not self.rule.sees_drafts:
@@ -404,7 +414,7 @@ class Speculative(Decoding):
         return conditions.view(len(contexts), len(drafted), -1).transpose(0, 1)
 
     def _check(self, target: Model) -> None:
-        """Raise TemperaError unless draft and target make the same tokens in the same way."""
+        """Raise TemperaError unless draft and target have the same tokens and denoising steps."""
         draft = self.drafter
         if draft.grid != target.grid:
             raise TemperaError(
@@ -423,14 +433,17 @@ class Speculative(Decoding):
             target.denoiser.last_noise,
         ):
             raise TemperaError(
-                "draft and target must denoise alike; give both the same denoising_steps and "
-                "last_noise."
+                "draft and target must have the same denoising steps; give both the same "
+                "denoising_steps and last_noise."
             )
 
 
 def counts(length: int, steps: int) -> list[int]:
-    """Tokens that each of `steps` steps predicts: the cosine schedule of MaskGIT as MAR has it, at
-    least one a step.
+    """Tokens that each of `steps` steps draws: MaskGIT's cosine schedule as in MAR, at least one
+    per step.
+
+    Raises:
+        TemperaError: there are more steps than tokens.
     """
     if steps > length:
         raise TemperaError(
@@ -449,7 +462,7 @@ def counts(length: int, steps: int) -> list[int]:
 
 
 def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: PartTimer) -> None:
-    """One step of the target alone: the next `count` tokens of rows that are equally far."""
+    """One step of the target alone: draw the next `count` tokens; all rows have the same length."""
     context, stages = canvas.context, target.denoiser.stages
     with clock("target"):
         places, _ = _next_places(context, count, target.length)
@@ -474,8 +487,8 @@ def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: PartTimer) 
 
 
 def _next_places(context: Context, count: int, length: int) -> tuple[Tensor, Tensor]:
-    """The next places of the order, at most the last one, and how many tokens are known after each:
-    int64 [R, count] each.
+    """The next `count` places of the order, clamped to the last one, and the number of known tokens
+    after each: int64 [R, count] each.
     """
     places = (context.known.unsqueeze(1) + torch.arange(count, device=context.known.device)).clamp(
         max=length - 1
@@ -484,10 +497,10 @@ def _next_places(context: Context, count: int, length: int) -> tuple[Tensor, Ten
 
 
 def _with(context: Context, tokens: Tensor, length: int) -> Context:
-    """A context with some more tokens known, [R, M, D]; what falls past the image is dropped."""
+    """The context with more known tokens, [R, M, D]; tokens past the image are dropped."""
     count = tokens.shape[1]
     places = context.known.unsqueeze(1) + torch.arange(count, device=tokens.device)
-    spare = torch.cat([context.tokens, context.tokens[:, :1]], 1)  # takes what falls past the image
+    spare = torch.cat([context.tokens, context.tokens[:, :1]], 1)  # for tokens past the image
     index = places.clamp(max=length).unsqueeze(-1).expand_as(tokens)
     return replace(
         context,
@@ -498,7 +511,7 @@ def _with(context: Context, tokens: Tensor, length: int) -> Context:
 
 
 def _stack(contexts: list[Context]) -> Context:
-    """One after the other."""
+    """Concatenate contexts along R."""
     rows, tokens, order, known = (
         torch.cat([getattr(c, name) for c in contexts])
         for name in ("rows", "tokens", "order", "known")

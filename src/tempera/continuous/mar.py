@@ -27,11 +27,11 @@ class MARConfig:
 
     Attributes:
         grid: rows and columns of tokens.
-        channels: of the image tokenizer's latents.
-        patch: latents a side that make one token.
-        width: of encoder and decoder, each of `depth` blocks.
-        buffer: copies of the class embedding that stand before the tokens.
-        head_width, head_depth: of the diffusion head.
+        channels: channels of the image tokenizer's latents.
+        patch: latents along each side of a token.
+        width: width of encoder and decoder, which have `depth` blocks each.
+        buffer: copies of the class embedding before the tokens.
+        head_width, head_depth: width and number of blocks of the diffusion head.
     """
 
     grid: tuple[int, int] = (16, 16)
@@ -53,7 +53,7 @@ class MARConfig:
 
     @property
     def token_channels(self) -> int:
-        """Numbers in a token, D."""
+        """Channels of a token, D."""
         return self.channels * self.patch**2
 
 
@@ -74,8 +74,8 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, keep: Tensor | None, asking: Tensor | None = None) -> Tensor:
-        """X [R, L, W]; keep bool [R, 1, 1, L] says which positions are attended to; asking [R, M,
-        W] by whom, if not by all.
+        """Self-attention over x [R, L, W]. keep, bool [R, 1, 1, L]: positions to attend to. asking
+        [R, M, W]: the queries; by default x.
         """
         if asking is None:
             q, k, v = self._heads(self.qkv(x), 3)
@@ -110,7 +110,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, as of ViT."""
+    """A pre-norm transformer block as in ViT."""
 
     def __init__(self, config: MARConfig) -> None:
         super().__init__()
@@ -124,9 +124,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
-        """See `Attention`; the outcome is that of all positions or of those `asked` for, int64 [R,
-        M].
-        """
+        """See `Attention`. Returns all positions, or only those `asked` for, int64 [R, M]."""
         normed = self.norm1(x)
         x = (
             x + self.attn(normed, keep)
@@ -138,7 +136,7 @@ class Block(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sines and cosines of the time step, then two layers."""
+    """Sinusoidal embedding of the time step, then two layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -157,7 +155,7 @@ class TimeEmbedding(nn.Module):
 
 
 class HeadBlock(nn.Module):
-    """Residual MLP whose norm is shifted, scaled and gated by the condition (adaLN)."""
+    """Residual MLP with adaptive layer norm (adaLN): shift, scale and gate from the condition."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -166,7 +164,7 @@ class HeadBlock(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """X [N, W] and what `adaLN_modulation` makes of the condition, [N, 3W] → [N, W]."""
+        """X [N, W] and the output of `adaLN_modulation`, [N, 3W] → [N, W]."""
         shift, scale, gate = modulation.chunk(3, -1)
         out: Tensor = torch.addcmul(
             x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
@@ -175,7 +173,7 @@ class HeadBlock(nn.Module):
 
 
 class HeadOutput(nn.Module):
-    """Norm without weights of its own, modulated, then a linear map."""
+    """Adaptive layer norm, then a linear map."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -184,15 +182,15 @@ class HeadOutput(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """X [N, W] and what `adaLN_modulation` makes of the condition, [N, 2W] → [N, out]."""
+        """X [N, W] and the output of `adaLN_modulation`, [N, 2W] → [N, out]."""
         shift, scale = modulation.chunk(2, -1)
         out: Tensor = self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
         return out
 
 
 class DiffusionHead(nn.Module):
-    """Predicts the noise of a token and the place of its variance between its bounds, from the
-    decoder's vector for it.
+    """Predicts the noise of a token, and its variance as an interpolation between two bounds, from
+    the decoder's output for the token.
     """
 
     def __init__(self, channels: int, condition: int, width: int, depth: int) -> None:
@@ -206,15 +204,15 @@ class DiffusionHead(nn.Module):
         """X [N, D], time steps int64 [N], condition [N, W] → noise and variance [N, 2D]."""
         return self.predict(x, self.modulations(self.time_embed(t) + self.cond_embed(condition)))
 
-    def modulations(self, told: Tensor) -> list[Tensor]:
-        """What shifts, scales and gates each layer, from the sum of the embeddings of time and
+    def modulations(self, embedding: Tensor) -> list[Tensor]:
+        """Shift, scale and gate of each layer, from the sum of the embeddings of time and
         condition: [..., W] → [..., 3W or 2W] each.
 
-        More than half of the head's work, and independent of x: a sampler does it for many steps at
-        once.
+        This is more than half of the head's work and does not depend on x, so a sampler computes it
+        for many steps at once.
         """
         layers = [*self.res_blocks, self.final_layer]
-        return [layer.adaLN_modulation(told) for layer in layers]
+        return [layer.adaLN_modulation(embedding) for layer in layers]
 
     def predict(self, x: Tensor, modulations: list[Tensor]) -> Tensor:
         """X [N, D] → noise and variance [N, 2D]."""
@@ -226,8 +224,10 @@ class DiffusionHead(nn.Module):
 
 
 class MAR(nn.Module):
-    """The whole network. Tokens stand in the order in which they are decoded; `order` says where
-    each is in the image.
+    """The whole network. Tokens are in decoding order; `order` gives their positions in the image.
+
+    Raises:
+        TemperaError: the width is no multiple of the number of heads.
     """
 
     def __init__(self, config: MARConfig) -> None:
@@ -268,22 +268,21 @@ class MAR(nn.Module):
         return head
 
     def class_embedding(self, labels: Tensor, drop: Tensor) -> Tensor:
-        """Labels int64 [R] → [R, W]; that of no class where `drop`, bool [R]."""
+        """Labels int64 [R] → [R, W]; the null class where `drop`, bool [R], is True."""
         embedding: Tensor = self.class_emb(labels)
         return torch.where(drop.unsqueeze(-1), self.fake_latent, embedding)
 
     def forward(
         self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor
     ) -> Tensor:
-        """The head's condition for some tokens.
+        """Compute the diffusion head's conditions.
 
         Args:
-            tokens: the first tokens of the order, float [R, K, D]; K at least the largest of
-                `known`.
-            order: place in the image of each place of the order, int64 [R, T].
-            known: how many of the tokens count, int64 [R].
-            embedding: of the class, [R, W].
-            places: places of the order that are asked for, int64 [R, M].
+            tokens: the first K tokens of the order, float [R, K, D], with K ≥ max(`known`).
+            order: position in the image of each place of the order, int64 [R, T].
+            known: number of valid tokens, int64 [R].
+            embedding: `class_embedding`, [R, W].
+            places: places of the order to predict, int64 [R, M].
 
         Returns:
             [R, M, W].
@@ -302,19 +301,19 @@ class MAR(nn.Module):
         for block in blocks:
             x = block(x)
         asked = order.gather(1, places)
-        x = last(x, asked=buffer + asked)  # nobody reads its other positions
+        x = last(x, asked=buffer + asked)  # its other positions are not used
         out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
         return out
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
-        """Put encoded tokens in their places in the image, mask tokens in all others: [R, buffer +
-        K, W] → [R, buffer + T, W].
+        """Scatter encoded tokens to their positions in the image and fill the rest with mask
+        tokens: [R, buffer + K, W] → [R, buffer + T, W].
         """
         buffer, length = self.config.buffer, self.config.length
         grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
         slots = (
             torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])
-        )  # what is not known goes to a spare place
+        )  # tokens that are not valid go to a spare position
         return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
 
 
@@ -331,8 +330,8 @@ def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
 
 
 def initialise(network: MAR) -> None:
-    """Random weights to train from: Xavier's, N(0, 0.02²) for embeddings, and a head that starts at
-    zero.
+    """Initialise for training: Xavier for linear layers, N(0, 0.02²) for embeddings, and zeros for
+    the head's last layer and modulations.
     """
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -356,14 +355,17 @@ def load_mar(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> MAR:
-    """A MAR with published weights, the moving average where a file holds both.
+    """Load a MAR with published weights; the moving average if a file has both.
 
     Args:
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
         size: `base`, `large` or `huge`.
-        config: in place of `size`.
-        device, dtype: where and as what random weights are made; published ones stay as they are in
-            their files.
+        config: sizes to use instead of `size`.
+        device, dtype: device and dtype of random weights; published weights keep those of their
+            files.
+
+    Raises:
+        TemperaError: the files are missing or do not fit.
     """
     sizes = config or SIZES[size]
     published = PretrainedFiles(weights, files, hub)

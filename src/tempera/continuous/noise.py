@@ -1,4 +1,4 @@
-"""Normal draws that belong to a prompt, for tokens that are vectors."""
+"""Normal and uniform draws from each prompt's random stream, for continuous tokens."""
 
 import torch
 from torch import Tensor
@@ -6,19 +6,18 @@ from torch import Tensor
 from tempera.decoding.random_streams import RandomStreams, key, uniforms
 
 _TOKEN, _ROUND = 1 << 26, 1 << 36
-"""Counters set aside for the trials of one token of a round, and of one round (1,024 tokens)."""
+"""Counters reserved for the trials of one token, and of one round (1,024 tokens)."""
 
 
 class Noise:
-    """Standard normal and uniform draws of a batch, and trials whose number may differ from row to
-    row.
+    """Standard normal and uniform draws of a batch, and trials, whose number may differ by row.
 
-    What every row draws in a round comes from its stream in turn. Trials of a residual have a
-    second stream, indexed by round and trial, so that a row's trials do not depend on how many the
-    other rows needed.
+    Draws that every row needs come from its stream in sequence. Trials of the residual sampler come
+    from a second stream, indexed by round and trial, so a row's trials do not depend on the number
+    that other rows need.
 
     Args:
-        streams: one stream a row.
+        streams: one stream per row.
     """
 
     def __init__(self, streams: RandomStreams) -> None:
@@ -36,7 +35,7 @@ class Noise:
         return len(self._keys)
 
     def next_round(self) -> None:
-        """Leave the trials of this round behind."""
+        """Advance the trials to the next round."""
         self._round += 1
 
     def uniform(self, *shape: int) -> Tensor:
@@ -52,11 +51,11 @@ class Noise:
         """Uniform draws of trials `first` … `first + count − 1` of some tokens of a round.
 
         Args:
-            tokens: token m of row b, of `places` tokens a row, is number b · places + m; int64 [R].
-            places: see above.
+            tokens: numbers b · `places` + m of tokens m of rows b, int64 [R].
+            places: tokens per row.
             first: number of the first trial.
             count: K.
-            width: draws a trial, W.
+            width: draws per trial, W.
 
         Returns:
             float32 [R, K, W].
@@ -69,8 +68,8 @@ class Noise:
 
 
 def normal_of(uniform: Tensor) -> Tensor:
-    """Standard normal draws by inversion of uniform ones (multiples of 2⁻²⁴ in [0, 1)); beyond ±5.4
-    there are none, as for any generator of 24 bits.
+    """Standard normal draws by inversion of uniform ones (multiples of 2⁻²⁴ in [0, 1)). They lie
+    within ±5.4, as for any generator of 24 bits.
     """
     draws: Tensor = torch.special.ndtri(uniform.double() + 2.0**-25)
     return draws.float()

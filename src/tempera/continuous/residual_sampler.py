@@ -1,6 +1,4 @@
-"""Drawing from what is left of a target's density where a draft's token was rejected, Norm[p − q]₊,
-which has no closed form.
-"""
+"""Sampling from the residual Norm[p − q]₊ of two Gaussian densities, which has no closed form."""
 
 from typing import NamedTuple
 
@@ -11,16 +9,16 @@ from tempera.continuous.diffusion import Kernel, pick
 from tempera.continuous.noise import Noise, normal_of
 
 _FIRST, _MOST = 16, 1024
-"""Trials that are made at once: at first, and at most."""
+"""Trials per batch: of the first batch, and at most."""
 
 
 class Resampled(NamedTuple):
     """Outcome of acceptance–rejection for R tokens.
 
     Attributes:
-        x: what was drawn, [R, D]; undefined where the sampler failed or was not asked.
-        trials: proposals looked at, int64 [R].
-        failed: asked, and none of `bound` proposals was accepted, bool [R].
+        x: the draws, [R, D]; undefined if the sampler failed or no draw was wanted.
+        trials: number of proposals, int64 [R].
+        failed: a draw was wanted and none of `bound` proposals was accepted, bool [R].
     """
 
     x: Tensor
@@ -36,22 +34,21 @@ def reject_until(
     noise: Noise,
     bound: int,
 ) -> Resampled:
-    """Propose x from p and accept it with probability [1 − q(x)/(s p(x))]₊, until something is
-    accepted or `bound` trials are made.
+    """Propose x from p and accept it with probability [1 − q(x)/(s p(x))]₊, at most `bound` times.
 
     This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is
-    geometric; where s = 1 the probability of success is Z = TV(p, q), so that `bound` trials fail
-    with probability (1 − Z)^bound. On a CPU, where asking costs nothing, trials end as soon as no
-    token is missing; elsewhere all `bound` trials are made without a host read. The outcome is the
-    same: the draws of a trial depend on its number alone.
+    geometric; for s = 1 a trial succeeds with probability Z = TV(p, q), so all fail with
+    probability (1 − Z)^bound. On a CPU, sampling stops when all tokens are drawn; on other devices
+    all trials run, without a host read. The result is the same, because the draws of a trial depend
+    only on its number.
 
     Args:
-        p: what is proposed, leaves [R, D]; R tokens are R / B of each of the B rows, row by row.
-        q: leaves [R, D].
+        p: the proposal, leaves [R, D], with R / B consecutive tokens for each of the B rows.
+        q: the draft's kernel, leaves [R, D].
         log_scale: log s, float64 [R].
         wanted: which tokens need a draw, bool [R].
-        noise: the trials' random numbers.
-        bound: trials a token at most.
+        noise: the trials' random draws.
+        bound: most trials per token.
     """
     channels, places = p.mean.shape[-1], len(wanted) // noise.batch
     left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(_FIRST, bound)
@@ -76,11 +73,12 @@ def reject_until(
 
 
 def reflected(p: Kernel, q: Kernel, x: Tensor) -> Tensor:
-    """The other half of the reflection coupling of two Gaussians of equal covariance (Bou-Rabee,
+    """The replacement in a reflection coupling of two Gaussians of equal covariance (Bou-Rabee,
     Eberle and Zimmer 2020).
 
-    Where x ~ q was kept with probability min(1, p(x)/q(x)), its mirror image in the plane half-way
-    between the means makes the whole a draw from p. Kernels and x: [..., D].
+    If x ~ q is accepted with probability min(1, p(x)/q(x)) and otherwise replaced by its mirror
+    image in the plane half-way between the means, the result is a draw from p. Kernels and x:
+    [..., D].
     """
     whitened = (x - q.mean) / q.std
     difference = (q.mean - p.mean) / q.std

@@ -1,7 +1,6 @@
-"""Which drafted vectors are kept, and what replaces the first that is not: the acceptance rules for
-tokens drawn by a diffusion head.
+"""Acceptance rules and residuals for tokens drawn by a diffusion head.
 
-B rows, M drafted tokens a round, S stages, D channels. A drafted token is a path x_S … x₀ of the
+B rows, M drafted tokens per round, S stages, D channels. A drafted token is a path x_S … x₀ of the
 draft's head. q is the draft's density, p the target's (Wang et al., "Continuous speculative
 decoding for autoregressive image generation", CSpD). docs/methods.md has the equations.
 """
@@ -33,13 +32,13 @@ from tempera.errors import TemperaError
 
 
 class Proposal(NamedTuple):
-    """What the draft did in a round.
+    """The draft of a round.
 
     Attributes:
-        path: leaves [B, M, …].
-        noise: what the paths were drawn with, standard normal, [B, M, S + 1, D].
+        path: denoising paths of the drafted tokens, leaves [B, M, …].
+        noise: standard normal noise of the paths, [B, M, S + 1, D].
         denoiser: the draft's head.
-        conditions: of the draft's head, [B, M, C].
+        conditions: conditions of the draft's head, [B, M, C].
     """
 
     path: DenoisingPath
@@ -49,14 +48,14 @@ class Proposal(NamedTuple):
 
 
 class ContinuousVerdict(NamedTuple):
-    """What became of a round's draft.
+    """The outcome of verifying a draft.
 
     Attributes:
-        tokens: [B, M + 1, D]; what follows the emitted ones is undefined.
-        origin: how each came about (`tempera.decoding.trace`), int8 [B, M + 1].
-        emitted: how many there are, int64 [B].
+        tokens: [B, M + 1, D]; undefined after the emitted ones.
+        origin: origin of each token (`tempera.decoding.trace`), int8 [B, M + 1].
+        emitted: number of emitted tokens, int64 [B].
         trials: proposals of the residual sampler for each token, int64 [B, M + 1].
-        failures: 1 where it gave up, int64 [B, M + 1].
+        failures: 1 if it gave up, int64 [B, M + 1].
     """
 
     tokens: Tensor
@@ -68,28 +67,27 @@ class ContinuousVerdict(NamedTuple):
 
 @runtime_checkable
 class DensityRule(Protocol):
-    """Decides on the drafted tokens of a round, given the target's conditions for them."""
+    """Accepts or rejects the drafted tokens of a round, given the target's conditions for them."""
 
     sees_drafts: ClassVar[bool]
-    """Whether the target's condition of a drafted token is computed with the drafted tokens before
-    it in place, and one more after all of them: [B, M + 1, C] in M + 1 contexts; else all from what
-    was there before the round, [B, M, C] in one.
+    """If True, the target's condition for a drafted token takes the drafted tokens before it into
+    account, and there is one more condition after all of them: [B, M + 1, C] from M + 1 contexts.
+    If False, all conditions come from the context before the round: [B, M, C].
     """
 
     def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """Tokens of each step that the target takes alone first.
+        """Tokens of each step of the prefill, which the target draws alone.
 
         Args:
-            share: of the image.
-            sizes: tokens of each step of an image by MAR's cosine schedule; all 1 where there are
-                as many steps as tokens.
+            share: share of the image.
+            sizes: tokens of each step of an image by MAR's cosine schedule.
         """
 
     def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
         """Tokens of each drafting step of a round, at most γ steps.
 
         Args:
-            known: tokens of the row furthest behind.
+            known: tokens of the slowest row.
             gamma: γ.
             sizes: see `prefilled`.
         """
@@ -97,18 +95,25 @@ class DensityRule(Protocol):
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
-        """`denoiser` is the target's head."""
+        """Verify a draft.
+
+        Args:
+            proposal: the draft.
+            denoiser: the target's head.
+            conditions: the target's conditions; see `sees_drafts`.
+            noise: the round's random draws.
+        """
 
 
 class _SeesDrafts:
-    """Rules that roll back. The target sees the drafted tokens and draws one token a step itself; a
-    round has γ drafting steps of equal size, so that no image depends on the others of its batch.
+    """Rules with rollback. The target sees the drafted tokens and draws one token per prefill step.
+    All drafting steps have the same size, so no image depends on the others of its batch.
     """
 
     sees_drafts: ClassVar[bool] = True
 
     def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """One token a step."""
+        """One token per step."""
         return [1] * math.ceil(share * sum(sizes))
 
     def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
@@ -118,26 +123,30 @@ class _SeesDrafts:
 
 @dataclass(frozen=True)
 class CSpD(_SeesDrafts):
-    """CSpD as its paper has it (Eqs. 1–11, Algorithm 1). Its law is the target's where Σ = 1, and
-    in general not.
+    """CSpD as in its paper (Eqs. 1–11, Algorithm 1). Its law is the target's if Σ = 1, but not in
+    general.
 
-    The target denoises for itself, with the draft's noise (`alignment`, Eq. 3) or with its own. A
-    token is kept with probability min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)), Σ being the ratio of what
-    precedes the last stage (Eqs. 4 and 5; without alignment the densities of the two noises count
-    too). The first rejected one is redrawn from p(· | x₁ᵖ) until one is accepted with probability
-    [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times; after that it is drawn from p(· | x₁ᵖ).
+    The target denoises its own path, with the draft's noise (`alignment`, Eq. 3) or with
+    independent noise. A token is accepted with probability min(1, Σ · p(x₀ | x₁ᵖ) / q(x₀ | x₁^q)),
+    where Σ is the density ratio of the stages before the last (Eqs. 4 and 5; without alignment it
+    includes the densities of the two noises). After a rejection, tokens are proposed from
+    p(· | x₁ᵖ) and accepted with probability [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times;
+    after that the token is drawn from p(· | x₁ᵖ).
 
-    Given the noise, an aligned target's own token has the law p(· | x₁ᵖ): with Σ = 1 accepting and
-    redrawing give exactly that. Σ scales p alone, which no later step mends. Measured
-    (`exactness.gaussians.biases`: Kolmogorov and Smirnov's distance from the target's law, ± 0.003
-    at 95 %, 2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003,
-    which is nothing, for a head that is one Gaussian in one or two dimensions; 0.068 for three
-    linear stages and 0.045 for three stages that are not linear. Without alignment 0.019 and 0.135
-    for the Gaussians, 0.096 and 0.017 for three stages.
+    Given the noise, the aligned target's token has the law p(· | x₁ᵖ), and with Σ = 1 acceptance
+    and residual give exactly that. Σ scales p alone, which no later step corrects. Measured
+    (`exactness.gaussians.biases`: Kolmogorov–Smirnov distance from the target's law, ± 0.003 at
+    95 %, 2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003, not
+    significant, for a head that is one Gaussian in one or two dimensions; 0.068 for three linear
+    stages and 0.045 for three nonlinear stages. Without alignment 0.019 and 0.135 for the
+    Gaussians, 0.096 and 0.017 for three stages.
 
     Args:
         alignment: denoising trajectory alignment.
-        trials: bound of the residual sampler.
+        trials: most trials of the residual sampler.
+
+    Raises:
+        TemperaError: `trials` is impossible.
     """
 
     alignment: bool = True
@@ -152,7 +161,7 @@ class CSpD(_SeesDrafts):
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
         own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
-        spare = noise.normal(stages + 1, channels)  # of the token after the draft
+        spare = noise.normal(stages + 1, channels)  # for the token after the draft
         paths = denoise_all(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
         target = DenoisingPath(
             paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels))
@@ -175,19 +184,21 @@ class CSpD(_SeesDrafts):
 class CSpDReferenceCode:
     """CSpD as its public code computes it, which departs from the paper.
 
-    Σ is inverted. A temperature, 42 there, multiplies σ in the exponents of both densities of the
-    acceptance test, and only there: with 1 hardly anything is accepted. Rejected tokens are redrawn
-    with the densities as they are; after `trials` failures they become zeros. The draft's last
-    stage adds no noise (`last_noise`). The target does not see the drafts that it tests, all with
-    the guidance of the round's last step, and nothing is rolled back: what follows a rejected token
-    was drafted after it and stays. The target takes ⌊share · steps⌋ + 1 steps alone first, and
-    rounds end at multiples of γ.
+    Σ is inverted. A temperature (42 in the code) multiplies σ in the exponents of both densities of
+    the acceptance test, and only there; with 1 almost nothing is accepted. The residual uses the
+    densities without it; after `trials` failures a token becomes zeros. The draft's last stage adds
+    no noise (`last_noise`). The target does not see the drafts that it tests, and all of them have
+    the guidance of the round's last step. Nothing is rolled back: the tokens drafted after a
+    rejected one stay. The prefill has ⌊share · steps⌋ + 1 steps, and rounds end at multiples of γ.
 
-    Its law is far from the target's; `exactness.gaussians.biases` measures how far.
+    Its law is far from the target's, as `exactness.gaussians.biases` measures.
 
     Args:
         exponent_temperature: see above.
-        trials: bound of the residual sampler.
+        trials: most trials of the residual sampler.
+
+    Raises:
+        TemperaError: an option is impossible.
     """
 
     exponent_temperature: float = 42.0
@@ -204,11 +215,11 @@ class CSpDReferenceCode:
             )
 
     def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """One step more than the share of the steps, rounded down."""
+        """⌊share · steps⌋ + 1 steps."""
         return sizes[: math.floor(share * len(sizes)) + 1]
 
     def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """Up to the next step whose number, from 0, is a multiple of γ."""
+        """The steps up to the next multiple of γ, counted from 0."""
         step = bisect_right(list(accumulate(sizes)), known)
         return sizes[step : step + gamma - (step - 1) % gamma]
 
@@ -239,23 +250,26 @@ class CSpDReferenceCode:
 
 @dataclass(frozen=True)
 class MaximalCoupling(_SeesDrafts):
-    """Exact: the emitted tokens have the target's law, whatever the draft.
+    """Exact, stage by stage: the emitted tokens have the target's law, whatever the draft.
 
-    The draft's path is verified stage by stage against the target's kernels at the draft's own
-    states: given the same x_{t+1}, the draft's x_t is kept with probability min(1, p(x_t)/q(x_t)),
-    else replaced by a draw from Norm[p − q]₊: a maximal coupling of two Gaussians. With equal
-    covariances the replacement is the reflection; else it takes acceptance–rejection, which costs
-    no network. The target goes on from the replaced state with noise of its own, and its token ends
-    the round. All paths agree up to that state, so that every state is drawn from the target's
-    kernel. All kernels of the target, M · S of them, are one call of its head.
+    The draft's path is verified stage by stage against the target's kernels at the draft's states.
+    Given the same x_{t+1}, the draft's x_t is accepted with probability min(1, p(x_t)/q(x_t)) and
+    otherwise replaced by a draw from Norm[p − q]₊: a maximal coupling of two Gaussians. If their
+    covariances are equal, the replacement is the reflection; otherwise it is drawn by
+    acceptance–rejection, which runs no network. The target continues from the replaced state with
+    independent noise, and its token ends the round. Every state is thus drawn from the target's
+    kernel. One call of the target's head computes all its M · S kernels.
 
-    Without noise in the last stage x₀ is a point that two networks never share: nothing is ever
-    accepted. Use `last_noise`.
+    Without noise in the last stage x₀ is a point that two networks never share, and nothing is
+    accepted: use `last_noise`.
 
     Args:
-        trials: bound of the residual sampler, after which the replacement is drawn from p. The law
-            is off by at most 1/(e · trials) in total variation a round, 2·10⁻⁵ by default; failures
-            are counted.
+        trials: most trials of the residual sampler, after which the replacement is drawn from p.
+            The law is off by at most 1/(e · trials) in total variation per round, 2·10⁻⁵ by
+            default; failures are counted.
+
+    Raises:
+        TemperaError: `trials` is impossible.
     """
 
     trials: int = 1 << 14
@@ -274,7 +288,7 @@ class MaximalCoupling(_SeesDrafts):
         kept = noise.uniform(count, stages).double().log() <= ratio
         if not denoiser.last_noise:
             kept[..., -1] = (p.mean == q.mean)[..., -1, :].all(-1)
-        steps = kept.flatten(1).int().cumprod(-1).sum(-1)  # stages that stand, over the whole draft
+        steps = kept.flatten(1).int().cumprod(-1).sum(-1)  # accepted stages, over the whole draft
         accepted, stage = steps // stages, steps % stages
         stopped = accepted < count
         at = steps.clamp(max=count * stages - 1)
@@ -298,8 +312,8 @@ class MaximalCoupling(_SeesDrafts):
     def _replace(
         self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What a maximal coupling puts in the place of x ~ q that was not kept, with trials and
-        failures: leaves and x [B, D].
+        """Replace rejected x ~ q by the residual of a maximal coupling: leaves and x [B, D] ->
+        replacement [B, D], trials and failures.
         """
         mirror = (p.std == q.std).all(-1)
         redrawn = reject_until(
@@ -321,21 +335,24 @@ class MaximalCoupling(_SeesDrafts):
 class PathCoupling(_SeesDrafts):
     """Exact, on whole paths: the emitted tokens have the target's law, whatever the draft.
 
-    Both heads' kernels are evaluated on the draft's own path, which is kept with probability
-    min(1, Π_t p_t/q_t). Else paths of the target are drawn until one is kept with probability
-    [1 − Π_t q_t/p_t]₊: rejection sampling from Norm[p − q]₊ of paths. A rejection has probability
-    TV(p, q), and then takes 1/TV paths: one path of the target a token on average. Where every
-    stage adds a little divergence, a whole path is kept far more often than all of its stages one
-    by one (`MaximalCoupling`).
+    Both heads' kernels are evaluated on the draft's path, which is accepted with probability
+    min(1, Π_t p_t/q_t). After a rejection, paths of the target are drawn until one is accepted with
+    probability [1 − Π_t q_t/p_t]₊: rejection sampling from Norm[p − q]₊ of paths. A rejection has
+    probability TV(p, q) and then takes 1/TV paths, which is one path of the target per token on
+    average. If every stage adds a little divergence, a whole path is accepted far more often than
+    all of its stages one by one (`MaximalCoupling`).
 
-    Without noise in the last stage the ratio is that of x_S … x₁, and the target's own x₀ is
-    emitted. The tokens drafted after it saw the draft's x₀ instead, so that the round ends there.
+    Without noise in the last stage, the ratio is that of x_S … x₁ and the target's x₀ is emitted.
+    The tokens drafted after it depend on the draft's x₀, so the round ends there.
 
-    The number of paths that a row needs is random, and the host asks for it once a path.
+    The number of paths is random and takes one host read per path.
 
     Args:
-        trials: paths of the target at most, after which its last one is emitted. The law is off by
-            at most 1/(e · trials) in total variation a round; failures are counted.
+        trials: most paths of the target, after which the last one is emitted. The law is off by at
+            most 1/(e · trials) in total variation per round; failures are counted.
+
+    Raises:
+        TemperaError: `trials` is impossible.
     """
 
     trials: int = 1 << 14
@@ -378,8 +395,8 @@ class PathCoupling(_SeesDrafts):
         wanted: Tensor,
         noise: Noise,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A token from the residual where it is `wanted` [B], else from the target, [B, D]; with
-        the number of paths drawn and failures, [B] each.
+        """Draw a token [B, D], from the residual where `wanted`, bool [B], else from the target;
+        also returns the number of paths and the failures, [B] each.
         """
         width = (target.stages + 1) * target.channels
         rows = torch.arange(len(wanted), device=wanted.device)
@@ -402,7 +419,9 @@ class PathCoupling(_SeesDrafts):
 
 
 def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 14) -> DensityRule:
-    """The lossless rule that couples every stage, or whole paths."""
+    """The lossless rule that couples each stage (`MaximalCoupling`) or whole paths
+    (`PathCoupling`).
+    """
     return MaximalCoupling(trials) if coupling == "stage" else PathCoupling(trials)
 
 
@@ -413,7 +432,7 @@ def _along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
 
 
 def _log_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor:
-    """log Π_t p_t/q_t of paths [..., S + 1, D], without the last stage where it has no noise:
+    """log Π_t p_t/q_t of paths [..., S + 1, D], without the last stage unless `last_noise`:
     float64 [...].
     """
     ratio = p.log_density(states[..., 1:, :]) - q.log_density(states[..., 1:, :])
@@ -423,10 +442,10 @@ def _log_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor
 def _log_ratio_before(
     p: DenoisingPath, q: DenoisingPath, p_noise: Tensor, q_noise: Tensor
 ) -> Tensor:
-    """Log of the target's density of all but the last stage of its path ÷ the draft's of its own,
-    float64 [B, M] (CSpD, Eqs. 1 and 4).
+    """log Σ: log density of the target's path minus that of the draft's path, each without its last
+    stage, float64 [B, M] (CSpD, Eqs. 1 and 4).
 
-    Equal noise has equal density, so that an aligned path leaves the standard deviations alone.
+    Equal noises have equal densities, so for aligned paths only the standard deviations remain.
     """
     scales = (
         q.kernels.std[..., :-1, :].double().log() - p.kernels.std[..., :-1, :].double().log()
@@ -436,7 +455,7 @@ def _log_ratio_before(
 
 
 def _or_from(p: Kernel, redrawn: Resampled, noise: Noise) -> Tensor:
-    """What the residual sampler drew, [B, D]; where it failed, a draw from p."""
+    """The residual sampler's draws, [B, D]; a draw from p where it failed."""
     fresh = p.at(noise.normal(p.mean.shape[-1]))
     return torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
 
@@ -449,8 +468,13 @@ def _last(path: DenoisingPath) -> Kernel:
 def _cut(
     drafted: Tensor, accepted: Tensor, drawn: Tensor, trials: Tensor, failed: Tensor
 ) -> ContinuousVerdict:
-    """The accepted tokens of [B, M, D] and the one drawn after them, [B, D], in so many trials or
-    in vain, [B] each.
+    """The verdict of a round with rollback.
+
+    Args:
+        drafted: [B, M, D].
+        accepted: number of accepted tokens, int64 [B].
+        drawn: the token after them, [B, D].
+        trials, failed: of the residual sampler, [B] each.
     """
     tokens = _one_more(drafted)
     places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -464,7 +488,7 @@ def _cut(
 
 
 def _one_more(values: Tensor) -> Tensor:
-    """[B, M, …] -> [B, M + 1, …], the last one empty."""
+    """Append a zero entry: [B, M, …] -> [B, M + 1, …]."""
     return torch.cat([values, torch.zeros_like(values[:, :1])], 1)
 
 

@@ -1,5 +1,5 @@
-"""MAR as a target or a draft: class labels, guidance and its schedule, temperature and respaced
-denoising around the network.
+"""MAR as a target or a draft: class labels, guidance and its schedule, temperature, and respaced
+denoising.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +17,20 @@ from tempera.runtime.network_identity import identity_of
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 
 _ROWS = 128
-"""Rows of the head that are modulated at once: few enough to stay in a cache, many enough for one
-row to have its stages in one product.
+"""Rows for which the head computes modulations at once: few enough for the processor's cache,
+enough to compute many stages of one row in one product.
 """
 
 
 class GuidedHead(Denoiser):
     """A diffusion head with guidance and temperature.
 
-    A condition is the decoder's vector, under guidance followed by that of no class and the scale:
-    [N, W] or [N, 2W + 1].
+    A condition is the decoder's output, [N, W]. With guidance it is followed by the null class's
+    output and the guidance scale: [N, 2W + 1].
 
     Args:
         head: the network.
-        sampling: how it is sampled.
+        sampling: guidance, temperature and denoising steps.
     """
 
     def __init__(self, head: DiffusionHead, sampling: DiffusionSampling) -> None:
@@ -42,27 +42,27 @@ class GuidedHead(Denoiser):
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
-        told, scale = self._told(condition)
+        embedding, scale = self._embed_condition(condition)
         modulations = self.head.modulations(
-            told + self._time()[stage].repeat(self.sampling.rows, 1)
+            embedding + self._time()[stage].repeat(self.sampling.rows, 1)
         )
         return self._guided(modulations, scale, x, self.stages - 1 - stage)
 
     def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
-        """See `Denoiser`: few rows are modulated for many stages in one product."""
-        told, scale = self._told(condition)
+        """See `Denoiser`. For few rows, the modulations of many stages are computed at once."""
+        embedding, scale = self._embed_condition(condition)
         time = self._time().unsqueeze(1)
-        size = max(1, _ROWS // len(told))
+        size = max(1, _ROWS // len(embedding))
         for start in range(first, self.stages, size):
-            ahead = self.head.modulations(told + time[start : start + size])
+            ahead = self.head.modulations(embedding + time[start : start + size])
             for stage, *modulations in zip(
                 range(start, min(start + size, self.stages)), *ahead, strict=True
             ):
                 yield partial(self._guided, modulations, scale, t=self.stages - 1 - stage)
 
-    def _told(self, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """A condition as the head embeds it, [N, W'] or, rows of no class last, [2N, W']; and the
-        scale, [N, 1].
+    def _embed_condition(self, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed a condition for the head: [N, W'], or with guidance [2N, W'] with the null class
+        last; and the guidance scale, [N, 1].
         """
         embed = self.head.cond_embed
         vectors = condition[:, : self.sampling.rows * embed.in_features].split(
@@ -79,7 +79,7 @@ class GuidedHead(Denoiser):
     def _guided(
         self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int
     ) -> Kernel:
-        """Under guidance the noise is u + s (c − u), the variance the conditional one's."""
+        """With guidance the noise is u + s (c − u), and the variance is the conditional row's."""
         rows = x.to(self.head.input_proj.weight.dtype).repeat(self.sampling.rows, 1)
         output = self.head.predict(rows, modulations).float()
         if self.sampling.rows == 2:
@@ -90,13 +90,13 @@ class GuidedHead(Denoiser):
 
 
 class MARTarget:
-    """A masked autoregressive network that is accelerated, or drafts. Implements `Model`.
+    """A masked autoregressive network as target or draft. Implements `Model`.
 
     Args:
         network: the network.
-        conditioner: turns prompts into class numbers, int64 [B]; its mask does not matter.
-        sampling: how tokens are drawn.
-        identity: names the weights.
+        conditioner: turns prompts into class numbers, int64 [B]; its mask is ignored.
+        sampling: guidance, temperature and denoising steps.
+        identity: identity of the weights.
     """
 
     compiled = False
@@ -117,12 +117,12 @@ class MARTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The network's device."""
         return self.network.mask_token.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in; densities and states are float32 and float64."""
+        """The network's dtype; states are float32 and densities float64."""
         return self.network.mask_token.dtype
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
@@ -133,7 +133,7 @@ class MARTarget:
         """See `Model`.
 
         Raises:
-            TemperaError: a prompt is no class, or a class that the network was not trained on.
+            TemperaError: a prompt is no class number, or the network has fewer classes.
         """
         labels = self.conditioner(prompts)[0].to(self.device)
         classes = self.network.config.classes
@@ -145,7 +145,7 @@ class MARTarget:
         self._labels = labels
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
-        """See `Model`; what `GuidedHead` wants, float32 [R, M, W] or [R, M, 2W + 1]."""
+        """See `Model`: conditions for `GuidedHead`, float32 [R, M, W] or [R, M, 2W + 1]."""
         count = self.sampling.rows
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
         order, known, asked = (
@@ -162,8 +162,8 @@ class MARTarget:
 
 
 def draft(target: Model, network: MAR | None) -> MARTarget:
-    """A smaller network as the draft of a target: with the target's class labels and sampling, on
-    its device in its precision.
+    """A smaller network as the draft of a target, with the target's class labels, sampling, device
+    and dtype.
 
     Raises:
         TemperaError: there is no network, or it does not fit the target.
@@ -177,7 +177,7 @@ def draft(target: Model, network: MAR | None) -> MARTarget:
     classes = (network.config.classes, target.network.config.classes)
     if classes[0] != classes[1]:
         raise TemperaError(
-            f"the draft knows {classes[0]} classes and the target {classes[1]}; take a draft of "
+            f"the draft has {classes[0]} classes and the target {classes[1]}; take a draft of "
             "the target's family."
         )
     identity = identity_of(network)

@@ -1,5 +1,5 @@
-"""How far the law of the emitted tokens may be from the target's: TV(p, q) and bounds on TV and KL,
-from p and q at visited positions alone.
+"""Bounds on the distance between the law of the emitted tokens and the target's, in TV and KL, and
+TV(p, q), computed from p and q at visited positions.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from tempera.errors import TemperaError
 
 
 def has_children(draft: Draft, nodes: Tensor) -> Tensor:
-    """Whether the tree goes on below these nodes, int64 [B, M] in 0..N (0: root), bool [B, M]."""
+    """Whether nodes int64 [B, M] in 0..N (0: root) have children, bool [B, M]."""
     return draft.tree.last_children.expand(len(nodes), -1).gather(1, nodes) >= 0
 
 
 def diagnose(
     draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How far the law of each emitted token may be from the target's: terms of a bound on TV and of
-    a bound on KL, from p and q at the visited positions alone.
+    """Terms of bounds on the TV and KL between the law of the emitted tokens and the target's, from
+    p and q at the visited positions.
 
     Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order,
     f_k the probability of keeping a token and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased
@@ -41,15 +41,15 @@ def diagnose(
     token counts with its mean. A position's term of the TV bound is the sum over the tests
     performed there, whatever came out of them; a token drawn at a leaf adds 0.
 
-    Such a sum of divergences would be infinite where a late sibling may be one that tᵏ has ruled
-    out. The term of the KL bound is that of the token's law as a whole, given the drafted
-    siblings but the last, had they been rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
+    The same sum for KL would be infinite if a later sibling may be a token that tᵏ has ruled out.
+    The term of the KL bound is therefore that of the token's law as a whole, given that all drafted
+    siblings but the last were rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
     r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from
     q_k as draws of rejected ones.
 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over
-    a round is the bound, and the KL divergence of the emitted token's law given how the round
-    stands. On a tree they are upper bounds of those in expectation, by the chain rule over tests
+    a round is the bound, and the KL divergence of the emitted token's law given the state of the
+    round. On a tree they are upper bounds of those in expectation, by the chain rule over tests
     and by convexity. Summed over positions, the expected terms bound the TV and the KL divergence
     between the whole image's law and the target's. A joint rule has no tests of single positions; a
     lossless one adds 0.

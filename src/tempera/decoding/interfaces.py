@@ -1,8 +1,8 @@
-"""The nouns of speculative decoding, and the protocols of its parts: targets, drafters and the
-models that draft, rules.
+"""The data types of speculative decoding, and the protocols of targets, drafters, draft models and
+rules.
 
-Shapes: B rows (prompts), N drafted nodes in a round, V vocabulary, H hidden size, L depth of the
-draft tree. Every tensor leads with B.
+Shapes: B rows (prompts), N drafted nodes of a round, V vocabulary, H hidden size, L depth of the
+draft tree. The first dimension of every tensor is B.
 """
 
 from abc import ABC, abstractmethod
@@ -27,12 +27,11 @@ class Draft:
             removed, renormalised.
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is
             plain autoregression.
-        draws: uniform draws that belong to the positions after the root and after every node,
-            float32 [B, 1 + N], where the method fixes them for all rounds (Jacobi decoding); else
-            none.
-        fresh: whether the tokens are drawn with randomness of this round alone. Where a rejected
-            guess lives on in a later round (the coupled methods of the Jacobi family), a rule may
-            not let a token decide on those before it.
+        draws: uniform draws of the positions after the root and after every node, float32
+            [B, 1 + N], if the method fixes them for all rounds (Jacobi decoding); otherwise None.
+        fresh: whether all tokens are drawn with new randomness in this round. If rejected guesses
+            survive into later rounds (the coupled methods of the Jacobi family), the acceptance of
+            a token must not depend on later tokens.
     """
 
     tokens: Tensor
@@ -44,7 +43,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one target forward pass says about a draft; index 0 is the root (the last emitted
+    """The target's scores of a draft from one forward pass; index 0 is the root (the last emitted
     token), 1 + n is node n.
 
     Attributes:
@@ -52,8 +51,8 @@ class Scores:
             V].
         hidden: the target's last hidden states, [R, 1 + N, H]; R = B, or 2B under guidance
             (conditional rows first).
-        soft: in greedy decoding, where p is one-hot, the distribution whose largest entry that is
-            (temperature 1); else none.
+        soft: in greedy decoding, where p is one-hot, the distribution at temperature 1; otherwise
+            None.
     """
 
     p: Tensor
@@ -63,15 +62,15 @@ class Scores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification decided.
+    """The outcome of verification.
 
     Attributes:
-        path: accepted nodes from the top, int64 [B, L], -1 past the end.
+        path: accepted nodes from the root down, int64 [B, L], -1 past the end.
         visited: the node before each emitted token, counted 0..N with the root first, int64
             [B, 1 + L]: 0, then 1 + `path`; 0 past the end.
         accepted: number of accepted drafted tokens τ, int64 [B], 0..L.
         tokens: the emitted tokens, int64 [B, L + 1]: the accepted path, then the drawn token at
-            index τ; what follows is undefined.
+            index τ; undefined after it.
         next_token: the token drawn from the last residual, or from p at a leaf, int64 [B]. It is
             `tokens[b, accepted[b]]`.
     """
@@ -98,26 +97,26 @@ class ImageModel(Protocol):
 
     @property
     def identity(self) -> str:
-        """Short name of the weights."""
+        """Short hash of the weights."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type in which the network computes."""
+        """The network's dtype."""
 
     @property
     def compiled(self) -> bool:
         """Whether the steps of a round are compiled."""
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
-        """Run the text encoder on these prompts now, and not again inside the `with` block."""
+        """Encode these prompts now and reuse the result inside the `with` block."""
 
 
 class TokenModel(Protocol):
-    """Sizes of discrete images, which drafters without a network need to know."""
+    """The sizes of discrete images, for drafters without a network."""
 
     @property
     def vocab_size(self) -> int:
-        """V, different tokens."""
+        """V, the number of different tokens."""
 
     @property
     def length(self) -> int:
@@ -129,25 +128,29 @@ class TokenModel(Protocol):
 
 
 class Target(ImageModel, TokenModel, Protocol):
-    """A model being accelerated. It owns its prompt state and its cache, and works on B rows
-    between one `begin` and the next.
+    """The model to accelerate. It owns its prompt state and its cache; `begin` starts a batch of B
+    rows.
     """
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start one image per prompt; at most `nodes` drafted nodes will be scored a round."""
+        """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
 
     def score(self, draft: Draft) -> Scores:
         """One forward pass over the root and all nodes of the draft."""
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Keep the accepted path, forget the rest; the drawn token becomes the root. `emitted` [B]
-        counts the tokens really kept this round (0 for a finished row, less than τ + 1 where the
-        image ended inside the draft).
+        """Keep the accepted path, roll back the rest, and make the drawn token the root.
+
+        Args:
+            draft: the draft.
+            verdict: its verdict.
+            emitted: tokens that each row emits in this round, int64 [B]: τ + 1, less if the image
+                ends inside the draft, 0 for a finished row.
         """
 
 
 class Drafter(Protocol):
-    """Proposes continuations of every row."""
+    """Proposes a draft for every row."""
 
     @property
     def nodes(self) -> int:
@@ -159,29 +162,32 @@ class Drafter(Protocol):
 
     @property
     def uniforms(self) -> int:
-        """Uniform draws per row that `propose` consumes in the coming round."""
+        """Uniform draws per row that `propose` needs in the next round."""
 
     @property
     def tree(self) -> Tree | None:
-        """The tree it was given to draft in every round; None if it shapes its own."""
+        """The static tree drafted in every round; None if trees are dynamic."""
 
     @property
     def identity(self) -> str | None:
-        """Short name of the draft's weights; None if it has no trained ones."""
+        """Short hash of the draft's weights; None if it has no weights."""
 
     def begin(self, prompts: list[str]) -> None:
-        """Start new rows, after the target's own `begin`."""
+        """Start a batch, after the target's `begin`."""
 
     def propose(self, uniforms: Tensor) -> Draft:
         """Draft the next round; `uniforms` float32 [B, self.uniforms] in [0, 1)."""
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Learn what the target decided."""
+        """Update the drafter's state with the outcome of a round; for `emitted` see
+        `Target.commit`.
+        """
 
 
 class DraftModel(Protocol):
-    """A model that says cheaply what comes next, level by level of a tree. `drafters.static_tree`
-    and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is one.
+    """A cheap model of the target's distributions, queried level by level of a tree.
+    `drafters.static_tree` and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is
+    one.
     """
 
     @property
@@ -189,34 +195,33 @@ class DraftModel(Protocol):
         """See `Drafter.identity`."""
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start new rows, after the target's own `begin`. A round drafts at most `nodes` tokens and
-        passes at most as many to `expand`.
+        """Start a batch, after the target's `begin`. At most `nodes` tokens per round are drafted,
+        and at most `nodes` are passed to `expand`.
         """
 
     def roots(self) -> Tensor:
-        """Q after the root, the last emitted token: float32 [B, V]. Forgets what `expand` added in
-        the last round.
+        """Q after the root, the last emitted token: float32 [B, V]. Discards the last round's
+        `expand` calls.
         """
 
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """Q after the inner nodes of a level of the tree, whose tokens are given: [B, P] -> float32
-        [B, P, V].
+        """Q after the inner nodes of a level, with tokens int64 [B, P]: float32 [B, P, V].
 
-        `level.inner_parents` says which inner node of the level above each continues,
-        `level.ancestors` which of the inner nodes passed in so far (levels in order) it may attend
-        to. Levels come in order; a level without inner nodes is skipped.
+        Levels are passed in order; a level without inner nodes is skipped. `level.inner_parents`
+        is the inner node of the level above that each node continues, `level.ancestors` the inner
+        nodes of all levels so far that it attends to.
         """
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Learn what the target decided: see `Drafter.observe`."""
+        """See `Drafter.observe`."""
 
 
 class Rule(Protocol):
-    """An acceptance rule: the acceptance probability f and the residual that belongs to it.
-    Arguments broadcast over leading dimensions `...`; `depth` is 1-based, int64 [...].
+    """An acceptance rule: the acceptance probability f and its residual. Arguments broadcast over
+    leading dimensions `...`; `depth` is 1-based, int64 [...].
 
-    A rule is exact only as a pair; `tempera.exactness.check` compares what it emits with the
-    target's law.
+    A rule is exact only as a pair; `tempera.exactness.check` compares the law of its output with
+    the target's.
     """
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -229,37 +234,34 @@ class Rule(Protocol):
         """The distribution that replaces a rejected `token`, [..., V], sums to 1."""
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The law of what replaces a rejected draft x ~ q: Σ_x q(x)·(1 - f(x))·residual(x),
-        normalised; any law where nothing is ever rejected. [..., V] -> [..., V]. See
-        `SharedResidual`.
+        """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any
+        distribution if nothing is ever rejected. [..., V] -> [..., V]. See `SharedResidual`.
         """
 
 
 class SharedResidual(ABC):
-    """Base of the rules whose residual is the same for every rejected token."""
+    """Base of rules whose residual does not depend on the rejected token."""
 
     @abstractmethod
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """See `Rule.residual`; `token` must not matter."""
+        """See `Rule.residual`; it must not depend on `token`."""
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The residual itself."""
+        """The residual."""
         return self.residual(p, q, torch.zeros_like(depth), depth)
 
 
 @runtime_checkable
 class JointRule(Protocol):
-    """A rule that decides on a draft as a whole, because its tests at different depths are coupled
+    """A rule that verifies a draft as a whole, because its tests at different depths are coupled
     (block verification).
     """
 
     lossless: bool
-    """Whether emitted tokens follow the target's law, so that no position adds to the bounds on
-    TV and KL.
-    """
+    """Whether the rule is exact, so that no position adds to the bounds on TV and KL."""
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Decide on a whole draft, as `verification.verify` does test by test.
+        """Verify a whole draft, as `verification.verify` does test by test.
 
         Args:
             draft: the proposal; N nodes.
@@ -267,20 +269,20 @@ class JointRule(Protocol):
             uniforms: draws in [0, 1), [B, N + 1]; the last one is reserved for the drawn token.
 
         Returns:
-            the accepted nodes, bool [B, N]: with each all its ancestors, at most one per depth; and
-            the distribution of the token after the deepest of them, [B, V].
+            the accepted nodes, bool [B, N], which form a path from the root; and the distribution
+            of the token after the last of them, [B, V].
         """
 
 
 @runtime_checkable
 class GreedyRule(Protocol):
-    """A rule that in greedy decoding keeps more than the target's own choice, judging by the
-    distributions from which that choice was made.
+    """A rule that, in greedy decoding, accepts more than the target's argmax, based on the
+    distribution at temperature 1.
     """
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Whether a drafted token is kept: untempered p [..., V], token [...] -> bool [...]. All
-        siblings are tested against the same p.
+        """Whether a drafted token is accepted: p at temperature 1 [..., V], token [...] -> bool
+        [...]. All siblings are tested against the same p.
         """
 
     def keeps_each(self, p: Tensor) -> Tensor:

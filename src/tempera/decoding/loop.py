@@ -1,8 +1,8 @@
 """The decoding loop: every discrete method is a drafter and an acceptance rule on one target.
 
-The loop is uniform: the *root* of the first round is the last token of the prompt, so that every
-image token comes out of a round, and plain autoregression is the empty draft. Rows run ahead of
-each other and finish independently.
+All rounds are alike: the *root* of the first round is the last token of the prompt, so every image
+token is emitted by a round, and plain autoregression is the empty draft. Rows advance and finish
+independently.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tempera.errors import NaNProbabilities, TemperaError
 
 @dataclass(frozen=True)
 class Output:
-    """Finished images: tokens int64 [B, T], T = `target.length`, and how they came about."""
+    """Finished images: tokens int64 [B, T] with T = `target.length`, and their trace."""
 
     tokens: Tensor
     trace: Trace
@@ -42,9 +42,9 @@ def decode(
     """Generate one image per prompt (Cool-SD, Algorithm 1, repeated until every image is complete).
 
     Args:
-        target: the model that is accelerated.
+        target: the model to accelerate.
         drafter: proposes tokens; `drafters.none.NoDraft` for plain autoregression.
-        rule: decides which to keep.
+        rule: the acceptance rule.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
         diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
@@ -61,7 +61,7 @@ def decode(
     drafter.begin(prompts)
     device, length = streams.device, target.length
     offsets = torch.arange(drafter.depth + 1, device=device)
-    # the last column takes what falls past the image
+    # the last column is for tokens past the image
     tokens = torch.zeros(len(prompts), length + 1, dtype=torch.int64, device=device)
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
     trace = Trace.blank(len(prompts), length, drafter.depth, device, diagnostics)

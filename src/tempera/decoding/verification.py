@@ -1,10 +1,10 @@
-"""Verification: which drafted tokens are kept, and what is drawn where the walk stops. The only
-place that walks a tree.
+"""Verification: walk down the draft tree, accept a path, and draw the token after it. No other
+module walks a tree.
 
 Siblings (docs/methods.md; SJD-PAC, Theorem 2): the children of a node are tested in order. After a
 rejection the residual of that test replaces p for the next sibling, which is tested against its own
-q. What happens at a node does not depend on how it was reached, so all nodes of the tree are tested
-at once, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
+q. The test at a node does not depend on the path to it, so all nodes of the tree are tested in
+parallel, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ def verify(
     Args:
         draft: the proposal; N nodes.
         p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
-        rule: the acceptance rule. Whatever it says, a token with p(x) ≥ 1 is kept (forced and
-            greedy positions).
-        uniforms: draws in [0, 1), [B, N + 1] or more: one a node, and the last one for the token
+        rule: the acceptance rule. A token with p(x) ≥ 1 (forced and greedy positions) is always
+            accepted.
+        uniforms: draws in [0, 1), [B, N + 1] or more: one per node, and the last one for the token
             after the path.
         soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a
             `GreedyRule`; see `interfaces.Scores`.

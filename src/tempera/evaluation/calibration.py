@@ -167,7 +167,7 @@ def calibrated(
         expected_length: E[τ + 1] of a round, on these chains.
         measured_with: arguments of `conditions` for this run; the file's must agree.
         ceiling: no ω is larger.
-        delta: must be none: the expected length stands in its place.
+        delta: must be None: the expected length replaces it.
 
     Raises:
         TemperaError: the file is missing, too short, or of other conditions; the expected length is

@@ -43,7 +43,7 @@ class DecodingMethod(Protocol):
     def describe(self) -> dict[str, Any]:
         """What results depend on: `method` (a name for lack of a preset's), `draft` (identity of
         its weights), `verification` (rule with its options) and `branching` (parents of the nodes
-        of the draft tree); None where there is none.
+        of the draft tree); None without a draft.
         """
 
     def decode(

@@ -21,7 +21,7 @@ class LinedTokenizer(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[V + 1, D], as encoder and decoder see it; the line end stands far from every code."""
+        """[V + 1, D], as encoder and decoder use it; the line end is far from every code."""
         codes: Tensor = self.vq.codebook
         return torch.cat([codes, 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])])
 

@@ -18,7 +18,7 @@ def load_llamagen_tokenizer(
 def load_chameleon_tokenizer(
     weights: str, files: list[str], hub: str, lines: bool, config: VQConfig | None = None
 ) -> VQModel | LinedTokenizer:
-    """Chameleon's VQGAN, encoder and decoder (which Hugging Face's has not), from `vqgan.ckpt`.
+    """Chameleon's VQGAN from `vqgan.ckpt`, with the decoder that Hugging Face's model lacks.
 
     Args:
         lines: whether the target ends every line of codes with an extra token.

@@ -1,11 +1,9 @@
-"""The codes that are nearest to each code of an image tokenizer: what LANTERN and grouped decoding
-take for interchangeable.
+"""Tables of the nearest codes of an image tokenizer's codebook, for LANTERN and GSD.
 
-Distances are on the codebook as the image decoder uses it (ℓ2-normalised for LlamaGen), where two
-near codes give nearly the same picture. Public code of LANTERN measures them on the raw codebook,
-and leaves the code itself out of its k neighbours; here it is the first of them, as in the paper.
-The table is made once and kept in a file with the codebook's hash, which is checked whenever it is
-loaded.
+Distances are computed on the codebook as the image decoder uses it (ℓ2-normalised for LlamaGen), so
+that nearby codes give similar images. LANTERN's public code uses the raw codebook and leaves the
+code itself out of its k neighbours; here it is the first of them, as in the paper. A table is built
+once and stored in a file with the codebook's hash, which is checked when it is loaded.
 """
 
 import hashlib
@@ -24,7 +22,7 @@ from tempera.runtime.files import replacing
 
 Proximity = Literal["l2", "cosine", "random"]
 DEFAULT = Path("outputs/neighbours")
-"""Where tables are kept unless a directory is given: a folder per codebook, named by its hash."""
+"""Default directory of the tables, with a folder per codebook, named by its hash."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +67,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, path: Path, codebook: Tensor, k: int, proximity: Proximity) -> "Neighbours":
-        """A saved table, after a look at whether it is the one that is wanted.
+        """Load a table and check that it belongs to this codebook, k and proximity.
 
         Raises:
             TemperaError: the file is damaged, or was built for another codebook, k or proximity.
@@ -79,7 +77,7 @@ class Neighbours:
                 notes, table = file.metadata() or {}, file.get_tensor("neighbours").long()
         except (OSError, SafetensorError) as problem:
             raise TemperaError(
-                f"{path} holds no table of neighbours ({problem}); delete it, and it is built again"
+                f"{path} is no table of neighbours ({problem}); delete it, and it is built again"
             ) from problem
         made, wanted = notes.get("codebook"), codebook_hash(codebook)
         if made != wanted:
@@ -92,8 +90,10 @@ class Neighbours:
         return cls(table, proximity, wanted)
 
     def save(self, path: Path) -> None:
-        """Write the table and what it was built for, atomically. Raises TemperaError where that is
-        not possible.
+        """Write the table, its codebook's hash and its options, atomically.
+
+        Raises:
+            TemperaError: the file cannot be written.
         """
         notes = {"codebook": self.codebook, "proximity": self.proximity, "k": str(self.k)}
         with replacing(path) as temporary:
@@ -136,9 +136,12 @@ class Neighbours:
     def of(self, p: Tensor) -> Tensor:
         """The table for distributions p [..., V] on their device, int64 [V, k]; made once.
 
-        A model may have tokens beyond the codebook's (ends of lines), which stand at forced
-        positions only: p is one-hot there, and 0 for them elsewhere, so that any k codes serve as
-        their neighbours. Raises TemperaError for a model with fewer tokens than codes.
+        A model may have more tokens than the codebook, such as end-of-line tokens. They occur only
+        at forced positions, where p is one-hot, and have p = 0 elsewhere, so their neighbours do
+        not matter.
+
+        Raises:
+            TemperaError: the model has fewer tokens than the codebook.
         """
         key = p.device, p.shape[-1]
         if key not in self._fitted:
@@ -166,8 +169,8 @@ class Neighbours:
 
 
 def codebook_hash(codebook: Tensor) -> str:
-    """Short name of a codebook [V, D] up to its scale, from values to a thousandth of the largest:
-    other rounding does not rename it.
+    """Short hash of a codebook [V, D], up to its scale. Values are rounded to a thousandth of the
+    largest, so that small rounding errors do not change it.
     """
     values = codebook.detach().double().cpu()
     rounded = (1000 * values / values.abs().amax().clamp(min=1e-30)).round().to(torch.int64)
@@ -177,8 +180,8 @@ def codebook_hash(codebook: Tensor) -> str:
 
 
 def _nearest(codebook: Tensor, start: int, k: int, proximity: str) -> Tensor:
-    """Rows of the table from code `start` on, 512 of them: the distances of all rows at once would
-    not fit for a large codebook.
+    """512 rows of the table, from code `start` on; for a large codebook the distances of all rows
+    would not fit into memory.
     """
     vectors = codebook.detach().double().cpu()
     rows = torch.arange(start, min(start + 512, len(vectors)))

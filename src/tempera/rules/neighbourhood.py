@@ -1,14 +1,14 @@
-"""Acceptance rules that take codes near each other in the image tokenizer's codebook for
-interchangeable: LANTERN, LANTERN++ and GSD.
+"""Acceptance rules that treat nearby codes of the image tokenizer's codebook as interchangeable:
+LANTERN, LANTERN++ and GSD.
 
-They keep a drafted x for the sake of its neighbours' probability. None is exact. Each comes with
-the residual that was published with it, and with the one that is optimal for its f: G* = Norm[p -
-q·f]+ (Cool-SD, Eq. 10 and Figure 4), which asks for f over the whole vocabulary.
+They add the probability of neighbouring codes when they test a drafted x. None is exact. Each has
+its published residual and the residual that is optimal for its f: G* = Norm[p - q·f]+ (Cool-SD,
+Eq. 10 and Figure 4), which needs f over the whole vocabulary.
 
-Where p has all its mass on one token (forced positions) the rules are exact: no neighbour stands in
-for a forced token. In greedy decoding (temperature 0) p is like that everywhere, so there the
-neighbourhoods are read off the distribution before it was made greedy, as the papers must
-(LANTERN's Table 2 gains at temperature 0): see `GreedyRule`.
+If p has all its mass on one token (forced positions) the rules are exact: no neighbour replaces a
+forced token. In greedy decoding (temperature 0) p is one-hot everywhere, so neighbourhoods are
+taken from the distribution at temperature 1, as the papers must do too (LANTERN's Table 2 has a
+speed-up at temperature 0); see `GreedyRule`.
 """
 
 import math
@@ -28,14 +28,14 @@ from tempera.rules.codebook_neighbours import Neighbours
 Residual = Literal["published", "optimal"]
 Measure = Literal["tvd", "jsd"]
 AT_ONCE = 1 << 24
-"""Neighbours' probabilities looked at together where f is wanted over the whole vocabulary; bounds
+"""Most neighbour probabilities gathered at a time to compute f over the whole vocabulary; bounds
 the memory.
 """
 
 
 class _Aggregated(ABC):
-    """f = min(1, Σ_A p / q(x)), where A(x) holds x and its nearest codes, nearest first, until the
-    next one no longer fits.
+    """f = min(1, Σ_A p / q(x)), where A(x) contains x and its nearest codes, in order of distance,
+    up to the first that violates the limit.
 
     p_{A,x} is p with the mass of A moved onto x. The published residual is Norm[p_{A,x} - q]+,
     which depends on the rejected x.
@@ -107,8 +107,8 @@ class _Aggregated(ABC):
         return self.neighbours.of(p)[token]
 
     def _inside(self, masses: Tensor) -> Tensor:
-        """Which neighbours but x are in A, bool [..., k - 1], from the probabilities of B(x) [...,
-        k].
+        """Which neighbours except x are in A, bool [..., k - 1], given the probabilities of B(x),
+        [..., k].
         """
         return self._fits(masses[..., :1], masses[..., 1:].cumsum(-1))
 
@@ -143,11 +143,11 @@ class Lantern(_Aggregated):
 
     Args:
         neighbours: B_k(x), see `tempera.rules.codebook_neighbours`.
-        delta: δ, above 0; below it stays the mass that A moves onto x ("tvd", at most 1), or the
+        delta: δ > 0, an upper bound of the mass that A moves onto x ("tvd", at most 1) or of the
             Jensen-Shannon divergence ("jsd", at most ln 2).
-        measure: "tvd", D_TV(p_{A,x}, p) = Σ_{y∈A, y≠x} p(y), or "jsd", in nats: then Table 3's
-            pairs of equally laxer δ (tvd 0.2 and jsd 0.13, 0.3 and 0.2) are those of an improbable
-            x, where D_JS = D_TV·ln 2.
+        measure: "tvd", D_TV(p_{A,x}, p) = Σ_{y∈A, y≠x} p(y), or "jsd", in nats. The pairs of
+            equivalent δ in Table 3 (tvd 0.2 and jsd 0.13, 0.3 and 0.2) agree with this for an
+            improbable x, where D_JS = D_TV·ln 2.
         residual: "published", Norm[p_{A,x} - q]+ (Algorithm 1), or "optimal".
     """
 
@@ -234,7 +234,7 @@ class GSD(SharedResidual):
 
     Args:
         neighbours: the k nearest codes of each, see `tempera.rules.codebook_neighbours`.
-        ranks: how far from x in the order of p; none for static groups.
+        ranks: greatest distance from x in the order of p; None for static groups.
         residual: "published", Norm[p - q]+, or "optimal".
     """
 
@@ -276,8 +276,8 @@ class GSD(SharedResidual):
         return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Greedy decoding keeps x iff its group holds the argmax: min(1, p(G) / q(G)) for one-hot
-        laws, groups by the untempered p.
+        """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
+        one-hot laws, with groups by the untempered p.
         """
         near = self.neighbours.of(p)[token]
         inside = self._inside(

@@ -15,8 +15,8 @@ from tempera.errors import TemperaError
 from tempera.rules.schedules import Omegas
 
 CEILING = 100.0
-"""The largest ω that `optimal_schedule` uses unless told otherwise; hardly a token of the target's
-is rejected there.
+"""The default for the largest ω of `optimal_schedule`; it rejects almost no token that the target
+could draw.
 """
 
 
@@ -25,8 +25,8 @@ _GRID = 33
 
 @dataclass(frozen=True)
 class Chains:
-    """Drafted chains x̃_1..x̃_L ~ Q and all that Eqs. 7 and 8 need of them for every schedule: p/q
-    at the drafted tokens.
+    """Drafted chains x̃_1..x̃_L ~ Q. p/q at the drafted tokens is all that Eqs. 7 and 8 need, for
+    any schedule.
 
     With the optimal residual a visit adds Σ[q·f - p]+ to the bound (Eq. 8). For f = min(1, ω·p/q)
     and ω ≥ 1 that is what it keeps beyond exact decoding, Σ q·(f - min(1, p/q)), since both count
@@ -36,9 +36,9 @@ class Chains:
         E[τ + 1] = 1 + E_Q Σ_i Π_{j≤i} f_j
         bound    = E_Q Σ_i (Π_{j<i} f_j)·[f_i - min(1, ratio_i)]+
 
-    with no assumption about how acceptance at one depth hangs together with the next. Enumerated
-    chains make them exact; drafted ones make them unbiased Monte Carlo estimates, as long as whole
-    drafts are kept, whatever was rejected of them.
+    without assuming that acceptance is independent between depths. They are exact for enumerated
+    chains, and unbiased Monte Carlo estimates for drafted ones, provided that whole drafts are
+    recorded, including their rejected tokens.
 
     Attributes:
         ratios: p/q at the drafted tokens, float64 [C, L].
@@ -122,13 +122,13 @@ def optimal_schedule(
 def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Omegas:
     """`optimal_schedule` on chains.
 
-    At a given E the bound is E - 1 less the expected number of drafts that exact decoding too would
-    keep where the walk comes to, so the search maximises that. From three starts (uniform, relaxed
-    from the first depth down, from the last one up) it trades relaxation between two depths at a
-    time, keeping E, on a grid that becomes finer, until no pair gains: a stationary point of the
-    constrained problem, found by the exchange argument of the paper's Proposition 2. The problem is
-    not convex; the tests compare with brute force. ω below 1 is left out: such a depth has the bias
-    of ω = 1 and keeps fewer honest drafts.
+    At a given E the bound is E - 1 minus the expected number of visited drafts that exact decoding
+    would accept too (*honest* drafts), so the search maximises that number. From three starts
+    (uniform, relaxed from the first depth down, from the last one up) it trades relaxation between
+    two depths at a time at constant E, on a grid that becomes finer, until no pair improves. This
+    is a stationary point of the constrained problem (the exchange argument of the paper's
+    Proposition 2). The problem is not convex; the tests compare with brute force. ω < 1 is
+    excluded: it has the bias of ω = 1 and accepts fewer honest drafts.
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
@@ -161,7 +161,7 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
     needless = (
         (1 / least).clamp(min=1).tolist()
-    )  # with this ω a depth keeps every draft that the target can draw at all
+    )  # with this ω a depth accepts every token that the target could draw
     return tuple(min(omega, limit) for omega, limit in zip(best, needless, strict=True))
 
 
@@ -171,7 +171,7 @@ def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
     """
     if not 1 <= ceiling < math.inf:
         raise TemperaError(
-            f"ceiling={ceiling} is not possible; give a number above 1 that no ω shall exceed"
+            f"ceiling={ceiling} is not possible; give a number above 1 as the largest ω"
         )
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
@@ -280,8 +280,8 @@ def _traded(
 
 
 def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-    """What follows once a depth's draft is kept: it and the drafts kept after it; those after it
-    that exact decoding would keep. [C, L].
+    """Given that a depth's draft is accepted: the expected number of accepted drafts from it on,
+    and of honest drafts after it. [C, L] each.
     """
     emitted, honest = [torch.ones_like(kept[:, 0])], [torch.zeros_like(kept[:, 0])]
     for f, e in zip(kept.T[1:].flip(0), exact.T[1:].flip(0), strict=True):
@@ -291,8 +291,8 @@ def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matched(emitted: Tensor, values: Tensor, wanted: float) -> Tensor:
-    """In each row, the value where the increasing `emitted` comes to `wanted`, interpolated; -∞
-    where it does not. [A, B] -> [A].
+    """In each row, interpolate the value at which the increasing `emitted` equals `wanted`; -∞ if
+    it never does. [A, B] -> [A].
     """
     after = torch.searchsorted(emitted, torch.full_like(emitted[:, :1], wanted)).clamp(
         1, emitted.shape[1] - 1

@@ -97,8 +97,8 @@ class Relaxed(SharedResidual):
 
 @dataclass(frozen=True)
 class Match:
-    """Keep what the target itself draws: it draws a token after every node, and a child is kept if
-    it is that token.
+    """Accept the tokens that the target draws: it draws one token after every node, and a child is
+    accepted if it is that token.
 
     With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
     with new draws in each round it is the naive verification of SpecInfer (Miao et al. 2023), which
@@ -128,18 +128,18 @@ class BlockVerification:
     """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is accepted by
     its joint prefix. Lossless.
 
-    With weights w_0 = 1, w_i = min(1, w_{i-1}·p(x_i)/q(x_i)) the first i tokens are all kept with
-    probability w_i, given that they are drafted. To that end each prefix passes its own test with
-    probability h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where a_i = Σ_x [w_i·p - q]+ is what
-    the target lacks after it; the longest prefix that passes is kept, and the next token comes from
-    Norm[w_i·p - q]+, or from p after a whole draft. (If deeper prefixes are kept with probability
-    w_i - a_i on average, as that of the next weight is, then i tokens or more are kept with h_i +
-    (1 - h_i)(w_i - a_i) = w_i.) In expectation it keeps no fewer tokens than testing them one by
-    one, where the same probability is Π min(1, p/q) ≤ w_i.
+    With weights w_0 = 1 and w_i = min(1, w_{i-1}·p(x_i)/q(x_i)), the first i drafted tokens are all
+    accepted with probability w_i. Each prefix is tested and passes with probability
+    h_i = a_i / (a_i + 1 - w_i), h_L = w_L, where a_i = Σ_x [w_i·p - q]+ is the mass that the target
+    lacks after it. The longest prefix that passes is accepted, and the next token is drawn from
+    Norm[w_i·p - q]+, or from p after a whole draft. (If longer prefixes are accepted with
+    probability w_i - a_i on average, which is the mean of the next weight, then at least i tokens
+    are accepted with probability h_i + (1 - h_i)(w_i - a_i) = w_i.) On average it accepts at least
+    as many tokens as testing them one by one, where that probability is Π min(1, p/q) ≤ w_i.
 
-    q must be a token's law given those drafted before it, and a rejected token must leave no trace:
-    later tokens decide on earlier ones here, so with guesses that live on into the next round
-    (Jacobi drafters other than SJD's) the law would differ. Implements `JointRule`.
+    q must be a token's law given the tokens drafted before it, and guesses must not survive a
+    round: later tokens influence the acceptance of earlier ones, so with Jacobi drafters other than
+    SJD's the law would differ. Implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
@@ -149,8 +149,8 @@ class BlockVerification:
         `JointRule.walk`.
 
         Raises:
-            NotAChain: the draft may branch.
-            CoupledDraft: the draft holds guesses from earlier rounds.
+            NotAChain: the draft is not a chain.
+            CoupledDraft: the draft contains guesses from earlier rounds.
         """
         tree, rows = draft.tree, torch.arange(len(p), device=p.device)
         if tree.max_children > 1:
