@@ -27,7 +27,7 @@ from tempera.config.build import (
     build_tokenizer,
     build_tree,
     check_tokens,
-    compile_steps,
+    make_fast,
     parse_device,
 )
 from tempera.config.cli import literal, script
@@ -631,24 +631,27 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
 
 def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
     class Plain:
-        compiled = False
+        fused = compiled = False
+
+        def fuse(self) -> None:
+            self.fused = True
 
         def compile(self) -> None:
             self.compiled = True
 
     target = Plain()
     for options, expected in (([], False), (["compile=true"], True)):
-        compile_steps(composed(*options), target)
-        assert target.compiled is expected
+        make_fast(composed(*options), target)
+        assert target.fused and target.compiled is expected
     with pytest.raises(
         TemperaError, match="`compile=maybe` is not possible; it must be true or false"
     ):
-        compile_steps(composed("compile=maybe"), target)
+        make_fast(composed("compile=maybe"), target)
     with pytest.raises(
         TemperaError,
         match="compile=true is for models of discrete tokens, and model=mar_base has none",
     ):
-        compile_steps(composed("compile=true", "model=mar_base", "method=ar"), object())
+        make_fast(composed("compile=true", "model=mar_base", "method=ar"), object())
 
 
 def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:

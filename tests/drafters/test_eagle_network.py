@@ -12,6 +12,7 @@ from torch import nn
 from tempera.drafters.eagle_fused import FastEagle
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.errors import TemperaError
+from tempera.targets.fast_layer import FastLayer
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
 
@@ -57,12 +58,13 @@ def test_a_draft_is_one_layer_and_one_projection():
 
 @pytest.mark.parametrize("family", ["llamagen", "llama"])
 @pytest.mark.parametrize("joined", [True, False])
-def test_drafting_computes_what_training_computes(family, joined):
+def test_drafting_computes_what_training_computes(family, joined, monkeypatch):
     network = families()[family]
     eagle = lively(EagleModel.of(network, "tiny"), 1)
+    assert FastLayer.fits(eagle.layer)
+    if not joined:
+        monkeypatch.setattr(FastLayer, "fits", lambda layer: False)
     fast = FastEagle(eagle, torch.device("cpu"), torch.float32)
-    assert fast.joined
-    fast.joined = joined
     embeds, hidden, mask, positions = sequence(eagle)
     heads = eagle.layer.self_attn.k_proj.out_features // eagle.layer.self_attn.head_dim
     cache = RowCache(
@@ -107,7 +109,7 @@ def test_drafting_has_its_own_copy_of_the_weights():
     assert (
         eagle.training
         and eagle.fc.weight.dtype == torch.float32
-        and fast.model.fc.weight.dtype == torch.bfloat16
+        and fast._fc(torch.zeros(1, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
     )
 
 

@@ -79,7 +79,8 @@ def tiny_target(
 
 
 def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
-    return lively(EagleModel.of(target.network, "tiny", target.vocab_size), seed)
+    model = EagleModel.of(target.network, "tiny", target.vocab_size, target.identity)
+    return lively(model, seed)
 
 
 class TextLlama(LlamaForCausalLM):

@@ -46,6 +46,7 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
         granularity=4,
     )
     if compile:
+        target.fuse()
         target.compile()
     drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(depth))
     images, laws = [], []
@@ -80,7 +81,7 @@ def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(mon
         "_copy_" in source.replace("_index_copy_", "") for source in writing
     )  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
-    assert given == ["_block", "TokenHead._sampled", "EagleDraft._forward"]
+    assert given == ["_fast_layer", "TokenHead._sampled", "EagleDraft._forward"]
     assert torch.equal(images[0], expected_images[0])
     for found, expected in zip(laws, expected_laws, strict=True):
         torch.testing.assert_close(found, expected)

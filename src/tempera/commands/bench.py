@@ -25,6 +25,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         )
     plan = instantiate(cfg.plan)
     target: Any = build.build_target(cfg)
+    target.fuse()
 
     def make_method() -> Method:
         drafter = build.build_drafter(cfg, target)

@@ -1,6 +1,7 @@
 """`tempera-calibrate`: p/q along the chains that a draft proposes, for `schedule=calibrated`."""
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -26,7 +27,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
         check_value(cfg, name, cfg[name], kind)
     measured_with = instantiate(cfg.measured_with)
     prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))
-    target = build.build_target(cfg)
+    target: Any = build.build_target(cfg)
+    target.fuse()
     ratios = from_options(
         cfg,
         "tempera.evaluation.calibration.record",

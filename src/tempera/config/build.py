@@ -97,19 +97,20 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
     return rows, columns
 
 
-def compile_steps(cfg: DictConfig, target: Any) -> None:
-    """Compile the steps of the target's rounds, and of drafts that are built on it afterwards, if
-    `compile` says so.
+def make_fast(cfg: DictConfig, target: Any) -> None:
+    """Fuse the target's layers for decoding, and compile its steps, and those of drafts that are
+    built on it afterwards, if `compile` says so. Continuous models stay as they are.
     """
     check_value(cfg, "compile", cfg.compile, bool)
-    if not cfg.compile:
-        return
-    if cfg.model.get("tokens", "discrete") != "discrete":
+    if cfg.model.get("tokens", "discrete") == "discrete":
+        target.fuse()
+    elif cfg.compile:
         raise TemperaError(
             f"compile=true is for models of discrete tokens, and model={cfg.model.name} has "
             "none: leave it out."
         )
-    target.compile()
+    if cfg.compile:
+        target.compile()
 
 
 def check_tokens(cfg: DictConfig) -> None:
@@ -186,11 +187,11 @@ def build_method(cfg: DictConfig, target: Any) -> Any:
 
 
 def build_pipeline(cfg: DictConfig) -> Any:
-    """`pipeline`: the target, compiled where `compile` says so, with the method, the image decoder
+    """`pipeline`: the target, made fast for decoding, with the method, the image decoder
     and the seed.
     """
     target = build_target(cfg)
-    compile_steps(cfg, target)
+    make_fast(cfg, target)
     return instantiate(
         cfg.pipeline,
         target=target,

@@ -6,7 +6,7 @@ Shapes: R rows, S positions, H hidden size.
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,15 @@ class DraftConfig:
     model: str
 
 
-class DraftStep(Protocol):
+class DraftStep(nn.Module, ABC):
     """A draft network's forward pass for decoding, with a KV cache."""
 
+    @abstractmethod
     def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotary embedding of positions int64 [R, S], for `__call__`."""
+        """The rotary embedding of positions int64 [R, S], as `forward` takes it."""
 
-    def __call__(
+    @abstractmethod
+    def forward(
         self,
         embeds: Tensor,
         hidden: Tensor,

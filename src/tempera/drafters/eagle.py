@@ -19,6 +19,7 @@ from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.pretrained import RANDOM
+from tempera.targets.frozen_linear import unpack
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
@@ -49,6 +50,8 @@ class EagleDraft:
     ) -> None:
         model.check(target)
         self.model = model.drafting(target.device, target.dtype)
+        if target.compiled:
+            unpack(self.model)
         self.session, self.head, self.draw_from = target.session, target.head, draw_from
         self.identity = model.identity
         self._places = Places(target.session)
@@ -132,7 +135,8 @@ class EagleDraft:
     ) -> Tensor:
         """The network's forward pass that can be compiled; `where` is the cache's."""
         self.cache.where = where
-        return self.model(embeds, hidden, mask, (cos, sin), self.cache)
+        predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
+        return predicted
 
     def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self.model.rotation(self._above, slots.clamp_(max=self.session.prompt.last_slot))

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.eagle_fused import FastEagle
-from tempera.runtime.huggingface import Cache
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
 from tempera.targets.transformer import TransformerTarget
@@ -101,32 +100,11 @@ class EagleModel(DraftNetwork):
         hidden: Tensor,
         mask: Tensor,
         position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        rotation: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Predict hidden states, in training over whole sequences and in drafting over the tokens
-        of one step.
-
-        Args:
-            embeds: embedding of token t, [R, S, H].
-            hidden: the target's hidden state at token t − 1 (`shifted`), or the draft's prediction
-                of it, [R, S, H].
-            mask: additive, [R, 1, S, keys].
-            position_ids: position of token t in prefix + image, int64 [R, S].
-            cache: keys and values of earlier tokens.
-            rotation: (cos, sin), instead of `position_ids`.
-
-        Returns:
-            the predicted hidden state at token t, [R, S, H].
-        """
-        rotation = self.rotary(embeds, position_ids) if rotation is None else rotation
+        rotation = self.rotary(embeds, position_ids)
         x = self.fc(torch.cat([embeds, hidden], -1))
         out: Tensor = self.layer(
-            x,
-            attention_mask=mask,
-            position_embeddings=rotation,
-            past_key_values=cache,
-            use_cache=cache is not None,
+            x, attention_mask=mask, position_embeddings=rotation, use_cache=False
         )
         return out
 

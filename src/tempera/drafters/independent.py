@@ -129,6 +129,8 @@ def build_independent(
         smaller.text_encoder.to(device, dtype).encode,
         target.sampling,
     )
+    if target.fused:
+        draft.fuse()
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

@@ -235,7 +235,13 @@ def measure(
     drafter = method.drafter
     dtype = str(target.dtype).removeprefix("torch.")
     return BenchmarkReport(
-        _name(target.device), dtype, drafter.nodes, drafter.depth, speed, _weights(target), columns
+        _name(target.device),
+        dtype,
+        drafter.nodes,
+        drafter.depth,
+        speed,
+        target.weight_bytes,
+        columns,
     )
 
 
@@ -292,7 +298,7 @@ def _column(
         ar=ar,
         method=own,
         cache=cache,
-        limit=1000 * (_weights(target) + cache) / speed,
+        limit=1000 * (target.weight_bytes + cache) / speed,
         memory=_memory(target.device),
         images=1000 * batch_size / (target.length * ar.median),
         speedups={length: length * ar.median / own.median for length in plan.accepted_lengths},
@@ -411,17 +417,6 @@ def _timed(work: Callable[[], Any], device: torch.device) -> float:
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _weights(target: TransformerTarget) -> int:
-    """Bytes of the weights that every pass reads: all but the embedding tables."""
-    network = target.network
-    read = [
-        *network.model.layers.parameters(),
-        *network.model.norm.parameters(),
-        *network.lm_head.parameters(),
-    ]
-    return sum(parameter.nbytes for parameter in read)
 
 
 def _reset_memory(device: torch.device) -> None:

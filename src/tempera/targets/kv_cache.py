@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tempera.runtime.huggingface import Cache, CacheLayerMixin
 
 
-class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a `RowCache`. A decoder layer accepts it in place of the whole cache.
 
     One compiled decoder layer serves all layers of a network, so compiled code must not read
@@ -35,6 +36,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the storage is preallocated."""
 
+    @override
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -44,7 +46,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         )
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RowCache.write`."""
+        """Like `update`, with the keys and values token by token, [R·T, heads, D]."""
         self._keys.index_copy_(0, self.cache.where, keys)
         self._values.index_copy_(0, self.cache.where, values)
         # a compiled graph copies inputs that are views of an input it writes to: slice inside it
@@ -58,6 +60,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             :, : self.cache.reach
         ].transpose(1, 2)
 
+    @override
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of visible keys, and the offset of the first."""
         return self.cache.reach, 0
@@ -68,10 +71,12 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """
         return 0
 
+    @override
     def get_max_length(self) -> int:
         """S, the entries that a row can hold."""
         return self.cache.capacity
 
+    @override
     def reset(self) -> None:
         """Zero the whole cache."""
         self.cache.storage.zero_()
@@ -116,7 +121,7 @@ class RowCache(Cache):
             layers, 2, rows, capacity, heads, head_dim, dtype=dtype, device=device
         )
         super().__init__(
-            layers=[_RowLayer(self, index, storage) for index, storage in enumerate(self.storage)]
+            layers=[RowLayer(self, index, storage) for index, storage in enumerate(self.storage)]
         )
         self.rows, self.capacity, self.reach = rows, capacity, capacity
         self._stacked = self.storage.view(2 * layers, rows * capacity, heads * head_dim)
@@ -145,11 +150,7 @@ class RowCache(Cache):
         Returns:
             views of the layer's first K keys and values, [R, heads, K, D] each.
         """
-        return self._layer(layer_idx).update(key_states, value_states)
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `update`, with the keys and values token by token, [R·T, heads, D]."""
-        return self._layer(layer).write(keys, values)
+        return self.layer(layer_idx).update(key_states, value_states)
 
     def compact(self, source: Tensor, target: Tensor) -> None:
         """Copy the entries in slots `source`, int64 [R, J], to slots `target`, int64 [R, J], in all
@@ -158,7 +159,8 @@ class RowCache(Cache):
         moved = self._stacked.index_select(1, (source + self._offsets).flatten())
         self._stacked.index_copy_(1, (target + self._offsets).flatten(), moved)
 
-    def _layer(self, index: int) -> _RowLayer:
+    def layer(self, index: int) -> RowLayer:
+        """The keys and values of one decoder layer."""
         layer: Any = self.layers[index]
         return layer  # type: ignore[no-any-return]
 

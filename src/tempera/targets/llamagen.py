@@ -181,7 +181,7 @@ class LlamaGen(nn.Module):
         features = torch.where(
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
-        out: Tensor = self.caption_projection(features.to(self.lm_head.weight.dtype))
+        out: Tensor = self.caption_projection(features.to(self.model.embed_tokens.weight.dtype))
         return out
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:

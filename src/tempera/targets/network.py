@@ -22,7 +22,8 @@ class TargetNetwork(Protocol):
     """Its sizes, named as in Hugging Face configurations."""
     model: Any
     """The Hugging Face decoder; a forward pass uses its `rotary_emb`, `layers` and `norm`."""
-    lm_head: nn.Linear
+    lm_head: Any
+    """From hidden states to logits; a linear layer until the target is fused."""
     family: str
     """Name of the module in `tempera.targets` that builds such networks; see `decoder_layer`."""
 

@@ -60,7 +60,8 @@ def conditioned(
         embeddings [R, T, H] in the network's dtype, and keep, bool [R, T]; null-conditioned rows
         may be padded differently from their prompt.
     """
-    embeds: Tensor = network.embed_prefix(condition, drop).to(network.lm_head.weight.dtype)
+    dtype = network.model.embed_tokens.weight.dtype
+    embeds = network.embed_prefix(condition, drop).to(dtype)
     return embeds, network.keep_prefix(condition, keep, drop)
 
 

@@ -7,10 +7,12 @@ of a draft tree, S capacity of the cache, H hidden size.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tempera.decoding.trees import Tree
 from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
+from tempera.targets.fast_layer import FastLayer, turned
+from tempera.targets.frozen_linear import unpack
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import TargetNetwork
@@ -35,6 +37,7 @@ class Session:
         prompt: the batch's prompts and the position of each row.
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, H].
         cache: the batch's KV cache; reused by the next batch if the shape is the same.
+        fused: whether the decoder layers are `FastLayer`s.
         compiled: whether the steps of a round are compiled.
     """
 
@@ -44,13 +47,29 @@ class Session:
 
     def __init__(self, network: TargetNetwork, granularity: int = 32) -> None:
         self.network, self.granularity = network.eval(), granularity
-        _store_by_column(network)
         head = network.lm_head.weight
-        self.device, self.dtype = head.device, head.dtype
-        self.compiled = False
-        self._block: StepFunction = _block
+        self.device: torch.device = head.device
+        self.dtype: torch.dtype = head.dtype
+        attention = network.model.layers[0].self_attn
+        self._head_dim = attention.head_dim
+        self._kv_heads = attention.k_proj.out_features // attention.head_dim
+        self.fused = self.compiled = False
+        self._plain: StepFunction = _decoder_layer
+        self._block: StepFunction = _decoder_layer
         self._pass: StepFunction = self._forward
         self._shape: tuple[int, int] | None = None
+
+    def fuse(self) -> None:
+        """Replace the network's decoder layers by `FastLayer`s, one by one, if these can do their
+        work. It then serves decoding alone: its weights can no longer be trained or saved.
+        """
+        layers = self.network.model.layers
+        self.fused = all(FastLayer.fits(layer) for layer in layers)
+        if not self.fused:
+            return
+        for index, layer in enumerate(layers):
+            layers[index] = FastLayer(layer)
+        self._plain = self._block = _fast_layer
 
     def compile(self) -> None:
         """Compile the forward pass of all later rounds.
@@ -60,7 +79,8 @@ class Session:
         is not compiled.
         """
         self.compiled = True
-        self._block = compile_step(_block)
+        unpack(self.network.model)
+        self._block = compile_step(self._plain)
         self._pass = cuda_graphed(self._forward, self.device)
 
     def step(self, function: StepFunction) -> StepFunction:
@@ -84,7 +104,7 @@ class Session:
         positions = torch.arange(count, device=self.device).expand(prompt.rows, -1)
         self.cache.place(positions, count)
         mask = causal_mask(prompt.keep[:, :-1], count, self.dtype)
-        self.prefix_hidden = self._layers(_block, embeds, mask, positions)
+        self.prefix_hidden = self._layers(self._plain, embeds, mask, positions)
 
     def score(self, embeds: Tensor, layout: "TreeLayout") -> Tensor:
         """Run the network on each row's root and the draft tree below it.
@@ -161,12 +181,11 @@ class Session:
 
     def new_cache(self, layers: int, capacity: int) -> RowCache:
         """A new cache for the batch's rows and the network's heads."""
-        attention = self.network.model.layers[0].self_attn
         return RowCache(
             layers,
             self.prompt.rows,
-            attention.k_proj.out_features // attention.head_dim,
-            attention.head_dim,
+            self._kv_heads,
+            self._head_dim,
             capacity,
             dtype=self.dtype,
             device=self.device,
@@ -192,6 +211,8 @@ class Session:
     ) -> Tensor:
         model, hidden = self.network.model, embeds
         cos, sin = model.rotary_emb(embeds, positions)
+        if self.fused:
+            cos, sin = turned(cos, sin)
         for layer, entries in zip(model.layers, self.cache.layers, strict=True):
             hidden = block(layer, entries, hidden, mask, positions, cos, sin)
         out: Tensor = model.norm(hidden)
@@ -226,7 +247,7 @@ class TreeLayout:
         )
 
 
-def _block(
+def _decoder_layer(
     layer: Any,
     entries: Any,
     hidden: Tensor,
@@ -249,13 +270,14 @@ def _block(
     return out if isinstance(out, Tensor) else out[0]
 
 
-def _store_by_column(network: TargetNetwork) -> None:
-    """On a CPU, store the weights of linear layers in column-major order, which makes products with
-    a few rows up to twice as fast.
-    """
-    for module in network.modules():
-        plain = (
-            isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter
-        )  # not a DTensor, which is split among processes
-        if plain and module.weight.device.type == "cpu" and module.weight.is_contiguous():
-            module.weight.data = module.weight.data.t().contiguous().t()
+def _fast_layer(
+    layer: FastLayer,
+    entries: Any,
+    hidden: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    """As `_decoder_layer`, of a `FastLayer`."""
+    return layer(hidden, mask, (cos, sin), entries)  # type: ignore[no-any-return]

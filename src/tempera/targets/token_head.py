@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction
+from tempera.targets.frozen_linear import FrozenLinear, PackedLinear, freeze
 from tempera.targets.network import TargetNetwork
 
 
@@ -56,7 +57,8 @@ class TokenHead:
         if token_bias is not None:
             token_bias = token_bias.to(weight)
             bias = token_bias if bias is None else bias + token_bias
-        self._weight, self._bias = weight, bias
+        self._network, self._weight, self._bias = network, weight, bias
+        self._linear: FrozenLinear | None = None
         self._embed = network.embed_tokens
         self.forced = None if forced is None else forced.to(weight.device)
         self._law: StepFunction = self._sampled
@@ -72,8 +74,19 @@ class TokenHead:
     def sampling(self, sampling: Sampling) -> None:
         self._sampling, self._after_guidance = sampling, replace(sampling, guidance=1.0)
 
+    def parameters(self) -> list[Tensor]:
+        """The head's weight, and its bias if it has one."""
+        return [self._weight] if self._bias is None else [self._weight, self._bias]
+
+    def freeze(self) -> None:
+        """Store the weight for products with few rows, in place of the network's own head."""
+        self._linear = self._network.lm_head = freeze(self._weight, self._bias)
+        del self._weight
+
     def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
         """Use `step` to compile `distribution` for all later calls."""
+        if isinstance(self._linear, PackedLinear):
+            self._linear = self._network.lm_head = self._linear.as_columns()
         self._law = step(self._sampled)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -85,6 +98,8 @@ class TokenHead:
 
     def lm_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the V tokens, [..., H] -> [..., V]."""
+        if self._linear is not None:
+            return self._linear(hidden)  # type: ignore[no-any-return]
         return nn.functional.linear(hidden, self._weight, self._bias)
 
     def distribution(

@@ -38,6 +38,7 @@ class TransformerTarget:
 
     Attributes:
         conditioner: the conditioner; inside `encoded` it reuses its result.
+        weight_bytes: size of the weights that a pass reads: all but the embedding tables.
         session: the forward passes and their cache; `session.prompt` is the batch's state.
         head: embedding, head and sampling.
     """
@@ -63,6 +64,9 @@ class TransformerTarget:
         self.head = TokenHead(network, sampling, self.length, token_ids, token_bias, forced)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
+        decoder = network.model
+        read = [*decoder.layers.parameters(), *decoder.norm.parameters(), *self.head.parameters()]
+        self.weight_bytes = sum(parameter.nbytes for parameter in read)
         if identity is not None:
             self.identity = identity
 
@@ -79,6 +83,20 @@ class TransformerTarget:
     def identity(self) -> str:
         """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the network's layers were replaced by faster ones."""
+        return self.session.fused
+
+    def fuse(self) -> None:
+        """Make decoding faster at the expense of everything else: join the small operations of the
+        decoder layers and store weights as products with few rows read them fastest. Weights are
+        replaced, not copied; the network can no longer be trained or saved.
+        """
+        _ = self.identity  # of the weights as they are now
+        self.session.fuse()
+        self.head.freeze()
 
     @property
     def compiled(self) -> bool:

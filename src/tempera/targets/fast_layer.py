@@ -1,0 +1,165 @@
+"""A decoder layer of the Llama family with its small operations joined, for decoding.
+
+A pass over few tokens is so short that the number of operations costs as much as their arithmetic.
+Here queries, keys and values come from one projection, gate and up from another; in float32 the
+norms' weights are inside these projections; one rotation serves queries and keys; and residuals are
+added inside the products. To rounding, it computes what the layer that it replaces computes.
+
+Shapes: R rows, S tokens of a pass, K visible keys, H hidden size, D head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.runtime import huggingface
+from tempera.targets.frozen_linear import FrozenLinear, freeze
+from tempera.targets.kv_cache import RowLayer
+
+
+class FastLayer(nn.Module):
+    """Does the work of a decoder layer of Hugging Face's Llama, Emu3 or Chameleon.
+
+    Args:
+        layer: one for which `fits` holds; its weights are copied.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        heads, kv_heads = (
+            linear.out_features // attention.head_dim
+            for linear in (attention.q_proj, attention.k_proj)
+        )
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, attention.head_dim
+        self._scale, self._activation = attention.scaling, mlp.act_fn
+        self._first_norm = FastNorm(layer.input_layernorm)
+        self._qkv = _joined(self._first_norm, attention.q_proj, attention.k_proj, attention.v_proj)
+        self._second_norm = FastNorm(layer.post_attention_layernorm)
+        self._gate_up = _joined(self._second_norm, mlp.gate_proj, mlp.up_proj)
+        self._out = freeze(attention.o_proj.weight)
+        self._down = freeze(mlp.down_proj.weight)
+        self._head_norm = _HeadNorm(attention) if _has_head_norms(layer) else nn.Identity()
+
+    @staticmethod
+    def fits(layer: Any) -> bool:
+        """Whether the layer is of a known class, and its linear layers have no biases."""
+        linears = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+        return _is_known(layer) and all(linear.bias is None for linear in linears)
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor], entries: RowLayer
+    ) -> Tensor:
+        """The layer over the tokens of a pass.
+
+        Args:
+            hidden: [R, S, H].
+            mask: additive, [R, 1, S, K].
+            rotation: as `turned` gives it.
+            entries: the layer of the cache, which has been placed.
+
+        Returns:
+            [R, S, H].
+        """
+        x = hidden.flatten(0, 1)
+        qkv = self._qkv(self._first_norm(x)).view(*hidden.shape[:2], -1, self.head_dim)
+        qk, value = qkv.split([self.heads + self.kv_heads, self.kv_heads], 2)
+        qk = self._head_norm(qk)
+        cos, sin = rotation
+        qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
+        query, key = qk.split([self.heads, self.kv_heads], 2)
+        keys, values = entries.write(key.flatten(0, 1), value.flatten(0, 1))
+        attended = nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=mask,
+            scale=self._scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        x = self._out.added_to(x, attended.transpose(1, 2).reshape(len(x), -1))
+        gate, up = self._gate_up(self._second_norm(x)).chunk(2, -1)
+        return self._down.added_to(x, self._activation(gate) * up).view(hidden.shape)
+
+
+def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """A rotary embedding's cos and sin, [R, S, D], as `FastLayer` takes them, [R, S, 1, D]: the
+    first half of `sin` has its sign flipped, so that half-split pairs turn by
+    x·cos + roll(x)·sin.
+    """
+    half = sin.shape[-1] // 2
+    sign = torch.cat([sin.new_full((half,), -1.0), sin.new_ones(half)])
+    return cos.unsqueeze(2), (sin * sign).unsqueeze(2)
+
+
+class FastNorm(nn.Module):
+    """A root-mean-square norm, x·w / √(mean x² + ε), before a projection.
+
+    In float32 it gives x / √(Σx² + H·ε), in three operations where PyTorch's own takes six, and
+    `fold` brings the missing factor w·√H into the projection. In half precision Σx² is too coarse,
+    and PyTorch's own norm is used.
+
+    Args:
+        norm: the norm that it replaces, of size H.
+    """
+
+    _weight: Tensor
+    _floor: Tensor
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        weight, self._eps = norm.weight.detach(), float(norm.variance_epsilon)
+        self.folds = weight.dtype == torch.float32
+        factor = weight * len(weight) ** 0.5 if self.folds else weight
+        self.register_buffer("_weight", factor, persistent=False)
+        floor = weight.new_tensor((len(weight) * self._eps) ** 0.5)
+        self.register_buffer("_floor", floor, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H], without what `fold` adds."""
+        if self.folds:
+            return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+        return nn.functional.rms_norm(x, x.shape[-1:], self._weight, self._eps)
+
+    def fold(self, projection: Tensor) -> Tensor:
+        """The projection [O, H] that takes this norm's result."""
+        return projection * self._weight if self.folds else projection
+
+
+class _HeadNorm(nn.Module):
+    """Chameleon's layer norms of queries and keys, with weights for each head, as one."""
+
+    _weight: Tensor
+    _bias: Tensor
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        query, key = attention.q_norm, attention.k_norm
+        weight, bias = torch.cat([query.weight, key.weight]), torch.cat([query.bias, key.bias])
+        self.register_buffer("_weight", weight.detach(), persistent=False)
+        self.register_buffer("_bias", bias.detach(), persistent=False)
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """[..., heads, D] -> the same."""
+        normed = nn.functional.layer_norm(qk, qk.shape[-1:], eps=1e-5)
+        return torch.addcmul(self._bias, normed, self._weight)
+
+
+def _is_known(layer: Any) -> bool:
+    """Llama comes first: the other classes are imported only where a layer is none of Llama's."""
+    return isinstance(layer, huggingface.LlamaDecoderLayer) or isinstance(  # noqa: SIM101
+        layer, huggingface.Emu3DecoderLayer | huggingface.ChameleonDecoderLayer
+    )
+
+
+def _has_head_norms(layer: Any) -> bool:
+    return not isinstance(layer, huggingface.LlamaDecoderLayer) and isinstance(
+        layer, huggingface.ChameleonDecoderLayer
+    )
+
+
+def _joined(norm: FastNorm, *linears: nn.Linear) -> FrozenLinear:
+    """Projections of a normed input as one."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    return freeze(norm.fold(weight))

@@ -1,0 +1,60 @@
+"""Linear layers for decoding, against PyTorch's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from tempera.targets import frozen_linear
+from tempera.targets.frozen_linear import ColumnLinear, PackedLinear, can_pack, freeze, unpack
+
+KINDS = [torch.float32, torch.bfloat16]
+
+
+def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows)
+    shapes = (24, 40), (24,), (rows, 40), (rows, 24)
+    weight, b, x, base = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return weight, b if bias else None, x, base
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 17])
+@pytest.mark.parametrize("make", [PackedLinear, ColumnLinear])
+@torch.no_grad()
+def test_products_are_those_of_a_linear_layer(make, rows, bias, dtype):
+    weight, b, x, base = case(dtype, bias, rows)
+    if make is PackedLinear and not can_pack(weight):
+        pytest.skip("oneDNN does not multiply this type here")
+    layer = make(weight, b)
+    expected = nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
+    torch.testing.assert_close(layer(x).double(), expected, **close)
+    torch.testing.assert_close(layer.added_to(base, x).double(), base.double() + expected, **close)
+    torch.testing.assert_close(layer(x.unflatten(0, (rows, 1))).flatten(0, 1), layer(x))
+
+
+def test_unpacked_weights_are_the_same_numbers(monkeypatch):
+    weight, b, *_ = case(torch.float32, True, 2)
+    network = nn.Sequential(freeze(weight, b), nn.Sequential(freeze(weight)))
+    unpack(network)
+    for layer in network[0], network[1][0]:
+        assert isinstance(layer, ColumnLinear)
+        assert torch.equal(layer.weight.t(), weight)
+    assert torch.equal(network[0].bias, b)
+    monkeypatch.setattr(frozen_linear, "can_pack", lambda weight: False)
+    assert isinstance(freeze(weight), ColumnLinear)
+
+
+def test_later_changes_of_the_weight_are_not_followed():
+    weight, _, x, _ = case(torch.float32, False, 2)
+    for layer in PackedLinear(weight.clone()), ColumnLinear(weight):
+        before = layer(x)
+        weight.zero_()
+        torch.testing.assert_close(layer(x), before)
+        weight = torch.randn(24, 40)
+
+
+def test_other_types_and_devices_are_not_packed():
+    assert not can_pack(torch.zeros(2, 2, dtype=torch.float64))
+    assert not can_pack(torch.zeros(2, 2, device="meta"))
