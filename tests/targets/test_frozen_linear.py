@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tempera.targets import frozen_linear
-from tempera.targets.frozen_linear import ColumnLinear, PackedLinear, can_pack, freeze, unpack
+from tempera.targets.frozen_linear import SMALL, ColumnLinear, PackedLinear, freeze, packs, unpack
 
 KINDS = [torch.float32, torch.bfloat16]
 
@@ -24,7 +24,7 @@ def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
 @torch.no_grad()
 def test_products_are_those_of_a_linear_layer(make, rows, bias, dtype):
     weight, b, x, base = case(dtype, bias, rows)
-    if make is PackedLinear and not can_pack(weight):
+    if make is PackedLinear and not packs(weight.new_empty(SMALL, 1)):
         pytest.skip("oneDNN does not multiply this type here")
     layer = make(weight, b)
     expected = nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
@@ -35,15 +35,22 @@ def test_products_are_those_of_a_linear_layer(make, rows, bias, dtype):
 
 
 def test_unpacked_weights_are_the_same_numbers(monkeypatch):
+    monkeypatch.setattr(frozen_linear, "SMALL", 1)
     weight, b, *_ = case(torch.float32, True, 2)
     network = nn.Sequential(freeze(weight, b), nn.Sequential(freeze(weight)))
+    assert isinstance(network[0], PackedLinear)
     unpack(network)
+    assert network[0](torch.ones(1, 40)).shape == (1, 24)
     for layer in network[0], network[1][0]:
         assert isinstance(layer, ColumnLinear)
         assert torch.equal(layer.weight.t(), weight)
     assert torch.equal(network[0].bias, b)
-    monkeypatch.setattr(frozen_linear, "can_pack", lambda weight: False)
-    assert isinstance(freeze(weight), ColumnLinear)
+
+
+def test_only_large_weights_are_packed():
+    large = torch.zeros(SMALL // 64, 64)
+    assert isinstance(freeze(large[1:]), ColumnLinear)
+    assert isinstance(freeze(large), PackedLinear if packs(large) else ColumnLinear)
 
 
 def test_later_changes_of_the_weight_are_not_followed():
@@ -56,5 +63,5 @@ def test_later_changes_of_the_weight_are_not_followed():
 
 
 def test_other_types_and_devices_are_not_packed():
-    assert not can_pack(torch.zeros(2, 2, dtype=torch.float64))
-    assert not can_pack(torch.zeros(2, 2, device="meta"))
+    assert not packs(torch.zeros(2, 2, dtype=torch.float64))
+    assert not packs(torch.zeros(2, 2, device="meta"))
