@@ -14,8 +14,8 @@ from tempera.targets.kv_cache import RowCache
 
 
 class FastEagle(DraftStep):
-    """An `EagleModel` for drafting: the same arithmetic with fewer and larger operations, if `FastLayer`
-    fits its layer. It has its own copies of the weights.
+    """An `EagleModel` for drafting: the same arithmetic with fewer and larger operations, if
+    `FastLayer` fits its layer. It has its own copies of the weights.
 
     Args:
         model: an `EagleModel`; later changes to its weights have no effect here.
