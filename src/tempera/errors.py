@@ -58,6 +58,18 @@ class NotAChain(TemperaError):
 
 
 @dataclass(eq=False)
+class OtherSchedule(TemperaError):
+    """A rule got a schedule of another kind. rule: its class; wants, has: what schedules hold."""
+
+    rule: str
+    wants: str
+    has: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} takes a schedule of {self.wants}, and this one holds {self.has}"
+
+
+@dataclass(eq=False)
 class CoupledDraft(TemperaError):
     """A rule for fresh drafts got guesses from earlier rounds. rule: its class."""
 

@@ -31,7 +31,7 @@ from tempera.config.build import (
     parse_device,
 )
 from tempera.config.cli import literal, script
-from tempera.config.instantiate import check, instantiate
+from tempera.config.instantiate import accepted, check, instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
@@ -50,7 +50,7 @@ PLUGINS = {
 }
 OFFERED = {  # what the scripts hand to these nodes as objects
     "rule": ["schedule", "neighbours"],
-    "schedule": ["length"],
+    "schedule": ["length", "tree"],
     "neighbours": ["codebook"],
     "tree": [],
     "data": [],
@@ -132,12 +132,8 @@ def test_every_choice_composes_and_fits_its_target(config: str, group: str, choi
     )
     for name, offered in OFFERED.items():
         if OmegaConf.is_dict(cfg.get(name)):
-            check(
-                cfg[name],
-                dict.fromkeys(
-                    offered if name != "rule" else [other for other in offered if other in cfg]
-                ),
-            )
+            known = [other for other in offered if name != "rule" or other in cfg]
+            check(cfg[name], accepted(cfg[name], dict.fromkeys(known)))
 
 
 @pytest.mark.parametrize("config", SCRIPTS)
@@ -155,7 +151,12 @@ METHODS = [
         for schedule in SCHEDULES
         for tree in TREES
     ],
+    *[f"method=optimal_rsd tree={tree} price=1.5" for tree in TREES],
     "method=coolsd residual=vanilla depth=3 nu=0.3",
+    "method=coolsd residual=kl depth=3 delta=2",
+    "method=eagle2 branches=2 depth=3 nodes=6 rule=priced",
+    "method=sjd window=8 rule=priced price=0.3",
+    "method=lantern k=5 residual=kl",
     "method=coolsd schedule=linear ell=12",
     "method=eagle rule=relaxed delta=2 schedule=uniform",
     "method=eagle drafter=none",

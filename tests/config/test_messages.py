@@ -38,6 +38,7 @@ FACTS = {
     errors.NotAClass: ("prompt 1 of 1, 'dog'", 1000),
     errors.NotADensityRule: ("Exact",),
     errors.OtherCodebook: (Path("l2_5.safetensors"), "abc", "def"),
+    errors.OtherSchedule: ("Priced", "prices", "relaxations"),
     errors.PromptTooLong: ("prompt 1 of 1", 130, 120),
 }
 

@@ -16,6 +16,7 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
 
 
@@ -77,7 +78,11 @@ def test_one_host_read_per_round(tree, diagnostics, sampling, monkeypatch):
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize(
     ("rule", "tree"),
-    [(BlockVerification(), Tree.chain(3)), *[(rule, SMALL) for rule in near_rules(4).values()]],
+    [
+        (BlockVerification(), Tree.chain(3)),
+        (Priced(0.8), SMALL),
+        *[(rule, SMALL) for rule in near_rules(4).values()],
+    ],
     ids=str,
 )
 def test_no_rule_reads_more(rule, tree, temperature):

@@ -17,7 +17,8 @@ from tempera.drafters.none import NoDraft
 from tempera.exactness import gaussians, theory
 from tempera.exactness.tables import check
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
-from tempera.rules.schedules import exponential
+from tempera.rules.optimal import Priced
+from tempera.rules.schedules import Prices, exponential
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 
 CHAIN, BUSH = Tree.chain(3), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
@@ -49,9 +50,13 @@ BIASED = {
     "relaxed": (Relaxed(exponential(2.0, 3)), CHAIN),
     "relaxed, vanilla": (Relaxed(exponential(1.1, 3), "vanilla"), CHAIN),
     "relaxed, tree": (Relaxed(exponential(2.0, 2)), BUSH),
+    "relaxed, kl": (Relaxed(exponential(2.0, 3), "kl"), CHAIN),
+    "priced": (Priced(Prices((1.2, 0.8, 0.4))), CHAIN),
+    "priced, tree": (Priced(Prices((1.2, 0.6))), BUSH),
     "lantern": (Lantern(NEAR, 0.3), BUSH),
     "lantern, jsd": (Lantern(NEAR, 0.2, "jsd"), CHAIN),
     "lanternpp": (LanternPP(NEAR, 1.5), BUSH),
+    "lantern, kl": (Lantern(NEAR, 0.3, residual="kl"), CHAIN),
     "gsd": (GSD(NEAR, 1), BUSH),
     "gsd, static": (GSD(NEAR, None), CHAIN),
 }

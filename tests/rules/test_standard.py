@@ -1,42 +1,22 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from near_codes import near_rules
+from token_laws import distribution, fast, kinds, omegas, pair, weights
 
 from tempera.errors import TemperaError
+from tempera.rules.optimal import Priced
 from tempera.rules.schedules import exponential
 from tempera.rules.standard import Exact, Relaxed
-
-weights = st.lists(
-    st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0, 1e3]), min_size=5, max_size=5
-).filter(lambda w: sum(w) > 1e-3)
-omegas = st.sampled_from([0.05, 0.3, 0.999, 1.0, 1.1, 2.0, 7.0])
-kinds = st.sampled_from(["optimal", "vanilla"])
-fast = settings(max_examples=150, deadline=None)
-
-
-def distribution(weights):
-    p = torch.tensor(weights, dtype=torch.float64)
-    return p / p.sum()
-
-
-def pair(rule, p, q, depth=1):
-    """The law of a token that is tested and replaced on rejection: q·f + (1 - Σ q·f)·residual, and
-    its ingredients.
-    """
-    depth = torch.tensor(depth)
-    f = rule.accept_probs(p, q, depth)
-    residual = rule.residual(p, q, torch.tensor(0), depth)
-    return q * f + (1 - (q * f).sum()) * residual, f, residual
 
 
 @given(weights, weights, omegas, kinds)
 @fast
 def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
     p, q = distribution(p), distribution(q)
-    for rule in (Exact(), Relaxed((omega,), kind)):
+    for rule in (Exact(), Relaxed((omega,), kind), Priced(omega)):
         _, f, residual = pair(rule, p, q)
         assert ((f >= 0) & (f <= 1)).all()
         assert (residual >= 0).all()
@@ -61,7 +41,7 @@ def test_f_and_residual_of_neighbourhood_rules(p, q, name):
         assert (residual >= 0).all()
         assert residual.sum().item() == pytest.approx(1)
         if f[token] < 1 - 1e-9 and not name.startswith("grouped"):
-            assert residual[token] == pytest.approx(0, abs=1e-9) or "optimal" in name
+            assert residual[token] == pytest.approx(0, abs=1e-9) or "published" not in name
 
 
 @given(weights, weights)
@@ -114,7 +94,7 @@ def test_a_larger_omega_accepts_no_less(p, q, one, other):
 @fast
 def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):
     p, q, depth = distribution(p), distribution(q), torch.tensor(1)
-    for rule in (Exact(), Relaxed((omega,), kind)):
+    for rule in (Exact(), Relaxed((omega,), kind), Priced(omega)):
         everywhere = rule.accept_probs(p, q, depth)
         for token in range(5):
             assert rule.accept_prob(p, q, torch.tensor(token), depth) == everywhere[token]
@@ -127,7 +107,7 @@ def test_zero_over_zero_counts_as_one():
 
 def test_a_residual_without_mass_is_the_target():
     p = torch.tensor([0.2, 0.8])
-    for rule in (Exact(), Relaxed((2.0,)), Relaxed((2.0,), "vanilla")):
+    for rule in (Exact(), Relaxed((2.0,)), Relaxed((2.0,), "vanilla"), Relaxed((2.0,), "kl")):
         assert rule.residual(p, p, torch.tensor(0), torch.tensor(1)).equal(p)
 
 
@@ -151,7 +131,7 @@ def test_omega_follows_the_depth_and_stays_at_the_last():
 def test_shapes_broadcast_over_rows_and_nodes():
     p, q = torch.rand(2, 3, 7).softmax(-1), torch.rand(2, 3, 7).softmax(-1)
     token, depth = torch.randint(7, (2, 3)), torch.tensor([1, 2, 3])
-    for rule in (Exact(), Relaxed(exponential(2.0, 3)), *near_rules(7).values()):
+    for rule in (Exact(), Relaxed(exponential(2.0, 3)), Priced(0.5), *near_rules(7).values()):
         assert rule.accept_prob(p, q, token, depth).shape == (2, 3)
         assert rule.accept_probs(p, q, depth).shape == (2, 3, 7)
         assert rule.residual(p, q, token, depth).shape == (2, 3, 7)
@@ -173,6 +153,8 @@ def test_the_mean_residual_of_a_shared_one_is_the_residual_of_any_token():
         Exact(),
         Relaxed((0.4, 2.0)),
         Relaxed((0.4,), "vanilla"),
+        Relaxed((2.0,), "kl"),
+        Priced(0.5),
         near_rules(5)["grouped published"],
     ):
         for token in range(5):
@@ -193,7 +175,7 @@ def test_rules_are_values():
         ((1.0, -1.0), "optimal", "schedule"),
         ((1.0, 0.0), "optimal", "schedule"),
         ((float("nan"),), "optimal", "schedule"),
-        ((1.0,), "best", "optimal or vanilla"),
+        ((1.0,), "best", "optimal, vanilla or kl"),
     ],
 )
 def test_impossible_rules_are_refused(schedule, residual, words):

@@ -30,6 +30,8 @@ class Fault:
 VERIFY = ("decoding/test_verification.py", "exactness/test_laws.py")
 PROBABILITIES = ("decoding/test_probabilities.py", "exactness/test_tables.py")
 STANDARD = ("rules/test_standard.py", "exactness/test_laws.py", "exactness/test_tables.py")
+OPTIMAL = ("rules/test_optimal.py", "exactness/test_laws.py")
+PRICES = ("rules/test_optimal_prices.py",)
 STREAMS = ("decoding/test_random_streams.py", "decoding/test_loop.py")
 LOOP = ("decoding/test_loop.py", "exactness/test_laws.py")
 NEIGHBOURS = ("rules/test_neighbourhood.py", "exactness/test_laws.py")
@@ -54,17 +56,30 @@ FAULTS = (
           "return normalise(p - q, otherwise=p)", STANDARD),
     Fault("the residual is p", "rules/standard.py",
           "return normalise((p - q).clamp(min=0), otherwise=p)", "return p", STANDARD),
+    Fault("a price for every depth but its own", "rules/optimal.py",
+          "prices[(depth - 1).clamp(", "prices[depth.clamp(", OPTIMAL),
+    Fault("the residual of least KL is G*", "rules/optimal.py",
+          "return normalise((c * p - kept).clamp(min=0), otherwise=p)",
+          "return normalise((p - kept).clamp(min=0), otherwise=p)", OPTIMAL),
+    Fault("the replacement without its scale", "rules/optimal.py",
+          "return normalise((c * p - q).clamp(min=0), otherwise=p)",
+          "return normalise((p - q).clamp(min=0), otherwise=p)", OPTIMAL),
+    Fault("few halvings", "rules/optimal.py", "HALVINGS = 20", "HALVINGS = 4", OPTIMAL),
+    Fault("a kept draft is worth its tokens alone", "rules/optimal_prices.py",
+          "value = torch.zeros_like(keep), beta - divergence",
+          "value = torch.zeros_like(keep), beta - 0 * divergence", PRICES),
+    Fault("a rejected sibling leaves nothing", "rules/optimal_prices.py",
+          "gain[child] = value[1 + child] - rest", "gain[child] = value[1 + child]", PRICES),
     Fault("vanilla for optimal residuals", "rules/standard.py",
           'if self.residual_kind == "vanilla"', "if True", STANDARD),
     Fault("ω of one depth further", "rules/standard.py",
           "omegas[(depth - 1).clamp(", "omegas[depth.clamp(", STANDARD),
     Fault("u ≤ f for u < f", "decoding/verification.py",
-          "(take(uniforms, test.nodes) < f)", "(take(uniforms, test.nodes) <= f)", VERIFY),
+          "uniforms[:, : tree.nodes] < f", "uniforms[:, : tree.nodes] <= f", VERIFY),
     Fault("siblings tested against p, not its residual", "decoding/verification.py",
           "put(laws, test.parents, target)", "target = take(laws, test.parents)", VERIFY),
     Fault("forced positions are no longer kept", "decoding/verification.py",
-          "keep = (take(uniforms, test.nodes) < f) | (at(target, token) >= 1)",
-          "keep = take(uniforms, test.nodes) < f", VERIFY),
+          "f = f.masked_fill(at(target, token) >= 1, 1.0)", "pass", VERIFY),
     Fault("the replacement of one depth less", "decoding/verification.py",
           "draft.tokens[rows, child], path.accepted + 1",
           "draft.tokens[rows, child], path.accepted.clamp(min=1)", VERIFY),

@@ -18,7 +18,7 @@ def near_rules(codes, k=3):
     table = near(codes, k)
     return {
         f"{name} {residual}": make(residual)
-        for residual in ("published", "optimal")
+        for residual in ("published", "optimal", "kl")
         for name, make in {
             "lantern": lambda residual: Lantern(table, 0.3, residual=residual),
             "lantern jsd": lambda residual: Lantern(table, 0.2, "jsd", residual),

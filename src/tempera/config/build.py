@@ -159,13 +159,17 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
 
 def build_rule(cfg: DictConfig, depth: int) -> Rule:
     """The acceptance rule of the method. A relaxed rule's schedule spreads its budget over `depth`
-    depths and is raised to `floor`; a rule that has `neighbours` gets them of the codebook of
-    `model.tokenizer`, from their file or made anew.
+    depths and is raised to `floor`, where there is one; a rule that has `neighbours` gets them of
+    the codebook of `model.tokenizer`, from their file or made anew.
     """
     offered: dict[str, Any] = {}
     if "schedule" in cfg:
-        check_value(cfg, "floor", cfg.floor, float)
-        offered["schedule"] = floored(instantiate(cfg.schedule, length=depth), cfg.floor)
+        tree = accepted(cfg.schedule, {"tree": build_tree(cfg)})
+        schedule = instantiate(cfg.schedule, length=depth, **tree)
+        if "floor" in cfg:
+            check_value(cfg, "floor", cfg.floor, float)
+            schedule = floored(schedule, cfg.floor)
+        offered["schedule"] = schedule
     if "neighbours" in cfg:
         check(cfg.rule, {"neighbours": None})  # before a table is made
         offered["neighbours"] = instantiate(

@@ -34,6 +34,7 @@ from tempera.errors import (
     NotAClass,
     NotADensityRule,
     OtherCodebook,
+    OtherSchedule,
     OtherWorld,
     PromptTooLong,
     TemperaError,
@@ -54,6 +55,8 @@ OPTIONS: dict[type[BaseException], str] = {
     NotADensityRule: "method=cspd, cspd_published or cspd_exact",
     OtherCodebook: "neighbours.directory=DIR",
     OtherWorld: "metrics=real or metrics=none",
+    OtherSchedule: "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
+    "with the others",
     PromptTooLong: "model.text_encoder.truncate=true",
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }

@@ -78,7 +78,16 @@ def diagnose(
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
     if soft is not None and isinstance(rule, GreedyRule):
         rule = _GreedyAsRule(rule, take(soft, visited))
-    return _terms(draft, verdict, take(p, visited), rule)
+    kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
+    return _terms(draft, visited, kept_child, take(p, visited), rule)
+
+
+def divergences(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
+    """The term of the KL bound (see `diagnose`) at the root and at every node, whether the walk
+    comes there or not: [B, 1 + N]; 0 at leaves.
+    """
+    nodes = torch.arange(1 + draft.tree.nodes, device=p.device).expand(len(p), -1)
+    return _terms(draft, nodes, torch.full_like(nodes, -1), p, rule)[2]
 
 
 @dataclass(frozen=True)
@@ -115,14 +124,12 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
 
 
 def _terms(
-    draft: Draft, verdict: Verdict, truth: Tensor, rule: Rule
+    draft: Draft, visited: Tensor, kept_child: Tensor, truth: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at the visited nodes [B, L + 1] with the target's laws there,
-    `truth` [B, L + 1, V].
+    """What `diagnose` returns, at M visited nodes [B, M], with the child kept at each (-1: none)
+    and the target's laws there, `truth` [B, M, V].
     """
-    visited = verdict.visited
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
-    kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     depths = draft.tree.depths.expand_as(draft.tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
     reach, weight = torch.ones_like(bound), torch.ones_like(bound)
@@ -156,9 +163,8 @@ def _terms(
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
         undecided = undecided & (node != kept_child)
-        target, ideal = (
-            rule.residual(target, q, token, depth),
-            normalise((ideal - kept).clamp(min=0), otherwise=ideal),
-        )
+        if rank + 1 < draft.tree.max_children:
+            target = rule.residual(target, q, token, depth)
+            ideal = normalise((ideal - kept).clamp(min=0), otherwise=ideal)
     divergence = torch.where(law > 0, law * (law / truth).log(), 0.0).sum(-1).clamp(min=0)
     return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)

@@ -46,8 +46,8 @@ def verify(
         path = _lay_out(tree, tree.reached(passed))
         law = p[torch.arange(len(p), device=p.device), path.nodes.amax(-1) + 1]
     else:
-        passed, laws = _test_siblings(draft, p, rule, uniforms)
-        path = _lay_out(tree, tree.reached(passed))
+        f, laws = _test_siblings(draft, p, rule)
+        path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
         law = _replacement(draft, laws, rule, path)
     next_token = sample(law, uniforms[:, -1])
     tokens = path.slots.new_zeros((len(p), 2 + tree.max_depth)).scatter_(
@@ -84,16 +84,21 @@ def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
     return torch.where(p >= 1, 1.0, rule.accept_probs(p, q, depth))
 
 
-def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Which nodes pass their test, provided that the walk comes to it, bool [B, N]; and the law
-    that the last child of the root and of every node was tested against, [B, 1 + N, V].
+def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
+    """The probability that each drafted token passes its test, provided that the walk comes to it:
+    what `verify` decides by, [B, N].
+    """
+    return _test_siblings(draft, p, rule)[0]
+
+
+def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The probability that each node passes its test, provided that the walk comes to it, [B, N];
+    and the law that the last child of the root and of every node was tested against, [B, 1 + N, V].
     """
     tree = draft.tree
     depths = tree.depths.expand_as(draft.tokens)
     laws = p if tree.is_chain else p.clone()
-    passed = torch.zeros(
-        p.shape[:2], dtype=torch.bool, device=p.device
-    )  # the last column takes absent children
+    passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
     for rank, test in enumerate(tree.sibling_tests):
         target = take(laws, test.parents)
         if rank > 0:
@@ -108,11 +113,11 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule, uniforms: Tensor) -> tup
             put(laws, test.parents, target)
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
-        keep = (take(uniforms, test.nodes) < f) | (at(target, token) >= 1)
+        f = f.masked_fill(at(target, token) >= 1, 1.0)
         if tree.is_chain:
-            return keep, laws
-        passed.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(keep), keep)
-    return passed[:, :-1], laws
+            return f, laws
+        passing.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(f), f)
+    return passing[:, :-1], laws
 
 
 def _replacement(draft: Draft, laws: Tensor, rule: Rule, path: _AcceptedPath) -> Tensor:

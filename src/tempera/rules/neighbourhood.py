@@ -2,8 +2,9 @@
 LANTERN, LANTERN++ and GSD.
 
 They add the probability of neighbouring codes when they test a drafted x. None is exact. Each has
-its published residual and the residual that is optimal for its f: G* = Norm[p - q·f]+ (Cool-SD,
-Eq. 10 and Figure 4), which needs f over the whole vocabulary.
+its published residual, the residual that is optimal for its f in total variation, G* = Norm[p -
+q·f]+ (Cool-SD, Eq. 10 and Figure 4), and the one that is optimal in KL divergence, Norm[c·p -
+q·f]+ (`tempera.rules.optimal`). The last two need f over the whole vocabulary.
 
 If p has all its mass on one token (forced positions) the rules are exact: no neighbour replaces a
 forced token. In greedy decoding (temperature 0) p is one-hot everywhere, so neighbourhoods are
@@ -24,8 +25,9 @@ from tempera.decoding.interfaces import SharedResidual
 from tempera.decoding.probabilities import at, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.optimal import kl_residual
 
-Residual = Literal["published", "optimal"]
+Residual = Literal["published", "optimal", "kl"]
 Measure = Literal["tvd", "jsd"]
 AT_ONCE = 1 << 24
 """Most neighbour probabilities gathered at a time to compute f over the whole vocabulary; bounds
@@ -59,20 +61,22 @@ class _Aggregated(ABC):
         return ratio(self._masses(p), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[p_{A,x} - q]+ for a rejected x; or Norm[p - q·f]+, where q·f = min(q, Σ_A p)."""
-        law = (
-            p - torch.minimum(q, self._masses(p))
-            if self.residual_kind == "optimal"
-            else self._moved(p, token) - q
-        )
-        return normalise(law.clamp(min=0), otherwise=p)
+        """Norm[p_{A,x} - q]+ for a rejected x; or Norm[p - q·f]+ or Norm[c·p - q·f]+, where q·f =
+        min(q, Σ_A p).
+        """
+        if self.residual_kind == "published":
+            return normalise((self._moved(p, token) - q).clamp(min=0), otherwise=p)
+        kept = torch.minimum(q, self._masses(p))
+        if self.residual_kind == "kl":
+            return kl_residual(p, kept)
+        return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The mean of the residual over the rejected tokens: see `interfaces.Rule`.
 
         For a rejected x the published residual is [p - q]+ without A(x), renormalised.
         """
-        if self.residual_kind == "optimal":
+        if self.residual_kind != "published":
             return self.residual(p, q, torch.zeros_like(depth), depth)
         excess = (p - q).clamp(min=0)
         lost, weights = torch.zeros_like(p), []
@@ -148,7 +152,7 @@ class Lantern(_Aggregated):
         measure: "tvd", D_TV(p_{A,x}, p) = Σ_{y∈A, y≠x} p(y), or "jsd", in nats. The pairs of
             equivalent δ in Table 3 (tvd 0.2 and jsd 0.13, 0.3 and 0.2) agree with this for an
             improbable x, where D_JS = D_TV·ln 2.
-        residual: "published", Norm[p_{A,x} - q]+ (Algorithm 1), or "optimal".
+        residual: "published", Norm[p_{A,x} - q]+ (Algorithm 1), "optimal" or "kl".
     """
 
     neighbours: Neighbours
@@ -195,7 +199,7 @@ class LanternPP(_Aggregated):
     Args:
         neighbours: B_k(x), see `tempera.rules.codebook_neighbours`.
         lam: λ, above 0: Σ_{y∈A, y≠x} p(y) < λ·p(x).
-        residual: "published", Norm[p_{A,x} - q]+ (Cool-SD Eq. 6), or "optimal".
+        residual: "published", Norm[p_{A,x} - q]+ (Cool-SD Eq. 6), "optimal" or "kl".
     """
 
     neighbours: Neighbours
@@ -235,7 +239,7 @@ class GSD(SharedResidual):
     Args:
         neighbours: the k nearest codes of each, see `tempera.rules.codebook_neighbours`.
         ranks: greatest distance from x in the order of p; None for static groups.
-        residual: "published", Norm[p - q]+, or "optimal".
+        residual: "published", Norm[p - q]+, "optimal" or "kl".
     """
 
     neighbours: Neighbours
@@ -271,8 +275,12 @@ class GSD(SharedResidual):
         )
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[p - q]+; or Norm[p - q·f]+."""
-        kept = q * self.accept_probs(p, q, depth) if self.residual_kind == "optimal" else q
+        """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
+        if self.residual_kind == "published":
+            return normalise((p - q).clamp(min=0), otherwise=p)
+        kept = q * self.accept_probs(p, q, depth)
+        if self.residual_kind == "kl":
+            return kl_residual(p, kept)
         return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:

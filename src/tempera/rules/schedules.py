@@ -6,10 +6,29 @@ All but `floored` share a budget δ, the mean of the ω's; δ = 1 in `uniform` i
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from tempera.errors import TemperaError
+import torch
+from torch import Tensor
+
+from tempera.errors import OtherSchedule, TemperaError
 
 Omegas = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What keeping one more draft may cost at depths 1..L, in nats of KL divergence: the schedule
+    of `tempera.rules.optimal.Priced`.
+    """
+
+    prices: tuple[float, ...]
+
+
+def constant_price(price: float, length: int) -> Prices:
+    """The same price at every depth."""
+    return Prices((price,) * length)
 
 
 def uniform(delta: float, length: int) -> Omegas:
@@ -37,18 +56,26 @@ def linear(delta: float, length: int, ell: int = 8) -> Omegas:
     return _spend(delta, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
 
 
-def floored(schedule: Sequence[float], floor: float) -> Omegas:
+def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
     """Raise every ω_i below `floor` to it.
 
     With floor = 1 no depth is stricter than exact decoding, which costs nothing in the TV bound
     (Eq. 8) under the optimal residual: a depth with ω_i ≤ 1 is unbiased either way. The paper has
     no floor (0).
     """
+    if isinstance(schedule, Prices):
+        raise OtherSchedule("Relaxed", "relaxations ω", "prices")
     if not 0 <= floor < math.inf:
         raise TemperaError(
             f"floor={floor} is not possible; give 0 (the published schedule) or more"
         )
     return tuple(max(omega, floor) for omega in schedule)
+
+
+@cache
+def on_device(schedule: tuple[float, ...], device: torch.device) -> Tensor:
+    """A schedule as float32 [L]; copied to the device once."""
+    return torch.tensor(schedule, dtype=torch.float32, device=device)
 
 
 def _spend(delta: float, weights: list[float]) -> Omegas:

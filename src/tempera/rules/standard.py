@@ -7,7 +7,6 @@ a residual without mass is p. The maths of each: docs/methods.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, SharedResidual
 from tempera.decoding.probabilities import at, normalise, one_hot, ratio, sample
 from tempera.errors import CoupledDraft, NotAChain, TemperaError
+from tempera.rules.optimal import kl_residual
+from tempera.rules.schedules import on_device
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Relaxed(SharedResidual):
 
     Args:
         schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.rules.schedules`.
-        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), or "vanilla", Norm[p - q]+ (Eq. 11). They
-            are the same where ω_i ≥ 1 (Proposition 1); below 1 only the optimal one is unbiased.
+        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), "vanilla", Norm[p - q]+ (Eq. 11), or
+            "kl", Norm[c·p - q·f]+, the one of least KL divergence (docs/optimal.md). The first two
+            are the same where ω_i ≥ 1 (Proposition 1); below 1 vanilla is biased, and "kl" is G*.
             At ω_i < 1 vanilla is ill-conditioned where p ≈ q: it normalises a difference of almost
             equal numbers, yet many tokens are rejected. G* minimises the TV bound (Eq. 8) and not
             the exact TV of whole sequences, in which errors at different positions may cancel:
@@ -53,22 +55,22 @@ class Relaxed(SharedResidual):
 
     Raises:
         TemperaError: the schedule is empty or has an ω that is not above 0 and finite; or
-            `residual` is neither of the two.
+            `residual` is none of the three.
     """
 
     schedule: tuple[float, ...]
     residual_kind: str
 
     def __init__(
-        self, schedule: Sequence[float], residual: Literal["optimal", "vanilla"] = "optimal"
+        self, schedule: Sequence[float], residual: Literal["optimal", "vanilla", "kl"] = "optimal"
     ) -> None:
         if not schedule or not all(0 < omega < float("inf") for omega in schedule):
             raise TemperaError(
                 f"the relaxation schedule {list(schedule)} must hold at least one number, all "
                 "above 0 and finite"
             )
-        if residual not in ("optimal", "vanilla"):
-            raise TemperaError(f"residual={residual} is not known; choose optimal or vanilla")
+        if residual not in ("optimal", "vanilla", "kl"):
+            raise TemperaError(f"residual={residual} is not known; choose optimal, vanilla or kl")
         object.__setattr__(self, "schedule", tuple(map(float, schedule)))
         object.__setattr__(self, "residual_kind", residual)
 
@@ -81,17 +83,17 @@ class Relaxed(SharedResidual):
         return ratio(self.omega(depth).unsqueeze(-1) * p, q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[p - q·f]+, where q·f = min(q, ω_i·p); or Norm[p - q]+."""
-        kept = (
-            q
-            if self.residual_kind == "vanilla"
-            else torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
-        )
+        """Norm[p - q·f]+, where q·f = min(q, ω_i·p); Norm[p - q]+; or Norm[c·p - q·f]+."""
+        if self.residual_kind == "vanilla":
+            return normalise((p - q).clamp(min=0), otherwise=p)
+        kept = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
+        if self.residual_kind == "kl":
+            return kl_residual(p, kept)
         return normalise((p - kept).clamp(min=0), otherwise=p)
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
-        omegas = _on_device(self.schedule, depth.device)
+        omegas = on_device(self.schedule, depth.device)
         return omegas[(depth - 1).clamp(max=len(self.schedule) - 1)]
 
 
@@ -173,8 +175,3 @@ class BlockVerification:
         return tree.depths <= kept.unsqueeze(-1), torch.where(
             (kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped
         )
-
-
-@cache
-def _on_device(schedule: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(schedule, dtype=torch.float32, device=device)

@@ -1,0 +1,112 @@
+"""The relaxation that costs the least KL divergence for the drafts that it keeps.
+
+Whatever a rule does, the law π of its token can hold kept drafts of mass A only if Σ min(π, q) ≥ A.
+The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤ 1 ≤ ω: keep x
+with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. Its price is dKL/dA =
+log(ω/c). Derivation: docs/optimal.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import SharedResidual
+from tempera.decoding.probabilities import at, normalise, ratio
+from tempera.errors import OtherSchedule, TemperaError
+from tempera.rules.schedules import Prices, on_device
+
+HALVINGS = 20
+"""Of the logarithm of c: it is found to a millionth of the interval."""
+
+HIGHEST = 20.0
+"""Nats. At this price a draft is kept unless the target finds it e²⁰ times less likely."""
+
+
+@dataclass(frozen=True, init=False)
+class Priced(SharedResidual):
+    """f = min(1, ω·p/q) and Norm[c·p - q]+, where ω = c·exp(price) and c gives the two the mass 1:
+    no rule that keeps as many drafts here has less KL.
+
+    Unlike ω in `Relaxed`, a price lets every p and q have an ω of their own. Price 0 is exact
+    decoding.
+
+    Args:
+        schedule: nats per kept draft: the same at every depth, or prices by depth; deeper nodes use
+            the last one. See `tempera.rules.optimal_prices`.
+
+    Raises:
+        TemperaError: a price is negative or above 20; or the schedule holds ω's.
+    """
+
+    prices: tuple[float, ...]
+
+    def __init__(self, schedule: Prices | float) -> None:
+        if not isinstance(schedule, Prices | float | int):
+            raise OtherSchedule(type(self).__name__, "prices", "relaxations ω")
+        prices = schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
+        if not all(0 <= price <= HIGHEST for price in prices):
+            raise TemperaError(
+                f"a kept draft cannot cost {', '.join(f'{price:g}' for price in prices)} nats; "
+                f"give prices from 0 (exact decoding) to {HIGHEST:g}"
+            )
+        object.__setattr__(self, "prices", prices)
+
+    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω·p/q) at `token`."""
+        c, price = self._solve(p, q, depth)
+        return ratio((c * price.exp()).squeeze(-1) * at(p, token), at(q, token))
+
+    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω·p/q) everywhere."""
+        c, price = self._solve(p, q, depth)
+        return ratio(c * price.exp() * p, q)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Norm[c·p - q]+."""
+        c, _ = self._solve(p, q, depth)
+        return normalise((c * p - q).clamp(min=0), otherwise=p)
+
+    def _solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """c and the price of these depths, [..., 1]."""
+        prices = on_device(self.prices, depth.device)
+        price = prices[(depth - 1).clamp(max=len(self.prices) - 1)].unsqueeze(-1).to(p.dtype)
+        return scale(p, q, price), price
+
+
+def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
+    """The c at which median(c·p, q, c·exp(price)·p) has mass 1, [..., 1]; from exp(-price) to 1.
+
+    Args:
+        p, q: [..., V].
+        price: of a kept draft, [..., 1]; or of each token, [..., V].
+    """
+    most = price.exp()
+    low = (-price.amax(-1, keepdim=True)).exp().expand_as(p[..., :1])
+    return _largest(low, lambda c: q.clamp(c * p, c * p * most).sum(-1, keepdim=True))
+
+
+def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
+    """The residual G that minimises KL(kept + (1 - Σ kept)·G ‖ p), whatever the rule kept:
+    Norm[c·p - kept]+, with c ≤ 1 such that the masses add up. p where nothing is rejected.
+
+    Args:
+        p: the target's distribution, [..., V].
+        kept: q·f, likewise; Σ kept ≤ 1.
+    """
+    rejected = (1 - kept.sum(-1, keepdim=True)).clamp(torch.finfo(p.dtype).eps, 1)
+    c = _largest(rejected, lambda c: torch.maximum(kept, c * p).sum(-1, keepdim=True))
+    return normalise((c * p - kept).clamp(min=0), otherwise=p)
+
+
+def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:
+    """The largest c in [low, 1] whose `mass`, increasing in c, is at most 1: [..., 1]. Bisection of
+    log c for all rows at once; nothing is read from the device.
+    """
+    c, step = low, low.reciprocal()
+    for _ in range(HALVINGS):
+        step = step.sqrt()
+        tried = c * step
+        c = torch.where(mass(tried) <= 1, tried, c)
+    return c
