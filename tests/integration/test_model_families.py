@@ -242,6 +242,7 @@ METHODS = {
     "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
     "coolsd": ["tree=chain", "depth=3", DRAFT],
     "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
+    "optimal_rsd": ["tree=chain", "depth=3", DRAFT],
     "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
     "block": ["depth=3", DRAFT],

@@ -1,4 +1,6 @@
-"""`tempera-calibrate`: p/q along the chains that a draft proposes, for `schedule=calibrated`."""
+"""`tempera-calibrate`: what the target says of the drafts that it is given, for
+`schedule=calibrated` and `schedule=optimal`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,8 @@ from omegaconf import DictConfig
 from tempera.config import build
 from tempera.config.instantiate import check_value, from_options, instantiate
 from tempera.errors import TemperaError
-from tempera.evaluation.calibration import load_statistics, save_statistics
-from tempera.rules.optimal_schedule import reachable
+from tempera.evaluation.calibration import save_statistics
+from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
 
 
@@ -21,7 +23,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             f"`{command('calibrate')}` measures drafts of discrete tokens, for "
-            "schedule=calibrated; methods of continuous ones have no schedule."
+            "schedule=calibrated and optimal; methods of continuous ones have no schedule."
         )
     for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
         check_value(cfg, name, cfg[name], kind)
@@ -29,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))
     target: Any = build.build_target(cfg)
     target.fuse()
-    ratios = from_options(
+    found = from_options(
         cfg,
         "tempera.evaluation.calibration.record",
         target=target,
@@ -37,11 +39,12 @@ def main(cfg: DictConfig) -> dict[str, float]:
         prompts=prompts,
         device=build.parse_device(cfg.device),
     )
-    save_statistics(path, ratios, measured_with)
-    low, high = reachable(load_statistics(path)[0])
-    print(f"{len(ratios)} chains of {ratios.shape[1]} drafts in {path}")
+    save_statistics(path, found, measured_with)
+    rounds = found.rounds
+    low, high = reachable_by_price(rounds)
+    print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafts in {path}")
     print(
-        f"now: {command('eval')} method=coolsd schedule=calibrated "
+        f"now: {command('eval')} method=optimal_rsd schedule=optimal "
         f"expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})"
     )
-    return {"chains": len(ratios), "shortest": low, "longest": high}
+    return {"rounds": len(rounds.weights), "shortest": low, "longest": high}

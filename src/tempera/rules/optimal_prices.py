@@ -1,0 +1,199 @@
+"""What keeping a draft may cost at each depth, so that a round of a given expected length has the
+least KL divergence: the prices of `tempera.rules.optimal.Priced`, from measured rounds.
+
+Let a token be worth β nats. A draft kept at depth i opens the way to the tokens after it, T of them
+on average, which add K nats of their own: it is worth β·T - K, less what its rejection would leave,
+which is nothing on a chain, and on a tree the siblings yet to be tested. That worth is the price at
+depth i, and prices determine T and K (docs/optimal.md). β is found such that the length is right.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.diagnostics import divergences
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.probabilities import Tables, at
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import drafted_keep_probs
+from tempera.errors import TemperaError
+from tempera.rules.optimal import Priced
+from tempera.rules.schedules import Prices
+
+GRID = (
+    *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9),
+    *(1.1, 1.35, 1.65, 2.0, 2.5, 3.2, 4.2, 6.0),
+)
+"""Prices at which rounds are measured; between them f and KL are interpolated. At the last one
+hardly a token of the target's is rejected.
+"""
+
+
+@dataclass(frozen=True)
+class PricedRounds:
+    """Drafts of C rounds as they were tested at each price of `GRID`, all their nodes, whatever was
+    rejected of them. Means over rounds estimate a round of any prices, since a node's test depends
+    on the nodes above it and its earlier siblings alone.
+
+    Attributes:
+        tree: of the drafts, static; N nodes.
+        keep: probability that each drafted token passes its test once the walk comes to it,
+            [C, N, G].
+        divergence: the term of the KL bound after the root and after each node, [C, 1 + N, G].
+        weights: how much each round counts, [C]; they sum to 1.
+    """
+
+    tree: Tree
+    keep: Tensor
+    divergence: Tensor
+    weights: Tensor
+
+    @classmethod
+    def measured(cls, draft: Draft, p: Tensor, weights: Tensor | None = None) -> "PricedRounds":
+        """Test the drafts of B rounds at every price.
+
+        Args:
+            draft: with a static tree.
+            p: the target's distributions, [B, 1 + N, V].
+            weights: of the rounds, [B]; equal if not given.
+        """
+        rules = [Priced(price) for price in GRID]
+        return cls(
+            draft.tree,
+            torch.stack([drafted_keep_probs(draft, p, rule) for rule in rules], -1),
+            torch.stack([divergences(draft, p, rule) for rule in rules], -1),
+            p.new_full((len(p),), 1 / len(p)) if weights is None else weights,
+        )
+
+    @classmethod
+    def enumerated(cls, p: Tables, q: Tables) -> "PricedRounds":
+        """All chains of L = len(q) tokens, weighed by the draft's law; p[t] and q[t] hold the
+        distributions after each prefix of t tokens, [V^t, V], p one more.
+        """
+        vocab_size = p[0].shape[-1]
+        tokens = torch.cartesian_prod(*[torch.arange(vocab_size)] * len(q)).view(-1, len(q))
+        prefix, weights = torch.zeros(len(tokens), dtype=torch.int64), p[0].new_ones(len(tokens))
+        above, below = [p[0][prefix]], []
+        for depth, token in enumerate(tokens.T):
+            below.append(q[depth][prefix])
+            weights = weights * at(below[-1], token)
+            prefix = prefix * vocab_size + token
+            above.append(p[depth + 1][prefix])
+        draft = Draft(tokens, torch.stack(below, 1), Tree.chain(len(q)))
+        return cls.measured(draft, torch.stack(above, 1), weights)
+
+    @classmethod
+    def equal(cls, tree: Tree, keep: Tensor, divergence: Tensor) -> "PricedRounds":
+        """Rounds that count the same."""
+        return cls(tree, keep, divergence, keep.new_full((len(keep),), 1 / len(keep)))
+
+    def first_depths(self, length: int) -> "PricedRounds":
+        """The same rounds with chains of `length` drafts, no longer than these chains."""
+        divergence = self.divergence[:, : 1 + length].clone()
+        divergence[:, length:] = 0
+        return PricedRounds(Tree.chain(length), self.keep[:, :length], divergence, self.weights)
+
+    def expected(self, prices: Prices) -> tuple[float, float]:
+        """Tokens that a round emits on average, and the nats that they add to the KL bound."""
+        keep, divergence = self._at(prices)
+        reach = self._reach(keep)
+        tokens, nats = reach.sum(0), (reach * divergence).sum(0)
+        return float(self.weights @ tokens), float(self.weights @ nats)
+
+    def worth(self, prices: Prices, beta: float) -> Prices:
+        """What a draft kept at each depth is worth under these prices, if a token is worth `beta`
+        nats: the mean over the drafts kept there, no more than the highest price.
+        """
+        keep, divergence = self._at(prices)
+        gain, value = torch.zeros_like(keep), beta - divergence
+        children = _children(self.tree)
+        for node in reversed(range(1 + self.tree.nodes)):
+            rest = torch.zeros_like(self.weights)
+            for child in reversed(children[node]):
+                gain[child] = value[1 + child] - rest
+                rest = rest + keep[child] * gain[child]
+            value[node] += rest
+        kept = self._reach(keep)[1:] @ self.weights
+        gained = (self._reach(keep)[1:] * gain) @ self.weights
+        depths = self.tree.depths
+        means = [
+            float(gained[depths == depth].sum() / kept[depths == depth].sum())
+            for depth in range(1, 1 + self.tree.max_depth)
+        ]
+        return Prices(tuple(min(max(worth, 0.0), GRID[-1]) for worth in means))
+
+    def _at(self, prices: Prices) -> tuple[Tensor, Tensor]:
+        """Keep and divergence at these prices, nodes first: [N, C] and [1 + N, C]."""
+        depths = [0, *self.tree.depths.tolist()]
+        last = len(prices.prices) - 1
+        before = [prices.prices[min(depth - 1, last)] for depth in depths[1:]]
+        after = [prices.prices[min(depth, last)] for depth in depths]
+        return _interpolated(self.keep, before), _interpolated(self.divergence, after)
+
+    def _reach(self, keep: Tensor) -> Tensor:
+        """Probability that the walk keeps each node's path, the root's being 1: [1 + N, C]."""
+        reach = torch.ones_like(self.weights).repeat(1 + self.tree.nodes, 1)
+        for node, children in enumerate(_children(self.tree)):
+            left = reach[node]
+            for child in children:
+                reach[1 + child] = left * keep[child]
+                left = left - reach[1 + child]
+        return reach
+
+
+def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
+    """The prices at which a round emits `expected_length` tokens with the least KL divergence,
+    tokens being worth the same everywhere.
+
+    Raises:
+        TemperaError: no prices of `GRID` have this expected length.
+    """
+    low, high = reachable_by_price(rounds)
+    if not low - 1e-9 <= expected_length <= high + 1e-9:
+        raise TemperaError(
+            f"expected_length={expected_length:g} is out of reach with "
+            f"{rounds.tree.max_depth} drafted tokens here: give {math.ceil(1000 * low) / 1000:g} "
+            f"(exact decoding) to {math.floor(1000 * high) / 1000:g}"
+        )
+    prices = Prices((0.0,) * rounds.tree.max_depth)
+    below, above = 0.0, GRID[-1]
+    for _ in range(30):
+        beta = (below + above) / 2
+        prices = _settled(rounds, prices, beta)
+        short = rounds.expected(prices)[0] < expected_length
+        below, above = (beta, above) if short else (below, beta)
+    return prices
+
+
+def reachable_by_price(rounds: PricedRounds) -> tuple[float, float]:
+    """The expected lengths of exact decoding and of the highest price at every depth."""
+    low, high = (rounds.expected(Prices((price,)))[0] for price in (GRID[0], GRID[-1]))
+    return low, high
+
+
+def _settled(rounds: PricedRounds, prices: Prices, beta: float) -> Prices:
+    """Prices that are what drafts are worth under them: T and K by recursion, again and again."""
+    for _ in range(40):
+        before, prices = prices, rounds.worth(prices, beta)
+        if math.dist(before.prices, prices.prices) < 1e-4:
+            break
+    return prices
+
+
+def _children(tree: Tree) -> list[list[int]]:
+    """The children of the root and of each node, in the order of their tests."""
+    return [[child for child in family if child >= 0] for family in tree.children.tolist()]
+
+
+def _interpolated(measured: Tensor, prices: list[float]) -> Tensor:
+    """[C, N, G] at a price for each node: [N, C]."""
+    grid = torch.tensor(GRID)
+    wanted = torch.tensor(prices)
+    after = torch.searchsorted(grid, wanted).clamp(1, len(GRID) - 1)
+    share = (wanted - grid[after - 1]) / (grid[after] - grid[after - 1])
+    nodes = torch.arange(len(prices))
+    return torch.lerp(
+        measured[:, nodes, after - 1], measured[:, nodes, after], share.to(measured.dtype)
+    ).T.contiguous()
