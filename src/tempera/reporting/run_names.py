@@ -12,10 +12,12 @@ USUAL = {
     "nu": 0.7,
     "ell": 8,
 }
+USUAL |= {"price": 0.7, "expected_length": None}
 USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
 """Default settings, which names leave out."""
 IMPLIED: dict[str, dict[str, Any]] = {
     "uniform_rsd": {"schedule": "uniform"},
+    "optimal_rsd": {"schedule": "constant_price"},
     "lantern": {"tree": "mc_sim_7b_63", "residual": "published"},
     "lanternpp": {"tree": "naive_extend_57", "residual": "published"},
     "gsd": {"residual": "published"},
