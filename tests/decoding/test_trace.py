@@ -79,6 +79,23 @@ def test_summaries_have_one_number_per_row():
     }
 
 
+def test_how_sure_the_target_is_of_the_next_token():
+    """LANTERN, Figure 2c: at every token that is drawn, of the distribution it is drawn from."""
+    target = TableTarget(12, 2)
+    trace = emit(target, NoDraft(), Exact(), rows=4, diagnostics=True).trace
+    first = target.table[:1].double()
+    ranked = first.sort(descending=True).values
+    for column, value in (
+        (trace.top1, ranked[0, 0]),
+        (trace.top10, ranked[0, :10].sum()),
+        (trace.entropy, -(first * first.log()).sum()),
+    ):
+        torch.testing.assert_close(column[:, 0].double(), value.expand(4))
+    assert trace.top1[:, 1].unique().numel() > 1
+    assert trace.proximity.isnan().all()
+    assert {"top1", "top10", "entropy", "proximity"} <= set(trace.summary())
+
+
 def test_diagnostics_are_optional(monkeypatch):
     monkeypatch.setattr("tempera.decoding.diagnostics.diagnose", None)
     output, _ = spied(Tree.chain(3))

@@ -65,6 +65,30 @@ def test_the_law_is_the_targets_with_every_initialisation(method, initialisation
     assert result.accepted_length > 1.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("initialisation", INITIALISATIONS)
+def test_the_law_without_refinement(initialisation):
+    result = check_window(
+        lambda target: sjd(target, 2, initialisation, refinement=False), grid=(2, 3)
+    )
+    assert result.agrees, result
+
+
+def test_without_refinement_every_guess_starts_anew():
+    """SJD, Appendix H: rejected guesses are replaced by initial ones."""
+    target = local_target(grid=(2, 3))
+    anew, refined = (Spy(sjd(target, 4, refinement=refinement)) for refinement in (False, True))
+    for spy in (anew, refined):
+        emit(target, spy, Exact(), 50)
+    assert all((draft.q == 1 / 3).all() for draft, *_ in anew.heard)
+    assert not (refined.heard[1][0].q == 1 / 3).all()
+
+    repeats = Spy(sjd(target, 4, "horizontal_repeat", refinement=False))
+    emit(target, repeats, Exact(), 50)
+    (_, verdict, *_), (draft, *_) = repeats.heard[:2]
+    assert (draft.tokens == verdict.next_token.unsqueeze(1)).all()
+
+
 WINDOWS = {
     "one guess, looking back further than the window": (1, (2, 3), 2, "vertical_sample"),
     "the whole image": (4, (2, 2), 3, "random"),

@@ -9,7 +9,7 @@ from tempera.evaluation.pipeline import Method
 from tempera.evaluation.token_replacement import Replacing, replacing_pipeline
 from tempera.exactness.tables import TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.codebook_neighbours import Neighbours, ranked
 
 CODES = torch.randint(16, (3, 4, 4), generator=torch.Generator().manual_seed(0))
 
@@ -23,7 +23,7 @@ class Glass:
 
 def replaced(k: int, seed: int = 0, codes: Tensor = CODES) -> Tensor:
     codebook = torch.arange(16.0).unsqueeze(1)
-    return Replacing(Glass(), Neighbours.build(codebook, k), seed).decode_codes(codes)
+    return Replacing(Glass(), Neighbours.build(codebook, k).table, seed).decode_codes(codes)
 
 
 def test_one_neighbour_is_the_code_itself() -> None:
@@ -45,10 +45,27 @@ def test_draws_depend_on_the_image_alone() -> None:
     assert not replaced(5, seed=1).equal(whole)
 
 
-def test_more_neighbours_than_codes() -> None:
+def test_a_code_by_its_place_in_the_order_of_distance() -> None:
+    """LANTERN, Figure 6."""
+    codebook = torch.tensor([0.0, 1.0, 3.0, 7.0]).unsqueeze(1)
+    assert ranked(codebook, 0).tolist() == [0, 1, 2, 3]
+    assert ranked(codebook, 1).tolist() == [1, 0, 1, 2]
+    assert ranked(codebook, -1).tolist() == [3, 3, 3, 0]
+    codes = torch.tensor([[[0, 3]]])
+    replacing = Replacing(Glass(), ranked(codebook, -1).unsqueeze(1), 0)
+    assert replacing.decode_codes(codes).tolist() == [[[3, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"replace": 33}, "k=33 nearest codes cannot be taken from a codebook of 32"),
+        ({"rank": 32}, "rank=32 is no place among 32 codes; .* 1 to 31 .* to -31"),
+        ({"replace": 2, "rank": 1}, "replace=2 and rank=1 are two ways"),
+    ],
+)
+def test_more_neighbours_than_codes(options: dict[str, int], told: str) -> None:
     tokenizer = VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
     target, method = TableTarget(), Method(None, None)  # type: ignore[arg-type]
-    with pytest.raises(
-        TemperaError, match="k=33 nearest codes cannot be taken from a codebook of 32"
-    ):
-        replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, replace=33)
+    with pytest.raises(TemperaError, match=told):
+        replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, **options)

@@ -38,11 +38,13 @@ PRESETS = sorted(
 )
 CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {
-    "cspd": "table1 table2 table3 table4 figure8 figure11 figure13 figure14 figure15 figure16",
+    "cspd": "table1 table2 table3 table4 "
+    "figure8 figure9 figure11 figure13 figure14 figure15 figure16",
     "coolsd": "table1 table2 table3 figure3 figure4 figure5",
-    "lantern": "table1 table2 table3 table4 figure5 table8",
-    "sjd": "table3 table4 table6 table11 inits heatmap",
-    "sjd_pac": "figure1 table1 table2 table3 figure4",
+    "lantern": "table1 table2 table3 table4 table6 table7 table8 table9 "
+    "figure2 figure5 figure6 figure7",
+    "sjd": "table3 table4 table5 table6 table7 table11 appendix_h inits heatmap",
+    "sjd_pac": "figure1 table1 table2 table3 table4 figure4",
 }
 
 
@@ -284,6 +286,49 @@ def test_a_preset_prints_the_papers_figures(
     assert f"| coolsd delta=2 tree=chain | 3.34 | {ours[2]:.2f} |" in text
 
 
+SHIPPED = {
+    "sjd_appendix_h": ("refinement=false", ["step"]),
+    "lantern_figure2": ("method=ar", ["top1", "top10", "entropy"]),
+    "lantern_figure6": ("rank=-1", []),
+    "lantern_figure7": ("delta=0.4", ["proximity_first", "proximity_others"]),
+    "lantern_table1": ("method=eagle2", ["accept"]),
+    "lantern_table6": ("delta=0.5", ["accepted_length"]),
+    "lantern_table7": ("captions=2", ["speedup"]),
+    "lantern_table9": ("measure=jsd", ["distance", "whole_round"]),
+    "sjd_table5": ("method=jacobi", ["step"]),
+    "sjd_table7": ("top_k=1", ["step"]),
+    "sjd_pac_table4": ("method=sjd_pac", ["target_forward", "verify_and_draft", "commit"]),
+    "cspd_figure9": ("method=draft", []),
+}
+"""Presets by an option of one of their runs, and quantities that it must have."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", SHIPPED)
+def test_a_run_on_the_shipped_model(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option, quantities = SHIPPED[preset]
+    job = next(job for job in jobs(preset) if option in job)
+    timed = quantities and quantities[0] in ("speedup", "distance", "target_forward")
+    given = [] if preset == "lantern_table7" else ["limit=1", f"speed.prompts={int(bool(timed))}"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["run.py", *job, *given, "speed.warmup=0", "tracking=none", "metrics=none"],
+    )
+    runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
+    (run,), _ = find_runs([tmp_path / "outputs"])
+    (row,), damaged = collect([run])
+    assert damaged == [] and row["paper"]["table"] == preset
+    for name in quantities:
+        value = paper_tables.column(name).ours(row)
+        assert value is not None and value > 0, name
+    (run / "grid.png").unlink()
+    assert (run / "proximity_map.png").is_file() == (row["method"] == "lantern")
+
+
 def test_a_table_without_numbers_lists_the_runs() -> None:
     run = {
         "settings": {"method": "coolsd"},
@@ -315,6 +360,10 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         ("clip_percent", 31.0),
         ("target_forward", 0.02),
         ("hpsv2", None),
+        ("whole_round", 0.035),
+        ("commit", 0.001),
+        ("proximity_first", 6.0),
+        ("proximity_others", 2.5),
         ("alpha", 0.6),
         ("alpha_5", 0.9),
         ("speedup_8", 1.5),
@@ -332,7 +381,14 @@ def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
         "acceptance_by_depth": [0.75, 0.5],
         "acceptance_by_tenth": [0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
         "tv_by_depth": [0.5, 0.4],
-        "time": {"parts": {"target": {"ms_per_round": 20.0}}},
+        "time": {
+            "parts": {
+                part: {"ms_per_round": time}
+                for part, time in (("draft", 5), ("target", 20), ("verify", 9), ("commit", 1))
+            }
+        },
+        "grid": [2, 3],
+        "proximity_by_place": [4.0, 1.0, 4.0, 8.0, None, None],
     }
     assert paper_tables.column(column).ours(run) == (
         None if value is None else pytest.approx(value, abs=1e-3)
@@ -342,6 +398,8 @@ def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
         "acceptance_by_depth": [],
         "acceptance_by_tenth": [],
         "tv_by_depth": [],
+        "proximity_by_place": [],
+        "grid": [2, 3],
         "time": {},
     }
     assert paper_tables.column(column).ours(empty) is None

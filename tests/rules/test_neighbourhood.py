@@ -8,7 +8,7 @@ from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees, random_draft
 
 from tempera.decoding import probabilities
-from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.diagnostics import diagnose, proximity
 from tempera.decoding.probabilities import Sampling, normalise, one_hot
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
@@ -515,3 +515,28 @@ def test_rules_are_values_with_a_readable_repr():
     assert GSD(near(12, 5), 3) != GSD(near(12, 4), 3)
     assert "l2, k=5, codebook=" in repr(LanternPP(TABLE, 2.0))
     assert replace(random_draft(1, Tree.chain(1))[0], fresh=False).fresh is False
+
+
+@pytest.mark.parametrize("rule", [Lantern(NARROW, 0.3), LanternPP(NARROW, 2.0)], ids=["δ", "λ"])
+def test_the_size_of_the_set_of_the_first_draft(rule):
+    """LANTERN, Figure 7: counted where a draft was tested, and nowhere else."""
+    draft, p, uniforms = random_draft(50, SMALL, vocab_size=4)
+    verdict = verify(draft, p, rule, uniforms)
+    sizes = proximity(draft, verdict, p, rule)
+    children = draft.tree.children.tolist()
+    for row in range(50):
+        for place, node in enumerate(verdict.visited[row].tolist()):
+            first = children[node][0]
+            if first < 0:
+                assert sizes[row, place].isnan()
+                continue
+            law, token = p[row, node], int(draft.tokens[row, first])
+            moved = law.clone()
+            moved[token] = 0
+            near = NARROW.table[token].tolist()
+            sets = [near[: 1 + count] for count in range(len(near))]
+            bound = rule.delta if isinstance(rule, Lantern) else rule.lam * law[token]
+            fitting = [one for one in sets if len(one) == 1 or moved[one].sum() < bound]
+            assert sizes[row, place] == len(fitting[-1])
+    assert sizes[~sizes.isnan()].unique().numel() > 1
+    assert proximity(draft, verdict, p, Exact()).isnan().all()

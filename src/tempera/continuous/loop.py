@@ -79,11 +79,14 @@ class ContinuousTrace(Trace):
         order: position in the image of each place of the order, int64 [B, T].
         trials: proposals of the residual sampler for each token, int64 [B, T].
         failures: 1 if it gave up and the target drew the token instead, int64 [B, T].
+        passes: sequences that the target's network ran on, int64 [B]: one per step of the target
+            alone, one per context that a round verifies.
     """
 
     order: Tensor = field(default_factory=lambda: torch.empty(0))
     trials: Tensor = field(default_factory=lambda: torch.empty(0))
     failures: Tensor = field(default_factory=lambda: torch.empty(0))
+    passes: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @classmethod
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
@@ -100,6 +103,7 @@ class ContinuousTrace(Trace):
             order=order,
             trials=none,
             failures=none,
+            passes=torch.zeros_like(order[:, 0]),
         )
 
     @property
@@ -115,16 +119,24 @@ class ContinuousTrace(Trace):
             "rounds": self.rounds.float(),
             "accepted_length": self.accepted_length,
             "tau": self.tau,
+            "target_passes": self.passes.float(),
             "residual_trials": self.trials.sum(-1).float(),
             "residual_failures": self.failures.sum(-1).float(),
         }
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "ContinuousTrace":
-        place, origin, order, trials, failures = map(
-            change, (self.place, self.origin, self.order, self.trials, self.failures)
+        place, origin, order, trials, failures, passes = map(
+            change,
+            (self.place, self.origin, self.order, self.trials, self.failures, self.passes),
         )
         return replace(
-            self, place=place, origin=origin, order=order, trials=trials, failures=failures
+            self,
+            place=place,
+            origin=origin,
+            order=order,
+            trials=trials,
+            failures=failures,
+            passes=passes,
         )
 
 
@@ -138,6 +150,10 @@ class _TokenBuffer:
         tokens = torch.zeros(noise.batch, model.length, model.channels, device=device)
         self.context = Context(rows, tokens, order, torch.zeros_like(rows), 0)
         self.trace = ContinuousTrace.begin(order, max_depth)
+
+    def count_passes(self, sequences: int) -> None:
+        """Note that the target runs on so many sequences for each unfinished row."""
+        self.trace.passes += sequences * (self.context.known < self.length)
 
     def emit(self, verdict: ContinuousVerdict) -> None:
         """Append each row's emitted tokens, up to the end of the image."""
@@ -295,7 +311,48 @@ class Parallel(Decoding):
 
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
         for count in counts(target.length, self.steps or target.length):
+            canvas.count_passes(1)
             _predict(canvas, target, count, clock)
+            yield canvas.context.reach
+
+
+@dataclass(frozen=True)
+class DraftAlone(Decoding):
+    """The draft's own images, which nothing verifies (CSpD, Figure 9).
+
+    Args:
+        drafter: the smaller model.
+        steps: as in `Parallel`.
+    """
+
+    drafter: Model
+    steps: int | None = None
+
+    @override
+    def depth(self, length: int) -> int:
+        return 0
+
+    @property
+    @override
+    def is_plain(self) -> bool:
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """See `Decoding`."""
+        return {
+            "method": "draft",
+            "draft": self.drafter.identity,
+            "verification": None,
+            "branching": None,
+        }
+
+    def _begin(self, target: Model, prompts: list[str]) -> None:
+        super()._begin(target, prompts)
+        self.drafter.begin(prompts)
+
+    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
+        for count in counts(target.length, self.steps or target.length):
+            _predict(canvas, self.drafter, count, clock)
             yield canvas.context.reach
 
 
@@ -357,6 +414,7 @@ class Speculative(Decoding):
     def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
         sizes = counts(target.length, self.steps or target.length)
         for size in self.rule.prefilled(self.prefill, sizes):
+            canvas.count_passes(1)
             _predict(canvas, target, size, clock)
             yield canvas.context.reach
         least = canvas.context.reach
@@ -372,6 +430,7 @@ class Speculative(Decoding):
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas, sizes)
+        canvas.count_passes(1 + sum(sizes) if self.rule.sees_drafts else 1)
         with clock("target"):
             conditions = self._conditions(canvas.context, proposal.path.token, target)
         with clock("verify"):

@@ -11,6 +11,7 @@ from tempera.decoding.interfaces import (
     Draft,
     GreedyRule,
     JointRule,
+    ProximityRule,
     Rule,
     SharedResidual,
     Verdict,
@@ -88,6 +89,37 @@ def divergences(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     """
     nodes = torch.arange(1 + draft.tree.nodes, device=p.device).expand(len(p), -1)
     return _terms(draft, nodes, torch.full_like(nodes, -1), p, rule)[2]
+
+
+TOP = 10
+"""Tokens whose mass `certainty` adds up."""
+
+
+def certainty(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How sure distributions are of the next token (LANTERN, Figure 2c): the probability of the
+    most probable token, that of the ten most probable, and the entropy in nats. [..., V] -> [...].
+    """
+    likely = p.topk(min(TOP, p.shape[-1]), -1).values
+    return likely[..., 0], likely.sum(-1), torch.special.entr(p).sum(-1)
+
+
+def proximity(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) -> Tensor:
+    """How many tokens the set of the first drafted token holds after each visited node (LANTERN,
+    Figure 7), float32 [B, L + 1]: NaN where nothing was drafted, or where the rule has no sets.
+
+    Args:
+        draft: the round's proposal.
+        verdict: what `verify` decided.
+        p: the distributions that sets are made from, untempered in greedy decoding, [B, 1 + N, V].
+        rule: the rule that decided.
+    """
+    visited = verdict.visited
+    nowhere = torch.full(visited.shape, torch.nan, device=p.device)
+    if not draft.tree.nodes or not isinstance(rule, ProximityRule):
+        return nowhere
+    first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
+    sizes = rule.proximity(take(p, visited), take(draft.tokens, first))
+    return torch.where(first >= 0, sizes.float(), nowhere)
 
 
 @dataclass(frozen=True)

@@ -287,3 +287,13 @@ class GreedyRule(Protocol):
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""
+
+
+@runtime_checkable
+class ProximityRule(Protocol):
+    """A rule that keeps a token for the sake of a set of tokens near it."""
+
+    def proximity(self, p: Tensor, token: Tensor) -> Tensor:
+        """How many tokens the set of `token` holds, itself included: p [..., V], token [...] ->
+        int64 [...].
+        """

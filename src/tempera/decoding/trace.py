@@ -4,15 +4,16 @@ how far their law may be from the target's.
 Everything stays on the device, per row and position, until the run ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.diagnostics import diagnose, has_children
+from tempera.decoding.diagnostics import certainty, diagnose, has_children, proximity
 from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
+from tempera.decoding.trees import take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a
@@ -37,6 +38,11 @@ class Trace:
             only. See `diagnose`.
         kl: this position's term of the bound on KL(emitted law ‖ target), in nats, float32 [B, T].
             Diagnostics only. See `diagnose`.
+        top1: the target's largest probability there, float32 [B, T]. Diagnostics only, as the next.
+        top10: the mass of its ten most probable tokens, float32 [B, T]. See `certainty`.
+        entropy: of its distribution, in nats, float32 [B, T].
+        proximity: how many tokens LANTERN's set of the first drafted token holds, float32 [B, T];
+            NaN where there is none. See `diagnostics.proximity`.
     """
 
     max_depth: int
@@ -46,6 +52,10 @@ class Trace:
     tv: Tensor | None = None
     bound: Tensor | None = None
     kl: Tensor | None = None
+    top1: Tensor | None = None
+    top10: Tensor | None = None
+    entropy: Tensor | None = None
+    proximity: Tensor | None = None
 
     @classmethod
     def blank(
@@ -56,7 +66,7 @@ class Trace:
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(batch, length + 1, dtype=dtype, device=device)
 
-        extra = [column(torch.float32) for _ in range(3)] if diagnostics else [None] * 3
+        extra = [column(torch.float32) for _ in range(7)] if diagnostics else []
         return cls(
             max_depth, column(torch.int16), column(torch.int8), column(torch.float32), *extra
         )
@@ -77,13 +87,22 @@ class Trace:
         )
         flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
         self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
-        if self.tv is not None and self.bound is not None and self.kl is not None:
-            for column, values in zip(
-                (self.tv, self.bound, self.kl),
-                diagnose(draft, verdict, scores.p, rule, scores.soft),
-                strict=True,
-            ):
-                column.scatter_(1, slots, values)
+        columns = [*self._diagnostics]
+        if columns:
+            soft = scores.p if scores.soft is None else scores.soft
+            values = (
+                *diagnose(draft, verdict, scores.p, rule, scores.soft),
+                *certainty(take(scores.p, verdict.visited)),
+                proximity(draft, verdict, soft, rule),
+            )
+            for column, value in zip(columns, values, strict=True):
+                column.scatter_(1, slots, value)
+
+    @property
+    def _diagnostics(self) -> Iterator[Tensor]:
+        """The columns of diagnostics in the order of the fields; none without."""
+        columns = (self.tv, self.bound, self.kl, self.top1, self.top10, self.entropy)
+        return (column for column in (*columns, self.proximity) if column is not None)
 
     def finished(self) -> "Trace":
         """Without the spare column."""
@@ -186,6 +205,14 @@ class Trace:
                 "tv_bound": self.bound.sum(-1),
                 "kl_per_token": self.kl.mean(-1),
             }
+        for name, column in (
+            ("top1", self.top1),
+            ("top10", self.top10),
+            ("entropy", self.entropy),
+            ("proximity", self.proximity),
+        ):
+            if column is not None:
+                rows[name] = column.nanmean(-1)
         return rows
 
     def _by_depth(self, which: Tensor) -> Tensor:
@@ -197,9 +224,7 @@ class Trace:
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
-        extra = [
-            None if column is None else change(column) for column in (self.tv, self.bound, self.kl)
-        ]
+        extra = map(change, self._diagnostics)
         return Trace(
             self.max_depth, change(self.place), change(self.origin), change(self.logprob), *extra
         )

@@ -249,6 +249,8 @@ class Jacobi:
         shape: the window's shape.
         refresh: how guesses are drawn.
         initialisation: how new positions of the window start; see `jacobi_window.Entrance`.
+        refinement: draw unaccepted guesses from the stale distributions; if false, they start anew
+            like new positions (for `Redraw`).
 
     Attributes:
         uniforms: uniform draws per row that `propose` needs; the first round may need more.
@@ -276,6 +278,7 @@ class Jacobi:
         shape: Shape,
         refresh: Refresh,
         initialisation: Initialisation = "random",
+        refinement: bool = True,
     ) -> None:
         self.nodes, self.depth = shape.tree.nodes, shape.length
         if self.nodes > target.length:
@@ -284,7 +287,7 @@ class Jacobi:
                 f"{target.length} or less"
             )
         self.target, self.shape, self.refresh = target, shape, refresh
-        self.entrance = Entrance(initialisation, target, shape.length)
+        self.entrance = Entrance(initialisation, target, shape.length, refinement)
         self._further = shape.levels * (shape.branches - 1)
         self.uniforms = self._count(0)
 
@@ -364,7 +367,7 @@ class Jacobi:
         position the uniform one, unless it samples from its neighbour's.
         """
         length = self.shape.length
-        known = places <= length
+        known = ~self.entrance.is_new(places)
         if self.entrance.kind.endswith("sample"):
             places, known = torch.where(found, sources, places), known | found
         q = take(self._p, self._reading.gather(1, places.clamp(0, length)))
@@ -406,14 +409,20 @@ def jacobi(
     return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
 
 
-def sjd(target: TokenModel, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+def sjd(
+    target: TokenModel,
+    window: int = 32,
+    initialisation: Initialisation = "random",
+    refinement: bool = True,
+) -> Jacobi:
     """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
-    `initialisation` see `jacobi_window.Entrance`.
+    `initialisation` see `jacobi_window.Entrance`. Without `refinement` unaccepted guesses start
+    anew (Appendix H).
 
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    return Jacobi(target, Shape.chain(window), Redraw(), initialisation)
+    return Jacobi(target, Shape.chain(window), Redraw(), initialisation, refinement)
 
 
 def scd(

@@ -192,6 +192,8 @@ class Entrance:
         kind: the initialisation.
         model: the target; only its grid is used.
         length: S.
+        refinement: whether unaccepted guesses are redrawn; otherwise every position of the window
+            is new in every round.
 
     Attributes:
         lookback: number of emitted positions before the last round whose distributions are needed.
@@ -200,15 +202,29 @@ class Entrance:
         TemperaError: the initialisation is unknown.
     """
 
-    def __init__(self, kind: Initialisation, model: TokenModel, length: int) -> None:
+    def __init__(
+        self, kind: Initialisation, model: TokenModel, length: int, refinement: bool = True
+    ) -> None:
         if kind not in get_args(Initialisation):
             raise TemperaError(
                 f"initialisation={kind} is not known; choose one of "
                 f"{', '.join(get_args(Initialisation))}"
             )
-        self.kind, self.model, self.length = kind, model, length
+        self.kind, self.model, self.length, self.refinement = kind, model, length, refinement
         self._columns = model.grid[1] if kind.startswith("vertical") else 0
-        self.lookback = max(0, self._columns - 1 - length) if kind == "vertical_sample" else 0
+        reach = length if refinement else 0
+        self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0
+
+    def is_new(self, places: Tensor) -> Tensor:
+        """Which positions enter the window, bool [B, S], of those at these places of the last
+        round, int64 [B, S].
+        """
+        return places > self._last(places)
+
+    def _last(self, places: Tensor) -> Tensor:
+        """The last place that no new position has, [B, 1]: S, or that of the last emitted token."""
+        last = places[:, :1] - 1
+        return torch.full_like(last, self.length) if self.refinement else last
 
     def sources(self, places: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Find the neighbours of new positions.
@@ -221,14 +237,14 @@ class Entrance:
             place of each new position's neighbour, int64 [B, S], at most S; and which positions are
             new and have a neighbour, bool [B, S].
         """
-        last = self.length
+        last = self._last(places)
         if self._columns:
             lines = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
             sources = places - lines * self._columns
         else:
-            sources = torch.full_like(places, last)
+            sources = last.expand_as(places)
         found = (
-            (places > last) & (base + sources >= 0)
+            self.is_new(places) & (base + sources >= 0)
             if self.kind != "random"
             else torch.zeros_like(places, dtype=torch.bool)
         )

@@ -1,5 +1,6 @@
 """A model with a method: prompts in, pictures and their per-prompt records out."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import PartTimer, no_clock
-from tempera.decoding.trace import ACCEPTED, BONUS
+from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Row
@@ -157,6 +158,17 @@ class Pipeline:
             yield self.now() - start
 
 
+def _proximity(trace: Trace) -> dict[str, list[Any]]:
+    """`proximity_by_place`, the size of the proximity set at each place of an image [T], None where
+    there is none; nothing for rules without such sets.
+    """
+    sizes = trace.proximity
+    if sizes is None or bool(sizes.isnan().all()):
+        return {}
+    rows = [[None if math.isnan(size) else size for size in row] for row in sizes.tolist()]
+    return {"proximity_by_place": rows}
+
+
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
     """One row per prompt of a decoded batch; results.parquet and the pictures derive from them.
 
@@ -185,6 +197,7 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "depth": trace.depth.tolist(),
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
         **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),
+        **_proximity(trace),
         "tokens": output.tokens.cpu().tolist(),
     }
     return [

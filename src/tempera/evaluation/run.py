@@ -98,7 +98,7 @@ def evaluate(
         intervals |= latency.speed(timings, len(rows[0]["tokens"]))
     intervals |= latency.batch_speedups(larger)
     time = latency.breakdown(timings) if timings else {}
-    result = _assemble(plan, rows, intervals, time, evaluated=bool(scores))
+    result = _assemble(plan, pipeline, rows, intervals, time, evaluated=bool(scores))
     _write(plan, pipeline, rows, timings, scores, result)
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
@@ -171,6 +171,7 @@ def _evaluated(
 
 def _assemble(
     plan: RunPlan,
+    pipeline: Pipeline,
     rows: Sequence[Row],
     metrics: Mapping[str, Mapping[str, Any]],
     time: Mapping[str, Any],
@@ -184,12 +185,14 @@ def _assemble(
         "name": method_label(plan.settings),
         "settings": dict(plan.settings),
         "images": len(rows),
+        "grid": list(pipeline.target.grid),
         "metrics": {name: _plain(interval) for name, interval in metrics.items()},
         "acceptance_by_depth": _shares(accepted, tested),
         "acceptance_by_tenth": _by_tenth(rows),
         "tv_by_depth": _shares(np.array([row["tv_sums"] for row in rows]).sum(0), tested)
         if "tv_sums" in rows[0]
         else [],
+        "proximity_by_place": _proximity(rows),
         "time": _plain(time),
         "about": dict(plan.about),
         "notes": _notes(len(rows), evaluated, time),
@@ -214,6 +217,15 @@ def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
         for name in ("tested", "accepted")
     )
     return _shares(accepted, tested)
+
+
+def _proximity(rows: Sequence[Row]) -> list[float | None]:
+    """Mean size of the proximity set at each place of the image; empty for rules without any."""
+    if "proximity_by_place" not in rows[0]:
+        return []
+    sizes = np.array([row["proximity_by_place"] for row in rows], np.float64)
+    known = (~np.isnan(sizes)).sum(0)
+    return _shares(np.nan_to_num(sizes).sum(0), known)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,8 +273,9 @@ def _write(
     scores: Mapping[str, Row],
     result: Mapping[str, Any],
 ) -> None:
-    """Write results.parquet, grid.png, acceptance_map.png and, if anything was drafted,
-    accepted.png; metrics.json last, as the sign of a finished run.
+    """Write results.parquet, grid.png, acceptance_map.png, accepted.png if anything was drafted,
+    proximity_map.png if the rule has proximity sets; metrics.json last, as the sign of a finished
+    run.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
@@ -283,6 +296,13 @@ def _write(
     figures.acceptance_map(
         plan.directory / "acceptance_map.png", _title(result), rows, pipeline.target.grid
     )
+    if result["proximity_by_place"]:
+        figures.proximity_map(
+            plan.directory / "proximity_map.png",
+            _title(result),
+            result["proximity_by_place"],
+            pipeline.target.grid,
+        )
     if result["acceptance_by_depth"]:
         figures.accepted(
             plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid

@@ -8,7 +8,7 @@ A run directory holds
     evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
 and, derived from these at the end, results.parquet, grid.png, acceptance_map.png, accepted.png (if
-anything was drafted) and metrics.json.
+anything was drafted), proximity_map.png (if the rule has proximity sets) and metrics.json.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
-"""LANTERN's Table 4: are near codes interchangeable? Replace every token by one drawn from its
-nearest codes and evaluate the pictures.
+"""LANTERN's Table 4 and Figure 6: are near codes interchangeable? Replace every token by one drawn
+from its nearest codes, or by the one at a place in the order of distance, and evaluate the
+pictures.
 """
 
 import hashlib
@@ -8,14 +9,15 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Target
+from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
 from tempera.image_tokenizers.vq import VQModel
-from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.codebook_neighbours import Neighbours, ranked
 
 
 class Replacing:
-    """An image decoder that first replaces each code by one drawn uniformly from its nearest codes,
-    itself included.
+    """An image decoder that first replaces each code by one drawn uniformly from a set, such as its
+    nearest ones, itself included.
 
     Codes are replaced in the finished image, so the tokens keep the target's law; the paper leaves
     open whether later tokens see the replacements. An image's draws depend only on its codes and
@@ -23,16 +25,16 @@ class Replacing:
 
     Args:
         decoder: what generates.
-        neighbours: the nearest codes of every code.
+        table: the codes that may replace each code, int64 [V, k].
         seed: of the draws.
     """
 
-    def __init__(self, decoder: ImageDecoder, neighbours: Neighbours, seed: int) -> None:
-        self.decoder, self.neighbours, self.seed = decoder, neighbours, seed
+    def __init__(self, decoder: ImageDecoder, table: Tensor, seed: int) -> None:
+        self.decoder, self.table, self.seed = decoder, table, seed
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w] -> images [B, 3, H, W] in [−1, 1]."""
-        table = self.neighbours.table.to(codes.device)
+        table = self.table.to(codes.device)
         replaced = []
         for image in codes:
             digest = hashlib.sha256(repr((self.seed, image.tolist())).encode()).digest()
@@ -49,12 +51,29 @@ def replacing_pipeline(
     device: torch.device,
     seed: int,
     replace: int = 1,
+    rank: int = 0,
 ) -> Pipeline:
-    """A pipeline that replaces each token by one of the `replace` codes nearest to it; 1 replaces
-    none.
+    """A pipeline that replaces each token of a finished image.
+
+    Args:
+        target: as in `Pipeline`, like the next four.
+        method: how tokens are decoded.
+        image_decoder: whose codebook decides what is near.
+        device: where to compute.
+        seed: of decoding, and of the draws.
+        replace: draw from this many nearest codes, itself included; 1 replaces none.
+        rank: or take the code at this place in the order of distance: 1 the nearest, -1 the
+            farthest; 0 replaces none.
 
     Raises:
-        TemperaError: there are fewer codes.
+        TemperaError: there are fewer codes, or both are given.
     """
-    neighbours = Neighbours.build(image_decoder.quantize.codebook, replace)
-    return Pipeline(target, method, Replacing(image_decoder, neighbours, seed), seed, device)
+    codebook = image_decoder.quantize.codebook
+    if replace != 1 and rank != 0:
+        raise TemperaError(
+            f"replace={replace} and rank={rank} are two ways to replace a token; give one of them"
+        )
+    table = (
+        ranked(codebook, rank).unsqueeze(1) if rank else Neighbours.build(codebook, replace).table
+    )
+    return Pipeline(target, method, Replacing(image_decoder, table, seed), seed, device)

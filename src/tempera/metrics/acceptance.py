@@ -31,12 +31,12 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         metrics["logprob_per_token"] = bootstrap.ratio(column["logprob"], tokens)
     if tested.any():
         metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
-    for name in ("residual_trials", "residual_failures"):
+    for name in ("target_passes", "residual_trials", "residual_failures"):
         if name in column:
             metrics[name] = bootstrap.mean(column[name])
     if "residual_trials" in column and (tested > kept).any():
         metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
-    for name in ("tv", "tv_bound", "kl_per_token"):
+    for name in ("tv", "tv_bound", "kl_per_token", "top1", "top10", "entropy", "proximity"):
         if name in column and not np.isnan(column[name]).all():
             metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
     if "logprob" in column and "logprob_squares" in column:

@@ -145,6 +145,21 @@ METRICS: tuple[Metric, ...] = (
         section="acceptance",
         in_report=True,
     ),
+    Metric(
+        "target_passes",
+        "passes of the target",
+        "per image",
+        ".1f",
+        section="acceptance",
+        in_report=True,
+    ),
+    Metric(
+        "proximity",
+        "proximity set",
+        "codes in LANTERN's A of the first draft",
+        ".1f",
+        section="acceptance",
+    ),
     Metric("residual_trials", "residual trials", "per image", ".1f", section="acceptance"),
     Metric(
         "trials_per_rejection",
@@ -198,6 +213,11 @@ METRICS: tuple[Metric, ...] = (
         "nats, over all tokens",
         section="divergence",
     ),
+    Metric(
+        "top1", "target's top-1", "mean probability of the likeliest token", section="divergence"
+    ),
+    Metric("top10", "target's top-10", "mean mass of the ten likeliest", section="divergence"),
+    Metric("entropy", "target's entropy", "nats", ".2f", section="divergence"),
     Metric("throughput", "throughput", "tokens per second, in batches", ".0f", section="speed"),
     Metric("latency_ar", "latency, AR", "seconds per image, batch 1", section="speed"),
     Metric("latency", "latency", "seconds per image, batch 1", section="speed"),

@@ -90,6 +90,8 @@ def _row(directory: Path) -> ReportRow:
             "acceptance_by_depth": content.get("acceptance_by_depth", []),
             "acceptance_by_tenth": content.get("acceptance_by_tenth", []),
             "tv_by_depth": content.get("tv_by_depth", []),
+            "proximity_by_place": content.get("proximity_by_place", []),
+            "grid": content.get("grid"),
             "time": content.get("time", {}),
             "paper": content["about"].get("paper"),
         }

@@ -193,6 +193,26 @@ def acceptance_map(
     save_figure(path, figure)
 
 
+def proximity_map(
+    path: Path, title: str, sizes: Sequence[float | None], shape: tuple[int, int]
+) -> None:
+    """Write the mean size of LANTERN's proximity set at each place of the image (its Figure 7).
+
+    Args:
+        sizes: [T] by place in the image; None where nothing was tested.
+        shape: rows and columns of the token grid.
+    """
+    figure = new_figure(5.4, 4.6)
+    figure.suptitle("\n".join(textwrap.wrap(title, 70)), fontsize=10, x=0.01, ha="left")
+    panel = figure.subplots()
+    shown = panel.imshow(np.array(sizes, np.float64).reshape(shape), cmap="viridis")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(8, integer=True))
+    panel.set(xlabel="column of the image", ylabel="row of the image")
+    figure.colorbar(shown, ax=panel, label="codes in the proximity set", fraction=0.046, pad=0.03)
+    save_figure(path, figure)
+
+
 def accepted(
     path: Path,
     title: str,

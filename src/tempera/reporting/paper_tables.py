@@ -61,12 +61,30 @@ def _metric(name: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]
     return value
 
 
-def _part(name: str) -> Callable[[PaperRow], float | None]:
+def _part(*names: str) -> Callable[[PaperRow], float | None]:
+    """Seconds a round of some parts together."""
+
     def seconds(row: PaperRow) -> float | None:
-        part = row["time"].get("parts", {}).get(name)
-        return None if part is None else part["ms_per_round"] / 1000
+        parts = row["time"].get("parts", {})
+        if not all(name in parts for name in names):
+            return None
+        return math.fsum(parts[name]["ms_per_round"] for name in names) / 1000
 
     return seconds
+
+
+def _proximity(first_column: bool) -> Callable[[PaperRow], float | None]:
+    """Mean size of the proximity set in the first column of the image, or in the others."""
+
+    def mean(row: PaperRow) -> float | None:
+        sizes = [
+            size
+            for place, size in enumerate(row["proximity_by_place"])
+            if size is not None and (place % row["grid"][1] == 0) == first_column
+        ]
+        return math.fsum(sizes) / len(sizes) if sizes else None
+
+    return mean
 
 
 def _first_acceptance(row: PaperRow) -> float | None:
@@ -155,6 +173,18 @@ SPECIAL = {
     "proximity_set": PaperColumn(
         "proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."
     ),
+    "distance": PaperColumn(
+        "distance, s", ".2e", _part("verify"), "Ours is the whole verification, not the distance."
+    ),
+    "whole_round": PaperColumn(
+        "whole round, s", ".2e", _part("draft", "target", "verify", "commit")
+    ),
+    "verify_and_draft": PaperColumn(
+        "verification and drafting, s", ".2e", _part("verify", "draft")
+    ),
+    "commit": PaperColumn("cache update, s", ".2e", _part("commit")),
+    "proximity_first": PaperColumn("|A|, first column", ".1f", _proximity(True)),
+    "proximity_others": PaperColumn("|A|, other columns", ".1f", _proximity(False)),
 }
 """Quantities of the papers, by their name in the data, that are no metric of the table, or are
 shown otherwise.

@@ -107,6 +107,10 @@ class _Aggregated(ABC):
         """The same for every token, bool [..., V]."""
         return self._masses(p) >= p.amax(-1, keepdim=True)
 
+    def proximity(self, p: Tensor, token: Tensor) -> Tensor:
+        """|A(x)|, x itself included: see `interfaces.ProximityRule`."""
+        return 1 + self._inside(p.gather(-1, self._near(p, token))).sum(-1)
+
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
         return self.neighbours.of(p)[token]
 
