@@ -1,8 +1,8 @@
-"""From logits to the distribution that tokens are really drawn from, and drawing from it.
+"""From logits to the distribution that tokens are drawn from, and drawing from it.
 
 Probabilities are float32 whatever the model's dtype. Target and draft use the same `Sampling`. A
-NaN among the logits of a position makes its whole distribution NaN, so that one look at one entry
-per position finds it (the decode loop does that once a round).
+NaN logit makes the whole distribution of its position NaN, so the decode loop finds it by checking
+one entry per position, once per round.
 """
 
 import math
@@ -63,7 +63,7 @@ class Sampling:
         return replace(self, temperature=1.0)
 
     def distribution(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:
-        """The distribution that is really sampled.
+        """The distribution that tokens are drawn from.
 
         Args:
             logits: [2B, ..., V] under guidance (conditional rows first), else [B, ..., V], any
@@ -102,7 +102,7 @@ class Sampling:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)
             beyond = (
                 ranked.cumsum(-1) - ranked >= self.top_p
-            )  # the mass before this token already suffices
+            )  # the tokens before this one already have the mass
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
@@ -128,7 +128,7 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
 
 
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """Norm(mass) along the last dimension; where there is no mass, `otherwise`. All [..., V]."""
+    """Norm(mass) along the last dimension; `otherwise` if the mass is 0. All [..., V]."""
     total = mass.sum(-1, keepdim=True)
     return torch.where(total > 0, mass / total, otherwise)
 
@@ -147,16 +147,16 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
 def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw k tokens in turn, each from p with the earlier ones removed and renormalised.
 
-    Where fewer than k tokens have mass, the last token that had any is repeated. Its q has then all
-    mass on that token, which is still the distribution it was really drawn from: siblings like that
-    are verified exactly, with no special case (`tests/test_probs.py`).
+    If fewer than k tokens have mass, the last one is repeated with a one-hot q. That is still the
+    distribution it was drawn from, so such siblings are verified exactly without a special case
+    (`tests/decoding/test_probabilities.py`).
 
     Args:
         p: [..., V].
         u: uniform draws, [..., k].
 
     Returns:
-        tokens int64 [..., k], and the distribution each was really drawn from, [..., k, V].
+        tokens int64 [..., k], and the distribution each was drawn from, [..., k, V].
     """
     if u.shape[-1] == 1:
         return sample(p, u.squeeze(-1)).unsqueeze(-1), p.unsqueeze(-2)

@@ -1,6 +1,6 @@
-"""Random numbers that belong to a prompt, not to a batch.
+"""Random numbers that depend on the prompt, not on the batch.
 
-Every row owns a counter-based stream keyed by (seed, prompt id), so an image does not depend on
+Every row has a counter-based stream keyed by (seed, prompt id), so an image does not depend on
 batch size, order, sharding or resumption. The generator is SplitMix64 (Steele, Lea and Flood,
 2014): draw number c of a stream with key s is mix(s + c·γ).
 """
@@ -16,7 +16,8 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _BLOCK = 4096
-"""Draws made at once over all rows, so that a small batch does not pay for the mixing every round.
+"""Number of draws computed in advance over all rows, so that small batches do not compute them in
+every round.
 """
 
 
@@ -27,7 +28,7 @@ class RandomStreams:
         seed: shared by the run.
         ids: prompt ids, one per row; two rows with the same id get the same draws, so they must
             differ.
-        device: where the draws are made.
+        device: device of the draws.
     """
 
     def __init__(self, seed: int, ids: list[str], device: torch.device | str = "cpu") -> None:

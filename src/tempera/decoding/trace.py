@@ -1,7 +1,7 @@
-"""What a run did, token by token: which tokens were accepted drafts, how probable they were, and
-how far their law may be from the target's.
+"""A token-by-token record of decoding: accepted drafts, log-probabilities, and bounds on the
+distance of their law from the target's.
 
-Everything stays on the device, per row and position, until the run ends.
+All tensors stay on the device until decoding ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
 from tempera.decoding.trees import take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
-"""How a token came about: drawn from the target at a leaf (nothing was tested), drawn from a
+"""Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
 residual, or an accepted draft.
 """
 
@@ -61,7 +61,7 @@ class Trace:
     def blank(
         cls, batch: int, length: int, max_depth: int, device: torch.device, diagnostics: bool
     ) -> "Trace":
-        """A trace to record into. One spare column takes what falls past the image."""
+        """An empty trace, with a spare column for tokens past the image."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(batch, length + 1, dtype=dtype, device=device)
@@ -109,7 +109,7 @@ class Trace:
         return self._map(lambda column: column[:, :-1])
 
     def cpu(self) -> "Trace":
-        """On the host: one copy a field, once, when a run has ended."""
+        """A copy on the host, one transfer per field; call it once, when decoding has ended."""
         return self._map(lambda column: column.to("cpu"))
 
     @property

@@ -1,10 +1,9 @@
-"""Draft trees: which drafted token continues which.
+"""The topology of draft trees.
 
 A chain is a tree with one branch; plain autoregression is the empty tree. Nodes are sorted by
-depth, and the children of a node stand in the order in which they are tested. Topology is shared by
-all rows (`parents` [N]) or belongs to each row (`parents` [B, N], EAGLE-2). Wherever a table has 1
-+ N entries, entry 0 is the root and entry 1 + n is node n, as in
-`tempera.decoding.interfaces.Scores`.
+depth, and the children of a node are in test order. The topology is shared by all rows (`parents`
+[N]) or differs by row (`parents` [B, N], EAGLE-2). In a table with 1 + N entries, entry 0 is the
+root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 """
 
 import json
@@ -22,12 +21,12 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """The nodes of one depth from which a tree grows on, its P *inner* nodes.
+    """The P *inner* nodes of one depth, which have children.
 
     Attributes:
         depth: 1-based depth of these nodes.
-        inner_parents: the place of every inner node's parent among the inner nodes of the level
-            above (0 at depth 1), int64 [P], or [B, P] where the topology is per row.
+        inner_parents: index of every inner node's parent among the inner nodes of the level above
+            (0 at depth 1), int64 [P], or [B, P] if the topology is per row.
         ancestors: bool [P, E] or [B, P, E]: which of the E inner nodes of this and all upper levels
             are ancestors of, or are, the inner node.
     """
@@ -44,17 +43,17 @@ class Frontier:
 
 @dataclass(frozen=True, eq=False)
 class TreeLevel(Frontier):
-    """The nodes of one depth of a static tree, as a drafter meets them: M nodes, P of which are
-    inner (have children of their own).
+    """The nodes of one depth of a static tree, for a drafter: M nodes, P of which are inner (have
+    children).
 
     Attributes:
-        nodes: their indices, int64 [M], a run without gaps.
+        nodes: their indices, int64 [M], consecutive.
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above,
-            K]; unused slots hold some valid index.
+            K]; an unused slot has an arbitrary valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
         run: `nodes` as a slice.
         full: whether every slot is used, so that `slots` flattened is `nodes`.
-        inner: the nodes that have children, as places among `nodes`, int64 [P].
+        inner: indices among `nodes` of the nodes that have children, int64 [P].
     """
 
     nodes: Tensor
@@ -72,8 +71,8 @@ a view), int64 [M] shared by all rows, or int64 [B, M] with -1 for none. See `ta
 
 
 def take(x: Tensor, index: Index) -> Tensor:
-    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives some valid
-    entry.
+    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives an
+    arbitrary valid entry.
     """
     if isinstance(index, slice):
         return x if index == slice(0, x.shape[1]) else x[:, index]
@@ -95,7 +94,7 @@ def put(x: Tensor, index: Index, values: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SiblingTest:
-    """The k-th children of all parents that have one: they are tested at the same time.
+    """The k-th children of all parents that have one. They are tested in parallel.
 
     Attributes:
         parents: the parents, counted 0..N with the root first; where the topology is per row, as
@@ -141,8 +140,10 @@ class Tree:
 
     @classmethod
     def named(cls, name: str) -> "Tree":
-        """A public static tree by name (EAGLE-1, LANTERN++); the names are in `tree_names()`.
-        Raises TemperaError for another name.
+        """A public static tree by name (EAGLE-1, LANTERN++); see `tree_names`.
+
+        Raises:
+            TemperaError: the name is unknown.
         """
         paths = _named_paths()
         if name not in paths:
@@ -153,8 +154,10 @@ class Tree:
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
-        """A static tree from each node's path of child ranks from the root, in any order. Raises
-        TemperaError where a parent or an earlier sibling is missing, or a path is given twice.
+        """A static tree from each node's path of child ranks from the root, in any order.
+
+        Raises:
+            TemperaError: a parent or an earlier sibling is missing, or a path is given twice.
         """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         index = {path: node for node, path in enumerate(ordered)}
@@ -256,18 +259,18 @@ class Tree:
 
     @cached_property
     def votes(self) -> Tensor:
-        """Who decides whether the walk reaches a node, float32 [N, N] or [B, N, N].
+        """Votes that decide whether the walk reaches a node, float32 [N, N] or [B, N, N].
 
-        Entry (i, j) is 1 where j is node i or an ancestor, and below -N where j is an elder sibling
-        of one of those: had j passed its test, the walk would have gone that way. So the walk
-        reaches i if and only if the votes of all nodes that pass sum to i's depth.
+        Entry (i, j) is 1 if j is node i or an ancestor of it, and below -N if j is an earlier
+        sibling of one of those, to which the walk would go if j passed. The walk reaches i if and
+        only if the votes of all nodes that pass sum to the depth of i.
         """
         elders = (self.ancestors.float() @ self._elders.float()) > 0
         return self.ancestors.float() - (1 + self.nodes) * elders.float()
 
     def reached(self, passed: Tensor) -> Tensor:
-        """Which nodes a walk from the root comes to that always takes the first child that passes
-        its test: bool [B, N] -> bool [B, N].
+        """The nodes that a walk from the root reaches if it always takes the first child that
+        passes its test: bool [B, N] -> bool [B, N].
         """
         votes = (
             passed.float().unsqueeze(-2) @ self.votes.mT
@@ -290,7 +293,7 @@ class Tree:
 
     @cached_property
     def sibling_tests(self) -> tuple["SiblingTest", ...]:
-        """What verification does, sibling rank by sibling rank; K of them."""
+        """The tests of verification, one per sibling rank; K of them."""
         columns = self.children.unbind(-1)
         if self.per_row:
             fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
@@ -327,7 +330,7 @@ class Tree:
 
 
 def tree_names() -> list[str]:
-    """Names that `Tree.named` knows."""
+    """The names of `Tree.named`."""
     return sorted(_named_paths())
 
 

@@ -96,7 +96,7 @@ class BenchmarkColumn:
     """Timings in milliseconds of one batch size, with steps compiled or plain.
 
     Attributes:
-        target: one forward pass with its sampling distribution, by the number of tokens per row.
+        target: one forward pass and its sampling distribution, by the number of tokens per row.
         parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
         sampling: from hidden states to the sampled distribution, inside `target`, for the method's
             draft.
@@ -185,8 +185,8 @@ class Excerpt:
         return self.target.encoded(prompts)
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Begin the images and pass over the first half; its keys and values are zeros, which take
-        as long to read as any.
+        """Start a batch and skip the first half of the images; its keys and values are zeros, which
+        take as long to read as any others.
         """
         self.target.begin(prompts, nodes)
         token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)

@@ -42,9 +42,9 @@ class DecodingMethod(Protocol):
         """Plain autoregression, the baseline of speed-ups."""
 
     def describe(self) -> dict[str, Any]:
-        """What results depend on: `method` (a name for lack of a preset's), `draft` (identity of
-        its weights), `verification` (rule with its options) and `branching` (parents of the nodes
-        of the draft tree); None without a draft.
+        """The options that results depend on: `method` (a name if no preset gives one), `draft`
+        (identity of its weights), `verification` (rule with its options) and `branching` (parents
+        of the nodes of the draft tree); None without a draft.
         """
 
     def decode(
@@ -150,8 +150,8 @@ class Pipeline:
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
-        """Run the text encoder now and not again inside the `with` block, so that timings leave it
-        out; gives its seconds.
+        """Run the text encoder now and reuse its output inside the `with` block, which excludes it
+        from timings; yields its seconds.
         """
         start = self.now()
         with self.target.encoded([prompt.text for prompt in prompts]):

@@ -7,8 +7,8 @@ from rich.table import Column
 
 
 class Bar:
-    """Progress over the tokens of a run, with finished images, and accepted length and tokens per
-    second since this start of it.
+    """Progress over the tokens of a run, with the number of finished images, and the accepted
+    length and tokens per second since this process started.
 
     Args:
         images: number of images.

@@ -74,7 +74,7 @@ def run_identity(
 
 
 def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:
-    """What else to remember of a start of a run: command line, machine, versions and time."""
+    """Further facts about a start of a run: command line, machine, versions and time."""
     return {
         "overrides": overrides,
         "machine": machine(device),

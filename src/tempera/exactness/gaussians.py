@@ -1,10 +1,9 @@
-"""Exactness by Gaussians: does the real decoding loop draw continuous tokens from the law that it
-claims?
+"""Exactness on Gaussians: does the real decoding loop draw continuous tokens from the claimed law?
 
-Toy heads with known kernels stand for target and draft, so that the law of a token given those
-before it is known. The emitted images are whitened: if the claim is true the result is independent
-standard normal numbers, which a Kolmogorov-Smirnov test checks, coordinate by coordinate and on
-random projections of whole images:
+Target and draft are toy heads with known kernels, so the law of a token given the tokens before it
+is known. The emitted images are whitened. If the claim is true, the result is independent standard
+normal, which Kolmogorov-Smirnov tests check for each coordinate and for random projections of whole
+images:
 
     >>> from tempera.continuous.rules import CSpD, PathCoupling
     >>> from tempera.exactness import gaussians
@@ -43,19 +42,19 @@ class ToyHead(Denoiser, Protocol):
     """A diffusion head whose tokens can be whitened."""
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
-        """Condition [N, D], tokens [N, D] -> standard normal, independent coordinates if they have
-        this head's law.
+        """Whiten tokens [N, D] with conditions [N, D]: independent standard normal coordinates if
+        the tokens have this head's law.
         """
 
     def imitation(self, spread: float, seed: int) -> "ToyHead":
-        """A head like this one, its parameters moved by about `spread`: the draft's."""
+        """A draft's head: this one with parameters perturbed by about `spread`."""
 
 
 class Linear(Denoiser):
     """Stage k draws from N(A_k x + c + b_k, σ_k²), c the condition: tokens are normal.
 
     Args:
-        stages: S; with one, x_S counts for nothing and the token is simply normal.
+        stages: S; with one, x_S has no effect and the token is normal.
         channels: D.
         last_noise: whether the last stage draws.
         seed: of the parameters.
@@ -248,7 +247,7 @@ class SampleComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the law stands at the level 10⁻⁴."""
+        """Whether the law is not rejected at the level 10⁻⁴."""
         return self.p_value > 1e-4
 
     def __str__(self) -> str:
@@ -340,14 +339,14 @@ def check(
 
 @lru_cache(maxsize=2)
 def _streams(rows: int, seed: int) -> RandomStreams:
-    """Streams from their beginning. Hashing the ids takes longer than many a check."""
+    """New streams from cached keys, because hashing the ids takes longer than many checks."""
     return RandomStreams(seed, [str(row) for row in range(rows)])
 
 
 def draft_alone(
     head: ToyHead, spread: float = 0.25, length: int = 3, rows: int = 200_000, seed: int = 0
 ) -> SampleComparison:
-    """How far the draft of `check` is from the target's law when no rule tests it."""
+    """Compare the draft of `check`, without verification, with the target's law."""
     coupling = 0.4 if length > 1 else 0.0
     streams = copy.copy(_streams(rows, seed))
     output = Parallel().decode(

@@ -1,7 +1,7 @@
-"""Exactness by tables: does the real decoding loop emit the law that it claims?
+"""Exactness on tables: does the real decoding loop emit the claimed law?
 
 Target and draft are random tables of conditional distributions over a tiny vocabulary, so the law
-of a whole image can be enumerated. The loop decodes 10⁵ images at once, and their frequencies are
+of a whole image can be enumerated. The loop decodes a batch of 10⁵ images, whose frequencies are
 compared with that law. One line shows whether a rule is exact:
 
     >>> from tempera import exactness
@@ -50,9 +50,8 @@ class TableTarget:
             output.
         seed: of the tables.
         spread: standard deviation of the logits.
-        forced: token that must stand at a position of the image, by position.
-        grid: rows and columns of the image, `length` tokens; one line if not given. For drafters
-            that look at neighbours.
+        forced: forced tokens by position.
+        grid: rows and columns of the image, for drafters that use neighbours; by default one line.
     """
 
     identity, dtype, compiled = "tables", torch.float32, False
@@ -106,7 +105,7 @@ class TableTarget:
         self._roots = _advance(self._roots, verdict, emitted, self.vocab_size)
 
     def conditionals(self) -> Tables:
-        """The sampled distributions by prefix length, as `tempera.exactness.theory` wants them."""
+        """The sampled distributions by prefix length, for `tempera.exactness.theory`."""
         return by_length(self.table, self.length)
 
     def law(self) -> Tensor:
@@ -152,13 +151,13 @@ class TableDraft:
         self._roots = _advance(self._roots, verdict, emitted, self.vocab_size)
 
     def conditionals(self) -> Tables:
-        """The draft's distributions by prefix length, as `tempera.exactness.theory` wants them."""
+        """The draft's distributions by prefix length, for `tempera.exactness.theory`."""
         return by_length(self.table, self.length)
 
 
 class FirstRoundOnly:
-    """A drafter that drafts once and is silent ever after: one round, continued by the target
-    (Cool-SD, the P̂ of Theorem 2).
+    """A drafter that drafts in the first round only; the target continues alone (Cool-SD, the P̂ of
+    Theorem 2).
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -184,7 +183,7 @@ class FirstRoundOnly:
         )
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Nothing more to learn."""
+        """End the first round."""
 
 
 def lookup(table: Tensor, prefixes: Tensor) -> Tensor:
@@ -229,7 +228,9 @@ class LawComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the law stands at the level 10⁻⁴: a true law fails one seed in 10,000."""
+        """Whether the law is not rejected at the level 10⁻⁴; a true law fails for one seed in
+        10,000.
+        """
         return self.p_value > 1e-4
 
     def __str__(self) -> str:
@@ -240,7 +241,7 @@ class LawComparison:
 
 @dataclass(frozen=True)
 class ExactnessReport(LawComparison):
-    """A comparison of what the loop emitted, and how long its rounds were.
+    """A comparison of the loop's output with a law, and the length of its rounds.
 
     Attributes:
         accepted_length: mean tokens emitted per round.
@@ -268,8 +269,8 @@ def compare(counts: Tensor, law: Tensor) -> LawComparison:
 
 def _p_value(counts: Tensor, expected: Tensor) -> float:
     """Pearson's χ² test on the outcomes expected at least 5 times and the pool of all others. A
-    pool expected fewer than 5 times has a test of its own, the Poisson law's upper tail, and the
-    smaller p-value of the two counts double.
+    pool expected fewer than 5 times is tested separately, by the upper tail of the Poisson law;
+    the result is then twice the smaller of the two p-values.
     """
     rare = expected < 5
     pool = expected[rare].sum(0, keepdim=True)
@@ -303,12 +304,12 @@ def emit(
 
 @lru_cache(maxsize=2)
 def _streams(rows: int, seed: int) -> RandomStreams:
-    """Streams from their beginning. Hashing the ids takes longer than many a check."""
+    """New streams from cached keys, because hashing the ids takes longer than many checks."""
     return RandomStreams(seed, [str(row) for row in range(rows)])
 
 
 def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
-    """How often each sequence was emitted: int64 [B, T] -> counts [V^T], in lexicographic order."""
+    """Count each sequence: int64 [B, T] -> counts [V^T], in lexicographic order."""
     places = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
     return torch.bincount((tokens * places).sum(-1), minlength=vocab_size ** tokens.shape[1])
 
@@ -334,8 +335,8 @@ def check(
         sampling: from the tables' logits to the law, as `TableTarget` takes it.
         vocab_size: V.
         length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
-        forced: token that must stand at a position of the image, by position.
-        grid: rows and columns of the image; one line if not given.
+        forced: forced tokens by position.
+        grid: rows and columns of the image; by default one line.
         law: the claimed law, [V^T]; by default the target's own (the method is exact).
         rows: images decoded.
         seed: of tables and draws.

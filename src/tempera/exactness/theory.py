@@ -1,12 +1,12 @@
-"""Cool-SD's Theorem 2 by enumeration: what a rule does on a chain, exactly, where every conditional
-distribution is in a table.
+"""Cool-SD's Theorem 2 by enumeration: the exact law of a rule on a chain, given all conditional
+distributions as tables.
 
 Tables are lists: `p[t]` and `q[t]` hold the target's and the draft's distribution after each of the
 V^t prefixes of t tokens, [V^t, V], prefixes in lexicographic order. Laws of sequences of n tokens
 are [V^n], likewise. Use float64. L is the draft length. Nothing here shares code with the decoding
-loop except the rule itself, so that each checks the other (`tests/test_theory.py`).
+loop except the rule, so that each checks the other (`tests/exactness/test_theory.py`).
 
-`Chains` and `optimal_schedule` turn Theorem 2 around: the relaxation schedule that minimises the
+`Chains` and `optimal_schedule` invert Theorem 2: the relaxation schedule that minimises the
 bound (Eq. 8) at a given expected length (Eq. 7), on tables or on chains recorded along real decodes
 (`tempera.evaluation.calibration`).
 """
@@ -28,12 +28,12 @@ class Visit:
     [V^i] or [V^i, V].
 
     Attributes:
-        reach: probability that the round gets here with all i drafts accepted, Q(x_1:i)·Π f.
+        reach: probability that the round arrives here with all i drafts accepted, Q(x_1:i)·Π f.
         p: the target's distribution.
         kept: q·f, the part of the draft's distribution that is kept.
         rejected: 1 - Σ q·f.
-        residual: G, what replaces a rejected token; the mean over the rejected tokens where it
-            depends on which one it was.
+        residual: G, the distribution that replaces a rejected token; the mean over rejected tokens
+            if it depends on the token.
     """
 
     reach: Tensor
@@ -44,7 +44,7 @@ class Visit:
 
     @property
     def law(self) -> Tensor:
-        """What the token here is drawn from: q·f + (1 - Σ q·f)·G."""
+        """The law of the token here: q·f + (1 - Σ q·f)·G."""
         return self.kept + self.rejected.unsqueeze(-1) * self.residual
 
 
@@ -153,8 +153,8 @@ def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tenso
     siblings are drawn without replacement: one draw, one test and one residual after the other
     (SJD-PAC, Theorem 2, for any rule). [V^tokens].
 
-    Drafts past the end of the image are dropped. Where fewer tokens than siblings have mass the
-    last one is drawn again.
+    Drafts past the end of the image are dropped. If fewer tokens than siblings have mass, the last
+    one is repeated.
     """
     begins = [
         torch.zeros(p[0].shape[-1] ** t, dtype=p[0].dtype) for t in range(tokens + 1)
@@ -179,8 +179,8 @@ def _walk(
     depth: int,
     weight: float,
 ) -> None:
-    """Add to `begins` where a round ends that stands, with probability `weight`, at a node (0 is
-    the root), after the prefix `at`.
+    """Add to `begins` the positions at which a round ends, given that it is at a node (0 is the
+    root) after the prefix `at` with probability `weight`.
     """
     length, prefix = at
     vocab_size = p[0].shape[-1]

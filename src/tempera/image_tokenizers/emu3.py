@@ -1,4 +1,4 @@
-"""Emu3's image tokenizer (Wang et al. 2024), Hugging Face's network, from the layout of
+"""Emu3's image tokenizer (Wang et al. 2024): Hugging Face's network with weights in the layout of
 Emu3-VisionTokenizer.
 """
 
@@ -19,7 +19,7 @@ class Emu3Tokenizer(nn.Module):
     """Emu3's image tokenizer, for single images.
 
     Args:
-        vq: Hugging Face's network.
+        vq: the network, Hugging Face's `Emu3VQVAE`.
     """
 
     def __init__(self, vq: Any) -> None:
@@ -57,8 +57,8 @@ class Emu3Tokenizer(nn.Module):
 def load_emu3_tokenizer(
     weights: str, files: list[str], hub: str, sizes: dict[str, Any] | None = None
 ) -> LinedTokenizer:
-    """Emu3's published image tokenizer, or with `sizes` another configuration of it, as a target
-    with ends of lines sees it.
+    """Load Emu3's image tokenizer, with a token for the end of each line; `sizes` overrides its
+    configuration.
     """
     config = Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
     published = PretrainedFiles(weights, files, hub)
@@ -78,8 +78,8 @@ _VQ_NAMES = (
 
 
 def vq_from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Emu3-VisionTokenizer's names as Hugging Face's; its 1×1 convolutions in attention become
-    matrices.
+    """Translate Emu3-VisionTokenizer's names into those of Hugging Face; 1×1 convolutions in
+    attention become matrices.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -2,8 +2,7 @@
 al. 2022), as MAR trained it (KL-16).
 
 Its networks are those of the VQ tokenizer (`tempera.image_tokenizers.vq`), but latents are vectors
-drawn from N(mean, std²), 16 channels at official size, scaled to about unit
-variance.
+drawn from N(mean, std²), with 16 channels in the official size, scaled to about unit variance.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ class KLConfig:
     Attributes:
         networks: encoder and decoder; `z_channels` is the number of the latents' channels.
         scale: latents are multiplied by it.
-        patch: side of the square of latents that makes one token.
+        patch: latents along each side of a token.
     """
 
     networks: VQConfig = field(default_factory=lambda: VQConfig(z_channels=16))
@@ -35,7 +34,7 @@ class KLConfig:
 
 
 class KLModel(nn.Module):
-    """Encoder and decoder; keys as in `kl16.ckpt`, but for the names of the networks' blocks
+    """Encoder and decoder. Parameter names are those of `kl16.ckpt`, except for the blocks
     (`tempera.image_tokenizers.vq.from_vqgan`).
     """
 

@@ -1,9 +1,9 @@
-"""The VQ image tokenizer of LlamaGen (Sun et al. 2024), in the official key layout, at any size;
-and Chameleon's, which is the same network but for attention and normalisation, from the layout of
+"""The VQ image tokenizer of LlamaGen (Sun et al. 2024) with its official parameter names, at any
+size; and Chameleon's, the same network except for attention and normalisation, from the layout of
 VQGAN (Esser et al. 2021).
 
 An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised
-whenever it is read, on encode and on decode; VQGAN's is read as it is.
+for both encoding and decoding; VQGAN's is not.
 """
 
 import re
@@ -26,10 +26,9 @@ class VQConfig:
     """Sizes; the defaults are LlamaGen's VQ-16. The downsampling factor f is 2^(levels − 1).
 
     Attributes:
-        normalised: whether the codebook is ℓ2-normalised (and its file counts the use of its
-            entries).
-        level_attention: whether the coarsest level has attention after its residual blocks, as the
-            middle has.
+        normalised: whether the codebook is ℓ2-normalised (its file then has usage counts).
+        level_attention: whether the coarsest level has attention after its residual blocks, like
+            the middle block.
     """
 
     codebook_size: int = 16384
@@ -221,7 +220,7 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Nearest codebook entry; between unit vectors where the codebook is ℓ2-normalised."""
+    """The nearest codebook entry; if the codebook is ℓ2-normalised, between unit vectors."""
 
     codebook_used: Tensor
 
@@ -235,7 +234,7 @@ class Quantizer(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[V, D], the codebook as encoder and decoder see it: unit rows where it is normalised."""
+        """The codebook as encoder and decoder use it, [V, D]; rows have length 1 if normalised."""
         return (
             F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
         )
@@ -268,7 +267,7 @@ class VQModel(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[V, D], as encoder and decoder see it."""
+        """The codebook as encoder and decoder use it, [V, D]."""
         return self.quantize.codebook
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
@@ -314,7 +313,7 @@ def load_vq(directory: Path) -> VQModel:
 
 
 CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)
-"""Chameleon's image tokenizer, as its vqgan.yaml describes it."""
+"""The sizes of Chameleon's image tokenizer, from its vqgan.yaml."""
 
 _VQGAN_NAMES = (
     (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
@@ -326,9 +325,9 @@ _VQGAN_NAMES = (
 
 
 def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
-    """Translate VQGAN's layout (`vqgan.ckpt`, or a Chameleon that holds it under `model.vqmodel.`)
-    into this module's; its decoder counts levels from the finest, ours from the coarsest. Tensors
-    of its training (`loss.`) are left out.
+    """Translate VQGAN's layout (`vqgan.ckpt`, or `model.vqmodel.` of a Chameleon) into this
+    module's. Its decoder numbers levels from the finest, ours from the coarsest. Tensors that only
+    training needs (`loss.`) are dropped.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -40,8 +40,8 @@ class TrainingProgress:
 
 @dataclass
 class State:
-    """Everything that a training step changes. `average` is empty without a moving average.
-    Learning rates are no part of it: a schedule sets them anew at every step.
+    """The state that a training step changes. `average` is empty without a moving average. Learning
+    rates are not included, because a schedule sets them at every step.
     """
 
     network: nn.Module
@@ -138,7 +138,7 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Every parameter's moments, split as it is; counters, which have no dimensions, are whole."""
+    """Every parameter's moments, split like the parameter; scalar counters are not split."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, _, moment = name.partition("/")

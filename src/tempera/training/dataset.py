@@ -27,8 +27,8 @@ class Codes(Protocol):
     """An indexed stream of training images and a disjoint hold-out."""
 
     def train(self, positions: list[int]) -> CodedImages:
-        """Training images by their numbers in an endless stream; a number always stands for the
-        same image.
+        """Training images by their numbers in an endless stream; a number always means the same
+        image.
         """
 
     def holdout(self, positions: list[int]) -> CodedImages:
@@ -36,7 +36,7 @@ class Codes(Protocol):
 
 
 class ShardCodes:
-    """Shards made by `tempera.data.prepare`, in memory, permuted anew in every epoch.
+    """Shards written by `tempera.data.prepare`, in memory, with a new permutation in every epoch.
 
     A hash of an image's key decides whether it is held out, so the hold-out does not depend on
     order or seed, and captions of one image stay together.

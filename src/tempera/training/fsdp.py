@@ -32,8 +32,8 @@ _UNABLE = {
 
 
 def launched() -> bool:
-    """Whether accelerate is to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp` in its
-    configuration).
+    """Whether accelerate is configured to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp`
+    in its configuration).
 
     Raises:
         TemperaError: accelerate's configuration asks for something unsupported, or for FSDP with
@@ -79,9 +79,9 @@ def split_target(network: Any, device: torch.device) -> None:
 
 @contextmanager
 def in_step(network: Any) -> Iterator[None]:
-    """Let processes pass through a network unequally often: held-out images that do not divide, or
-    a decode that takes one more round because a device rounds differently. A process that has
-    finished keeps passing through a split network until all have finished.
+    """Allow processes to run a split network different numbers of times, for example if held-out
+    images do not divide evenly, or a decode needs one more round because of rounding. A process
+    that has finished keeps running forward passes until all have finished.
 
     Nothing else inside may wait for other processes.
     """
@@ -105,7 +105,7 @@ def in_step(network: Any) -> Iterator[None]:
 
 
 def _passing(network: Any, this: bool) -> Tensor:
-    """Number of processes about to pass through the network; `this` says whether this one is."""
+    """Number of processes that need another forward pass; `this`: whether this process does."""
     count: Tensor = network.lm_head.weight.new_full((), float(this))
     torch.distributed.all_reduce(count)
     return count

@@ -1,8 +1,8 @@
-"""What a draft minimises: a loss compares its hidden states with its target's, through the
-target's frozen head.
+"""Training losses of a draft. A loss compares the draft's hidden states with the target's, through
+the target's frozen head.
 
-A loss is a frozen dataclass whose fields are its options. `conf/loss/` names the losses that come
-with tempera; one of your own needs a class here or anywhere else, and a YAML that points to it.
+A loss is a frozen dataclass whose fields are its options. `conf/loss/` lists tempera's losses; a
+custom loss needs a class, in any module, and a YAML that points to it.
 
 Shapes: R rows, S positions, H hidden size, V vocabulary, B images.
 """
@@ -34,8 +34,8 @@ class Head:
     Attributes:
         logits: hidden states [..., H] → logits [..., V]; its parameters receive no gradient.
         sampling: how the target turns logits into the distribution that tokens are drawn from.
-        chunk: positions whose logits are in memory at a time. Beyond one chunk, logits are computed
-            again in the backward pass.
+        chunk: positions whose logits are in memory at a time. With several chunks, logits are
+            recomputed in the backward pass.
     """
 
     logits: Callable[[Tensor], Tensor]
@@ -65,8 +65,8 @@ class Loss(Protocol):
 
     @property
     def guided(self) -> bool:
-        """Whether it compares distributions after guidance. Then every image comes as a pair of
-        rows, conditional rows first and their null rows after them, wherever decoding runs pairs.
+        """Whether the loss compares distributions after guidance. If so, and if decoding uses
+        guidance, every image has two rows: conditional rows come first, then their null rows.
         """
 
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:

@@ -1,5 +1,5 @@
-"""The training loop of a draft. A step is a function of (weights, optimiser state, seed, step)
-alone, so that a run killed anywhere and started again ends with the same weights.
+"""The training loop of a draft. A step depends only on weights, optimiser state, seed and step
+number, so a run that is killed and resumed ends with the same weights.
 """
 
 import copy
@@ -46,15 +46,15 @@ def train(
     record: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train a draft for a frozen target, from where `directory` left off.
+    """Train a draft for a frozen target, or resume the run in `directory`.
 
     Args:
-        target: the frozen target; under FSDP already split (`fsdp.split_target`), or whole in every
-            process.
+        target: the frozen target; with FSDP either already split (`fsdp.split_target`) or whole in
+            every process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
-        loss: what the draft minimises.
-        recipe: how to train.
+        loss: the loss to minimise.
+        recipe: the training options.
         directory: the run directory; it holds `draft/` (the best draft so far, as the draft's
             `from_pretrained` reads it, with its metrics.json and README.md), `last.safetensors` (to
             resume from) and `training.json` (the configuration).
@@ -154,7 +154,7 @@ class TrainingRun:
         )
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if the directory holds one."""
+        """Resume from the checkpoint, if the directory contains one."""
         resumed = load_state(self.directory, self.state)
         self.accelerator.wait_for_everyone()
         done = self.state.progress.step
@@ -166,7 +166,7 @@ class TrainingRun:
             )
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
-        """Take the steps that remain, and describe the result."""
+        """Take the remaining steps, and describe the result."""
         self.tracker = start_tracker()
         try:
             self._walk()
@@ -289,7 +289,7 @@ class TrainingRun:
 
     @torch.no_grad()
     def _average(self, number: int) -> None:
-        """Move the moving average; early steps weigh more, so that it forgets the start."""
+        """Update the moving average; early steps have more weight, so the initial weights decay."""
         decay = min(self.recipe.ema, (1 + number) / (10 + number))
         live = self.draft.state_dict()
         for name, value in self.state.average.items():

@@ -23,8 +23,8 @@ def imitation(
 ) -> Tensor:
     """How well the draft predicts the next token of held-out images, under teacher forcing.
 
-    p and q are the distributions that decoding samples from, after guidance and temperature; the
-    accuracies are after guidance only, so that they mean the same for greedy and truncated
+    p and q are the distributions that decoding draws from, after guidance and temperature. The
+    accuracies are after guidance only, so they are comparable between greedy and truncated
     sampling.
 
     Returns:
