@@ -49,5 +49,5 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         shown.add_row(*line)
     console.print(shown)
     result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}
-    write_json(Path(cfg.directory) / "bench.json", result)
+    write_json(Path(str(cfg.directory)) / "bench.json", result)
     return result

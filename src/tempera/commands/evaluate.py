@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import check_values, instantiate
 from tempera.data.prompts import one_prompt
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_identity import about, run_identity
@@ -19,6 +19,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    check_values(cfg.tracking)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
     pipeline = build.build_pipeline(cfg)
     choices = _hydra(cfg, "choices") or {}
@@ -27,9 +28,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     )
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
     notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
-    plan = instantiate(
-        cfg.plan, directory=Path(processes.from_main(cfg.directory)), settings=identity, about=notes
-    )
+    directory = Path(processes.from_main(str(cfg.directory)))
+    plan = instantiate(cfg.plan, directory=directory, settings=identity, about=notes)
 
     def start_tracker() -> Tracker:
         return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})

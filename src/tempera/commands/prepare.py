@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from tempera.config import build
+from tempera.config.compose import pasted
 from tempera.config.instantiate import from_options, instantiate
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
@@ -28,7 +29,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
     source = instantiate(cfg.source)
     encoder = build.build_encoder(cfg)
-    directory = Path(cfg.directory)
+    directory = Path(str(cfg.directory))
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
     if cfg.dry_run:
         return _estimated(cfg, parts) if processes.is_main else {}
@@ -46,7 +47,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
         )
         print(
             f"train on them: {command('train')} model={cfg.model.name} train_data=shards "
-            f"train_data.path={directory}"
+            f"{pasted('train_data.path', directory)}"
         )
     return {"count": manifest.count, "broken": manifest.broken_count}
 

@@ -12,16 +12,18 @@ from tempera.reporting.wandb_report import publish
 
 def main(cfg: DictConfig) -> list[Path]:
     """Write the report, print its files and return them."""
-    check_value(cfg, "publish", cfg.publish, bool)
+    for name, kind in (("publish", bool), ("output", Path), ("project", str)):
+        check_value(cfg, name, cfg[name], kind)
+    baseline = None if cfg.baseline is None else str(cfg.baseline)
     runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
     finished, unfinished = find_runs(map(str, runs))
-    rows, damaged = collect(finished, cfg.baseline)
-    output = Path(cfg.output)
-    files = write_report(rows, output, unfinished, damaged, cfg.baseline)
+    rows, damaged = collect(finished, baseline)
+    output = Path(str(cfg.output))
+    files = write_report(rows, output, unfinished, damaged, baseline)
     for problem in damaged:
         print(f"left out: {problem}")
     for file in files:
         print(file)
     if cfg.publish:
-        print(publish(rows, output, cfg.project, cfg.entity))
+        print(publish(rows, output, str(cfg.project), cfg.entity))
     return files

@@ -9,7 +9,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import from_options, instantiate
+from tempera.config.compose import pasted
+from tempera.config.instantiate import check_values, from_options, instantiate
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
@@ -25,7 +26,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe")
     target: Any = build.build_target(cfg, split_target if launched() else None)
-    directory = Path(cfg.directory)
+    directory = Path(str(cfg.directory))
+    check_values(cfg.tracking)
     codes = instantiate(
         cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
     )
@@ -45,6 +47,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if processes.is_main:
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} "
-            f"drafter.path={directory / DRAFT}"
+            f"{pasted('drafter.path', directory / DRAFT)}"
         )
     return metrics

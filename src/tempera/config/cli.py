@@ -5,7 +5,6 @@ sentence.
 import functools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tempera.config.arguments import check_arguments, check_shape
-from tempera.config.compose import quoted, written
+from tempera.config.compose import pasted, quoted
 from tempera.config.messages import sentence
 from tempera.runtime.installation import conf_directory
 
@@ -147,7 +146,7 @@ def _how_to_resume(config_name: str) -> str:
     if config_name != "eval" or given:
         return "interrupted; the same command goes on"
     place = str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir)
-    return f"interrupted; the same command with {shlex.quote(written(option, place))} goes on"
+    return f"interrupted; the same command with {pasted(option, place)} goes on"
 
 
 def _exit_interrupted(message: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """Configurations composed in Python, from options as the command line takes them."""
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,11 @@ def other_hydra() -> Iterator[None]:
 def written(name: str, value: Any) -> str:
     """An option `name=value` in Hydra's grammar; strings are taken literally."""
     return f"{name}={_written(value)}"
+
+
+def pasted(name: str, value: Any) -> str:
+    """An option `name=value` that can be pasted into a shell."""
+    return shlex.quote(written(name, value))
 
 
 def _written(value: Any) -> str:

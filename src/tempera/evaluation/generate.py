@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.evaluation.pipeline import Pipeline, records
-from tempera.runtime.image_files import picture_path, write_picture
+from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
 
 ProgressCallback = Callable[[int, int, int], None]
@@ -72,13 +72,23 @@ def generate(
 
 
 def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -> None:
-    """Generate again, from their tokens, pictures that have been deleted."""
+    """Draw again, from their tokens, pictures that have been deleted or damaged.
+
+    Raises:
+        TemperaError: the tokens are none of this model's.
+    """
     for row in rows:
-        if not picture_path(directory, row["id"]).is_file():
-            write_picture(
-                picture_path(directory, row["id"]),
-                pipeline.pictures(torch.tensor([row["tokens"]]))[0],
-            )
+        path = picture_path(directory, row["id"])
+        if is_whole(path):
+            continue
+        try:
+            picture = pipeline.pictures(torch.tensor([row["tokens"]]))[0]
+        except (RuntimeError, IndexError, TypeError, ValueError) as problem:
+            raise TemperaError(
+                f"the tokens of {row['id']} in {directory / 'records'} cannot be drawn "
+                f"({shortened(str(problem))}): delete the records and run again."
+            ) from None
+        write_picture(path, picture)
 
 
 class _Increments:

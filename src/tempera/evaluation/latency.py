@@ -24,6 +24,8 @@ from tempera.metrics.table import BATCHES
 from tempera.runtime.row_store import Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
+COLUMNS = ("ar", "method", "text_encoder", "image_decoder", "rounds")
+"""What a timing has beside the parts of a round."""
 
 
 @dataclass(frozen=True)

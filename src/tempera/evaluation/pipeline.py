@@ -169,6 +169,10 @@ def _proximity(trace: Trace) -> dict[str, list[Any]]:
     return {"proximity_by_place": rows}
 
 
+COLUMNS = ("text", "tokens", "rounds", "tested", "accepted", "depth", "accepted_length")
+"""What nothing can be computed without, of the columns of `records`."""
+
+
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
     """One row per prompt of a decoded batch; results.parquet and the pictures derive from them.
 

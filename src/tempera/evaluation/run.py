@@ -15,7 +15,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
-from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.pipeline import COLUMNS, Pipeline
 from tempera.evaluation.progress import Bar
 from tempera.evaluation.run_directory import claim
 from tempera.metrics.acceptance import acceptance
@@ -114,7 +114,7 @@ def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
     """Generate the missing images; returns the records in the prompts' order."""
-    store = Store(plan.directory / "records")
+    store = Store(plan.directory / "records", COLUMNS)
     waiting = todo(store, prompts, plan.batch_size)
     processes.wait()  # all processes have listed the same missing images
     missing = sum(map(len, waiting))
@@ -139,7 +139,8 @@ def _timed(
     if not prompts:
         return []
     batch = f"-batch-{batch_size}" if batch_size > 1 else ""
-    store = Store(plan.directory / "timings" / f"{latency.machine(pipeline.device)}{batch}")
+    place = plan.directory / "timings" / f"{latency.machine(pipeline.device)}{batch}"
+    store = Store(place, latency.COLUMNS)
     groups = prompts[::batch_size]
     done = len(groups) - len(store.missing([prompt.id for prompt in groups]))
     with Bar(len(groups), done, 1, title="timing") as bar:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, writable_directory, write_json
+from tempera.runtime.files import create_json, read_json, writable_directory, write_json
 
 
 def claim(
     directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True
 ) -> None:
-    """Claim a directory for a run, or check that it belongs to it.
+    """Claim a directory for a run, or check that it belongs to it. Of several runs that claim a
+    new directory at once, one gets it.
 
     Args:
         directory: created when it does not exist.
@@ -34,9 +35,9 @@ def claim(
         TemperaError: the directory cannot be written, or belongs to a run with other settings.
     """
     path = directory / "run.json"
-    if write:
-        writable_directory(directory)
-    if path.is_file():
+    content = {"identity": dict(identity), **about}
+    new = write and create_json(writable_directory(directory) / "run.json", content)
+    if not new and path.exists():
         known = read_json(path).get("identity")
         for name in {**identity, **(known if isinstance(known, dict) else {})}:
             then, now = known.get(name) if isinstance(known, dict) else None, identity.get(name)
@@ -47,8 +48,8 @@ def claim(
                     "choose another directory (hydra.run.dir=DIR), or the same settings to go on "
                     "with it."
                 )
-    if write:
-        write_json(path, {"identity": dict(identity), **about})
+        if write:
+            write_json(path, content)
 
 
 def _short(value: object) -> str:

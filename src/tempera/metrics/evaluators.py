@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Distance, Features, feature_distances
 
@@ -81,6 +82,13 @@ class Evaluator(Protocol):
         Args:
             edge: of the generated pictures, in pixels.
         """
+
+
+def at_least_1(**numbers: int) -> None:
+    """Raise TemperaError where a number that metrics are computed with is below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise TemperaError(f"{name}={number} is too small: give at least 1.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.metrics.distances import Distance, Features, feature_distances, inception_score
-from tempera.metrics.evaluators import Networks
+from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
 from tempera.runtime.pretrained import read_tensors
@@ -46,6 +46,7 @@ class Inception(Adapter):
 
     @override
     def network(self) -> nn.Module:
+        at_least_1(neighbours=self.neighbours, splits=self.splits)
         import_torchvision()
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 

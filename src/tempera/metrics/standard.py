@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tempera.errors import NoReference, TemperaError, UnknownMeasure
 from tempera.metrics import table
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, at_least_1
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile
 
@@ -69,6 +69,7 @@ class StandardEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
+        at_least_1(resamples=self.resamples)
         for reason in self._chosen[1]:
             print(f"left out: {reason}")
 

@@ -95,20 +95,35 @@ def _row(directory: Path) -> ReportRow:
             "time": content.get("time", {}),
             "paper": content["about"].get("paper"),
         }
+        _check_types(row)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise TemperaError(
             f"{directory / 'metrics.json'} is not an evaluation's result ({problem!r}): run it "
             "again."
         ) from None
     try:
-        row["texts"] = {prompt["id"]: prompt["text"] for prompt in prompts}
-        row["prompts"] = {prompt["id"]: _values(prompt) for prompt in prompts}
-    except (KeyError, TypeError) as problem:
+        row["texts"] = {str(prompt["id"]): str(prompt["text"]) for prompt in prompts}
+        row["prompts"] = {str(prompt["id"]): _values(prompt) for prompt in prompts}
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise TemperaError(
             f"{directory / 'results.parquet'} is not an evaluation's result ({problem!r}): run "
             "it again."
         ) from None
     return row
+
+
+def _check_types(row: ReportRow) -> None:
+    """Raise TypeError where a value is not what an evaluation writes."""
+    number = int | float | None
+    kinds: dict[str, Any] = {"name": str, "method": str, "model": str, "machine": str}
+    kinds |= {"delta": number, "seed": int | str | None, "images": int, "time": dict}
+    kinds |= {name: list for name in row if name.startswith(("acceptance_by", "tv_by"))}
+    for name, kind in kinds.items():
+        if not isinstance(row[name], kind):
+            raise TypeError(f"{name} is {row[name]!r}")
+    for name, interval in row["metrics"].items():
+        if not all(isinstance(value, number) for value in interval.values()):
+            raise TypeError(f"{name} is {interval!r}")
 
 
 def _values(prompt: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -50,13 +50,13 @@ def write_report(
     """
     shared = _shared_prompts(rows)
     pictures, unreadable = _read_pictures(rows, shared)
-    write_text(output / "results.csv", results_csv(rows))
     figures = pareto.write(rows, output)
     if shared:
         figures.append(output / "comparison.png")
         texts = [rows[0]["texts"][name] for name in shared]
         comparison(figures[-1], [label(row) for row in rows], _notes(rows), pictures, texts)
     cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
+    write_text(output / "results.csv", results_csv(rows))
     write_text(output / "report.md", report_markdown(rows, output, figures, cautions, baseline))
     return [output / "results.csv", output / "report.md", *figures]
 

@@ -1,5 +1,6 @@
 """Hydra's callback of a sweep that reproduces a paper's table: the paper's figures beside ours."""
 
+import shlex
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -24,4 +25,4 @@ class BesidePaper(Callback):
         show(beside(rows))
         for problem in damaged:
             print(f"left out: {problem}")
-        print(f"pictures and plots: {command('report')} {config.hydra.sweep.dir}")
+        print(f"pictures and plots: {command('report')} {shlex.quote(config.hydra.sweep.dir)}")

@@ -38,10 +38,15 @@ def uniform(delta: float, length: int) -> Omegas:
 
 def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
-    if not (nu > 0 and math.exp(-nu * length) > 0):
+    if not 0 < nu < math.inf:
         raise TemperaError(
             f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or "
             "take the uniform schedule"
+        )
+    if not math.exp(-nu * length) > 0:
+        raise TemperaError(
+            f"depth={length} is too deep a draft for nu={nu}, under which no relaxation is left "
+            f"after {math.floor(700 / nu)} tokens; draft fewer, or give a smaller nu"
         )
     return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
 

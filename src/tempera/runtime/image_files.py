@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import replacing
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import regular_file, replacing
 
 Picture = NDArray[np.uint8]
 
@@ -25,17 +25,28 @@ def write_picture(path: Path, picture: Picture) -> None:
         )
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file holds a picture to its end, by the checksums of its parts."""
+    try:
+        with Image.open(regular_file(path)) as picture:
+            picture.verify()
+    except Exception:  # Pillow may raise anything on damaged bytes
+        return False
+    return True
+
+
 def read_picture(path: Path) -> Picture:
     """Read a picture from PNG.
 
     Raises:
         TemperaError: the file is missing or damaged.
     """
+    regular_file(path)
     try:
         picture = Image.open(path).convert("RGB")
-    except (OSError, SyntaxError, ValueError) as problem:  # Pillow raises any of them
+    except Exception as problem:  # Pillow may raise anything on damaged bytes
         raise TemperaError(
-            f"{path} cannot be read as a picture ({str(problem)[:80]}): delete it, and the next "
-            "evaluation in this directory generates it again from its tokens."
+            f"{path} cannot be read as a picture ({shortened(str(problem))}): delete it, and the "
+            "next evaluation in this directory generates it again from its tokens."
         ) from None
     return np.asarray(picture).transpose(2, 0, 1).copy()

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import replacing
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import regular_file, replacing
 
 Row = dict[str, Any]
 
@@ -23,16 +23,26 @@ class Store:
 
     Args:
         directory: directory of the parts.
+        columns: what each row must have besides its id.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, columns: Iterable[str] = ()) -> None:
+        self.directory, self.columns = directory, ("id", *columns)
 
     def rows(self) -> dict[str, Row]:
-        """All rows by id."""
+        """All rows by id.
+
+        Raises:
+            TemperaError: a part is damaged, or lacks a column.
+        """
         found: dict[str, Row] = {}
         for path in sorted(self.directory.glob("*.parquet")):
             for row in read_table(path):
+                lacking = [name for name in self.columns if row.get(name) is None]
+                if lacking:
+                    raise TemperaError(
+                        f"{path} has a row without {lacking[0]}: delete the file and run again."
+                    )
                 found[row["id"]] = row
         return found
 
@@ -68,10 +78,11 @@ def read_table(path: Path, columns: list[str] | None = None) -> list[Row]:
     Raises:
         TemperaError: the file is missing or damaged.
     """
+    regular_file(path)
     try:
         rows: list[Row] = pq.read_table(path, columns=columns, partitioning=None).to_pylist()
-    except (pa.ArrowException, OSError) as problem:
+    except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
-            f"{path} is damaged ({str(problem).splitlines()[0][:80]}): delete it and run again."
+            f"{path} is damaged ({shortened(str(problem))}): delete it and run again."
         ) from None
     return rows

@@ -13,7 +13,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import OtherWorld, TemperaError
 from tempera.metrics.clip import clip_scorer
 from tempera.metrics.distances import feature_distances
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, at_least_1
 from tempera.runtime.files import sha256_file
 from tempera.runtime.installation import command
 from tempera.shapes import classifier as classifiers
@@ -71,6 +71,7 @@ class ShapesEvaluator(Evaluator):
                 f"{missing[0]} is missing: reinstall tempera, or rebuild it with "
                 f"`{command('build')}`."
             )
+        at_least_1(neighbours=self.neighbours, resamples=self.resamples)
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(
                 f"reference_count={self.reference_count} is too small: give at least "

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, replacing, write_json
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import create_json, read_json, regular_file, replacing
 from tempera.training.fsdp import as_split, whole
 
 LAST = "last.safetensors"
@@ -50,6 +50,9 @@ class State:
     progress: TrainingProgress
 
 
+_DAMAGES = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError)
+
+
 def save_state(directory: Path, state: State, write: bool = True) -> None:
     """Write `directory/last.safetensors`, whole tensors only. All processes of a split network must
     call this together, since they gather its tensors one by one; the one with `write` writes.
@@ -80,6 +83,7 @@ def load_state(directory: Path, state: State) -> bool:
     path = directory / LAST
     if not path.exists():
         return False
+    regular_file(path)
     try:
         with safe_open(path, "pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])
@@ -95,8 +99,8 @@ def load_state(directory: Path, state: State) -> bool:
         for name, value in average.items():
             state.average[name].copy_(as_split(value, state.average[name]))
         state.progress = TrainingProgress(**progress)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as problem:
-        reason = str(problem).splitlines()[0]
+    except (*_DAMAGES, RuntimeError) as problem:
+        reason = shortened(str(problem))
         raise TemperaError(
             f"{path} cannot be resumed from ({reason}): delete {directory} to train from the start."
         ) from problem
@@ -111,9 +115,9 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
     """
     path = directory / RECORD
     now: dict[str, Any] = json.loads(json.dumps(record))
+    if write and create_json(path, now):
+        return
     if not path.exists():
-        if write:
-            write_json(path, now)
         return
     before, after = _flat(read_json(path)), _flat(now)
     for name in sorted(before.keys() | after.keys()):

@@ -1,5 +1,6 @@
 """How a draft is trained: every number that decides the weights."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,14 +85,14 @@ class Recipe:
             "ttt_steps",
             "decodes",
         ):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
         for name in ("cfg_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise TemperaError(
                     f"{name}={getattr(self, name)} is not possible: give a number in [0, 1)."
                 )
-        if not self.lr > 0:
+        if not 0 < self.lr < math.inf:
             raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
         if not 0 < self.ttt_decay <= 1:
             raise TemperaError(

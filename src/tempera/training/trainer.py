@@ -20,6 +20,7 @@ from tqdm import tqdm
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
+from tempera.runtime.network_directory import CONFIG, WEIGHTS
 from tempera.runtime.tracking import NoTracker, Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training import fsdp
@@ -33,6 +34,8 @@ from tempera.training.validation import accepted_length, imitation, metrics_of
 
 DRAFT = "draft"
 METRICS = "metrics.json"
+FILES = (CONFIG, WEIGHTS)
+"""What a draft is read from."""
 
 
 def train(
@@ -154,16 +157,23 @@ class TrainingRun:
         )
 
     def resume(self) -> None:
-        """Resume from the checkpoint, if the directory contains one."""
+        """Resume from the checkpoint, if the directory contains one. If the best draft was deleted,
+        the next one that is measured takes its place, the last one at least.
+        """
         resumed = load_state(self.directory, self.state)
         self.accelerator.wait_for_everyone()
         done = self.state.progress.step
+        lost = resumed and not all((self.directory / DRAFT / name).is_file() for name in FILES)
+        if lost:
+            self.state.progress.best = {}
         if resumed and not self.quiet:
-            print(
-                f"{self.directory}: already trained, {done} steps."
+            told = (
+                f"already trained, {done} steps"
                 if done >= self.recipe.steps
-                else f"{self.directory}: resumes after step {done}."
+                else f"resumes after step {done}"
             )
+            told += "; its best draft is gone, so a later one takes its place" if lost else ""
+            print(f"{self.directory}: {told}.")
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
         """Take the remaining steps, and describe the result."""
@@ -193,6 +203,8 @@ class TrainingRun:
             disable=self.quiet,
             mininterval=1,
         ) as bar:
+            if progress.step >= recipe.steps and not progress.best:
+                self.validate(bar)
             while progress.step < recipe.steps:
                 taken = self.step(progress.step)
                 progress.step += 1
