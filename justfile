@@ -26,6 +26,10 @@ test-all *arguments:
 mutants *arguments:
     python tests/support/mutants.py {{arguments}}
 
+# mutation testing: `just mutation --sample 100 --seed 1` takes 100 places, without options all
+mutation *arguments:
+    python tests/support/mutation.py {{arguments}}
+
 # the documentation, as CI builds it
 docs:
     mkdocs build --strict

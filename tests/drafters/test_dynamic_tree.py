@@ -33,6 +33,7 @@ def test_trees_match_their_definition(size):
     draft = TableDraft(target)
     spy = Spy(drafter_of(*size)(draft))
     output = emit(target, spy, Exact(), rows=20)
+    assert spy.uniforms == 0  # nothing is drawn
     shapes, written = set(), torch.zeros(20, dtype=torch.int64)
     for drafted, _, _, emitted in spy.heard:
         assert (

@@ -268,3 +268,10 @@ def test_an_image_does_not_depend_on_its_batch() -> None:
     together = method.decode(gaussians.Toy(head), RandomStreams(0, ids), ids).tokens
     alone = method.decode(gaussians.Toy(head), RandomStreams(0, ["c"]), ["c"]).tokens
     assert torch.allclose(together[2], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [0.1, 0.3, 0.8, 1.36, 2.5])
+def test_the_p_value_of_kolmogorov(scaled: float) -> None:
+    from scipy.special import kolmogorov
+
+    assert gaussians._tail(scaled) == pytest.approx(kolmogorov(scaled), abs=1e-9)

@@ -20,6 +20,7 @@ from tempera.exactness.tables import (
     FirstRoundOnly,
     TableDraft,
     TableTarget,
+    by_length,
     check,
     compare,
     emit,
@@ -319,3 +320,11 @@ def test_too_many_outcomes_are_refused():
 def test_a_report_states_its_result():
     assert str(check(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
     assert RandomStreams(0, ["a"]).next(1).shape == (1, 1)
+
+
+def test_distributions_by_length_are_normalised_in_float64():
+    table = torch.rand(1 + 3, 3, generator=torch.Generator().manual_seed(0))
+    first, second = by_length(table, 2)
+    assert (first.dtype, first.shape, second.shape) == (torch.float64, (1, 3), (3, 3))
+    torch.testing.assert_close(first[0], table[0].double() / table[0].double().sum())
+    assert (second.sum(-1) - 1).abs().max() < 1e-12

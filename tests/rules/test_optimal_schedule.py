@@ -54,6 +54,16 @@ def test_chains_give_both_sides_of_theorem_2(schedule):
         assert sample.tv_bound(schedule) == pytest.approx(chains.tv_bound(schedule), abs=0.02)
 
 
+def test_the_bound_of_one_token():
+    """Kept with Σ min(q, ω p), of which what exceeds p is bias: at ω = 2, q = (0.8, 0.2) whole."""
+    p, q = [torch.tensor([[0.5, 0.5]])], [torch.tensor([[0.8, 0.2]])]
+    chains = Chains.along(p, q)
+    assert chains.tv_bound((2.0,)) == pytest.approx(0.3)
+    assert chains.tv_bound((1.2,)) == pytest.approx(0.1)
+    assert chains.tv_bound((1.0,)) == pytest.approx(0)
+    assert chains.expected_emitted((1.2,)) == pytest.approx(1 + 0.6 + 0.2)
+
+
 def brute_force(p, q, expected_length):
     """The least bound over a grid of schedules, some below 1, at no less than the expected length;
     by enumeration, rule and all.

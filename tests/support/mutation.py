@@ -36,7 +36,7 @@ PACKAGE = ROOT / "src" / "tempera"
 MODULES = ("decoding", "rules", "drafters", "exactness", "training/losses", "metrics")
 LAWS = "exactness/test_laws.py"
 MORE = {
-    "decoding": ("decoding/test_loop.py", LAWS),
+    "decoding": ("decoding/test_loop.py", "decoding/test_diagnostics.py", LAWS),
     "rules": (LAWS,),
     "drafters": ("drafters/test_jacobi.py", LAWS),
     "exactness": (LAWS,),
