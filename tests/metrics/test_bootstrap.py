@@ -19,3 +19,12 @@ def test_intervals_of_means_ratios_and_medians() -> None:
     assert bootstrap.mean(values) == bootstrap.mean(values)
     assert np.isnan(bootstrap.mean(np.array([])).value)
     assert bootstrap.counts(7, 5).sum(1).tolist() == [7.0] * 5
+
+
+def test_a_mean_of_ratios_weights_columns_alike() -> None:
+    above = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]])
+    below = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    interval = bootstrap.mean_of_ratios(above, below, 200)
+    assert (interval.value, interval.n) == (pytest.approx((0.5 + 1) / 2), 3)
+    assert interval.low < interval.value <= interval.high
+    assert bootstrap.mean_of_ratios(above[:0], below[:0]).n == 0

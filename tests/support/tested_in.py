@@ -43,6 +43,7 @@ TESTED_IN = {
         "metrics/linear_chain",
         "metrics/pick_score",
     ),
+    "metrics/test_geneval.py": ("metrics/detector", "metrics/geneval_tasks"),
     "metrics/test_image_reward.py": ("metrics/blip",),
     "metrics/test_inception.py": ("metrics/vgg",),
     "metrics/test_standard.py": ("metrics/reference", "metrics/weights"),

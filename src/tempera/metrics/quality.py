@@ -154,7 +154,11 @@ def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Inter
     metrics = {}
     for metric in table.METRICS:
         values = np.array([[_number(row.get(name)) for name in metric.columns] for row in rows])
-        interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
+        known = ~np.isnan(values)
+        if metric.macro:
+            interval = bootstrap.mean_of_ratios(np.nan_to_num(values), known, resamples)
+        else:
+            interval = bootstrap.ratio(np.nansum(values, 1), known.sum(1), resamples)
         if interval.n:
             metrics[metric.key] = interval
     return metrics

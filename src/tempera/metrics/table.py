@@ -38,6 +38,7 @@ class Metric:
             out; `key` unless given.
         per_token: divide a prompt's value by its number of tokens.
         weight: column that weights the prompts' values; all count the same unless given.
+        macro: the mean of the columns' means, rather than of all their entries.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Metric:
     scores: tuple[str, ...] = ()
     per_token: bool = False
     weight: str = ""
+    macro: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,6 +125,14 @@ def _preference(key: str, title: str, form: str) -> Metric:
     )
 
 
+_TASKS = {
+    "single_object": "one object",
+    "two_object": "two objects",
+    "counting": "counting",
+    "colors": "colours",
+    "position": "position",
+    "color_attr": "colours of two objects",
+}
 _SHAPE, _COLOUR = ("shape1", "shape2"), ("colour1", "colour2")
 
 METRICS: tuple[Metric, ...] = (
@@ -268,6 +278,21 @@ METRICS: tuple[Metric, ...] = (
     _preference("image_reward", "ImageReward", ".4f"),
     _preference("pick_score", "PickScore", ".2f"),
     _preference("aesthetic", "aesthetic score", ".3f"),
+    Metric(
+        "geneval",
+        "GenEval",
+        "mean of its six tasks",
+        ".3f",
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="more",
+        scores=tuple(f"geneval_{task}" for task in _TASKS),
+        macro=True,
+    ),
+    *(
+        Metric(f"geneval_{task}", f"GenEval, {title}", "", ".3f", higher_is_better=True)
+        for task, title in _TASKS.items()
+    ),
     _accuracy(
         "attribute",
         *_SHAPE,

@@ -17,7 +17,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
 from tempera.runtime.pretrained import fill, on_meta
 
-Found = TypeVar("Found")
+Told = TypeVar("Told")
 
 SECONDS = 20
 """How long a server may take to say that it has a file."""
@@ -100,7 +100,7 @@ class WeightsFile:
             raise self._unreachable(problem) from None
         return self._kept
 
-    def _first(self, ask: Callable[[Repository, str], Found]) -> Found:
+    def _first(self, ask: Callable[[Repository, str], Told]) -> Told:
         """What the repository answers for the first of the names that it has."""
         if self._repository is None:
             raise NoMetricWeights(

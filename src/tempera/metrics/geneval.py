@@ -1,0 +1,118 @@
+"""GenEval (Ghosh et al. 2023): whether pictures show the objects, counts, colours and positions
+that their prompts ask for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from typing_extensions import override
+
+from tempera.data.prompts import Prompt
+from tempera.metrics.clip_model import ClipModel
+from tempera.metrics.detector import detect, load_detector
+from tempera.metrics.evaluators import Networks
+from tempera.metrics.geneval_tasks import COLOURS, TASKS, Found, fulfilled, task_of
+from tempera.metrics.standard import Adapter
+from tempera.metrics.weights import WeightsFile
+
+TEMPLATES = (
+    "a photo of a {colour} {name}",
+    "a photo of a {colour}-colored {name}",
+    "a photo of a {colour} object",
+)
+MOST = 16
+"""Objects of a class that are looked at."""
+
+
+@dataclass(frozen=True)
+class GenEval(Adapter):
+    """GenEval with Mask2Former Swin-S in transformers' conversion of the authors' weights. GenEval
+    itself runs MMDetection's training of the same model: scores are near its own, not equal.
+
+    Args:
+        detector: directory of the detector (config.json, model.safetensors), or a hub id.
+        clip_model, clip_weights: the CLIP that names colours; see
+            `tempera.metrics.clip_model.ClipModel`.
+        sure, sure_counted: least score of an object, and of one that is counted.
+    """
+
+    detector: str = "facebook/mask2former-swin-small-coco-instance"
+    clip_model: str = "ViT-L-14"
+    clip_weights: str | None = "openai"
+    sure: float = 0.3
+    sure_counted: float = 0.9
+
+    metrics = ("geneval", *(f"geneval_{task}" for task in TASKS))
+
+    @property
+    @override
+    def files(self) -> tuple[WeightsFile, ...]:
+        return (
+            WeightsFile(self.detector, ("config.json",)),
+            WeightsFile(self.detector, ("model.safetensors", "pytorch_model.bin")),
+            *ClipModel(self.clip_model, self.clip_weights).files,
+        )
+
+    @override
+    def network(self) -> nn.Module:
+        config, weights = (file.path() for file in self.files[:2])
+        return load_detector(config, weights)
+
+    @override
+    def load(self, device: torch.device) -> Networks:
+        network = self.network().to(device)
+        namer = colour_namer(ClipModel(self.clip_model, self.clip_weights), device)
+
+        def judged(picture: Tensor, prompt: Prompt) -> dict[str, float]:
+            scores = dict.fromkeys((f"geneval_{task}" for task in TASKS), float("nan"))
+            task = task_of(prompt.text)
+            if task is not None:
+                least = self.sure_counted if task.name == "counting" else self.sure
+                found = detect(network, picture, least)
+                objects = {name: group[:MOST] for name, group in found.items()}
+                right = fulfilled(task, objects, lambda *of: namer(picture, *of))
+                scores[f"geneval_{task.name}"] = float(right)
+            return scores
+
+        def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+            rows = [judged(*pair) for pair in zip(pictures, prompts, strict=True)]
+            return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+        return Networks(scores=[score])
+
+
+def colour_namer(
+    clip: ClipModel, device: torch.device
+) -> Callable[[Tensor, Sequence[Found], str], list[str]]:
+    """Names the colours of a picture's objects of one class: each object, cut out on grey, against
+    three sentences a colour.
+    """
+    made, tokenizer, preprocess = clip.tools()
+    network: Any = made.to(device)
+
+    def named(picture: Tensor, objects: Sequence[Found], name: str) -> list[str]:
+        sentences = [
+            template.format(colour=colour, name=name)
+            for colour in COLOURS
+            for template in TEMPLATES
+        ]
+        texts = network.encode_text(tokenizer(sentences).to(device)).float()
+        texts = normalize(texts, dim=-1).unflatten(0, (len(COLOURS), -1)).mean(1)
+        cuts = torch.stack([preprocess(_cut(picture, one)) for one in objects]).to(device)
+        images = normalize(network.encode_image(cuts).float(), dim=-1)
+        return [COLOURS[place] for place in (images @ normalize(texts, dim=-1).T).argmax(1)]
+
+    return named
+
+
+def _cut(picture: Tensor, one: Found) -> Image.Image:
+    """An object's box, its background grey (#999)."""
+    colours = picture.permute(1, 2, 0).cpu().numpy()
+    cut = np.where(one.mask[:, :, None], colours, np.uint8(0x99))
+    return Image.fromarray(cut).crop(tuple(map(round, one.box)))  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""GenEval: requests of its prompts, judgement of found objects, and the detector and the colours on
+tiny random checkpoints.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reference_clip import embed_images, embed_texts, normalised, random_state, register, tokens
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import interpolate, normalize
+
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
+from tempera.metrics import detector as detectors
+from tempera.metrics.clip_model import ClipModel
+from tempera.metrics.detector import detect, load_detector
+from tempera.metrics.evaluators import Networks
+from tempera.metrics.geneval import GenEval, colour_namer
+from tempera.metrics.geneval_tasks import (
+    CLASSES,
+    COLOURS,
+    TASKS,
+    Found,
+    Task,
+    Wanted,
+    fulfilled,
+    relations,
+    task_of,
+)
+from tempera.metrics.quality import quality
+
+CPU = torch.device("cpu")
+NO_MASK = np.zeros((1, 1), bool)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "task"),
+    [
+        ("a photo of a bench", Task("single_object", (Wanted("bench"),))),
+        ("a photo of an orange", Task("single_object", (Wanted("orange"),))),
+        ("a photo of an orange orange", Task("colors", (Wanted("orange", 1, "orange"),))),
+        ("a photo of a toothbrush and a carrot",
+         Task("two_object", (Wanted("toothbrush"), Wanted("carrot")))),
+        ("a photo of three buses", Task("counting", (Wanted("bus", 3),), exactly=True)),
+        ("a photo of a train right of a dining table",
+         Task("position", (Wanted("dining table"), Wanted("train", relation="right of")))),
+        ("a photo of a white boat and an orange hot dog",
+         Task("color_attr", (Wanted("boat", 1, "white"), Wanted("hot dog", 1, "orange")))),
+        ("a photo of a red boat and a hot dog", None),
+        ("a photo of a dragon", None),
+        ("a large green star", None),
+    ],
+)  # fmt: skip
+def test_what_a_prompt_asks_for(prompt: str, task: Task | None) -> None:
+    assert task_of(prompt) == task
+
+
+def box(*corners: float) -> Found:
+    return Found(corners, NO_MASK, 1.0)  # type: ignore[arg-type]
+
+
+def test_relations() -> None:
+    middle = box(40, 40, 60, 60)
+    assert relations(box(0, 40, 20, 60), middle) == {"left of"}
+    assert relations(box(80, 45, 100, 65), middle) == {"right of"}
+    assert relations(box(45, 0, 55, 10), middle) == {"above"}
+    assert relations(box(80, 80, 100, 100), middle) == {"right of", "below"}
+    assert relations(box(43, 41, 63, 61), middle) == set()  # within the slack
+    assert relations(middle, middle) == set()
+
+
+def judged(prompt: str, colour: str = "red", **objects: list[Found]) -> bool:
+    task = task_of(f"a photo of {prompt}")
+    assert task is not None
+    return fulfilled(task, objects, lambda found, name: [colour] * len(found))
+
+
+def test_what_fulfils_a_task() -> None:
+    one, left = box(40, 40, 60, 60), box(0, 40, 20, 60)
+    assert judged("a cat", cat=[one, one])
+    assert not judged("a cat", dog=[one])
+    assert judged("a cat and a dog", cat=[one], dog=[one])
+    assert not judged("a cat and a dog", cat=[one])
+    assert judged("two cats", cat=[one, left])
+    assert not judged("two cats", cat=[one])
+    assert not judged("two cats", cat=[one] * 3)  # GenEval forbids one more
+    assert judged("a red cat", cat=[one])
+    assert not judged("a blue cat", cat=[one])
+    assert judged("a cat left of a dog", cat=[left], dog=[one])
+    assert not judged("a cat right of a dog", cat=[left], dog=[one])
+    assert not judged("a cat left of a dog", cat=[one, left], dog=[one])  # only the surest counts
+
+
+def test_geneval_is_the_mean_of_its_tasks() -> None:
+    rows = [{"geneval_counting": 1.0, "geneval_colors": None}] * 3
+    rows += [{"geneval_counting": None, "geneval_colors": 0.0}]
+    metrics = quality(rows, Networks(), None, 20)
+    assert (metrics["geneval"].value, metrics["geneval"].n) == (0.5, 4)
+    assert (metrics["geneval_counting"].value, metrics["geneval_counting"].n) == (1.0, 3)
+    assert "geneval_position" not in metrics
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Mask2Former as transformers saves it."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    backbone = SwinConfig(
+        embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32,
+        encoder_feedforward_dim=8, encoder_layers=1, decoder_layers=2, num_attention_heads=1,
+        dim_feedforward=8, num_queries=5, num_labels=80,
+        backbone=None, use_pretrained_backbone=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("detector")
+    network = Mask2FormerForUniversalSegmentation(config)
+    with torch.no_grad():
+        for tensor in network.parameters():
+            tensor.copy_(torch.randn_like(tensor) * 0.5)
+    network.save_pretrained(directory)
+    names = load_file(directory / "model.safetensors")  # as published, not as transformers 5 has it
+    swin = "model.pixel_level_module.encoder.encoder.layers.0.blocks.0"
+    assert f"{swin}.attention.self.query.weight" in names
+    return directory
+
+
+@pytest.mark.slow
+def test_the_detector(detector: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores, masks and boxes as MMDetection makes them of the network's output."""
+    monkeypatch.setattr(detectors, "SHORT", 64)
+    network = load_detector(detector / "config.json", detector / "model.safetensors")
+    picture = torch.randint(0, 256, (3, 40, 60)).to(torch.uint8)
+    with torch.inference_mode():
+        found = detect(network, picture, 0.01)
+        image = interpolate(picture[None].float(), (64, 96), mode="bilinear")
+        mean, deviation = (
+            torch.tensor([123.675, 116.28, 103.53]),
+            torch.tensor([58.395, 57.12, 57.375]),
+        )
+        image = (image - mean[:, None, None]) / deviation[:, None, None]
+        raw = network(pixel_values=image)
+    shares = raw.class_queries_logits[0].softmax(-1)[:, :80]
+    masks = interpolate(raw.masks_queries_logits, (64, 96), mode="bilinear")
+    masks = interpolate(masks, (40, 60), mode="bilinear")[0]
+    expected: dict[str, list[float]] = {}
+    ranked = sorted((float(shares[q, c]), q, c) for q in range(5) for c in range(80))[::-1]
+    for share, query, kind in ranked[:100]:
+        inside = masks[query] > 0
+        score = share * float(masks[query][inside].sigmoid().sum() / (inside.sum() + 1e-6))
+        if score > 0.01:
+            expected.setdefault(CLASSES[kind], []).append(score)
+            rows, columns = torch.where(inside)
+            corners = (int(columns.min()), int(rows.min()), int(columns.max()), int(rows.max()))
+            boxes = [(x, y, right - 1, low - 1) for one in found[CLASSES[kind]]
+                     for x, y, right, low in [one.box]]  # fmt: skip
+            assert corners in boxes
+    assert expected
+    assert {name: [one.score for one in group] for name, group in found.items()} == {
+        name: pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+        for name, scores in expected.items()
+    }
+
+
+@pytest.mark.slow
+def test_pictures_to_scores(
+    detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detectors, "SHORT", 64)
+    name = register(tmp_path, "tiny-geneval")
+    save_file(random_state(name), tmp_path / "clip.safetensors")
+    adapter = GenEval(str(detector), name, str(tmp_path / "clip.safetensors"), sure=0.0)
+    pictures = torch.randint(0, 256, (3, 3, 32, 32)).to(torch.uint8)
+    prompts = [Prompt(str(place), text) for place, text in enumerate(
+        ["a photo of a red bench", "a photo of two cats", "anything else"])]  # fmt: skip
+    (score,) = adapter.load(CPU).scores
+    with torch.inference_mode():
+        found = score(pictures, prompts)
+    assert set(found) == {f"geneval_{task}" for task in TASKS}
+    known = {key: (~values.isnan()).tolist() for key, values in found.items()}
+    assert known["geneval_colors"] == [True, False, False]
+    assert known["geneval_counting"] == [False, True, False]
+
+
+@pytest.mark.slow
+def test_colours(tmp_path: Path) -> None:
+    """Cut out, on grey, against the mean of three sentences a colour."""
+    name = register(tmp_path, "tiny-colours")
+    state = random_state(name)
+    save_file(state, tmp_path / "clip.safetensors")
+    picture = torch.randint(0, 256, (3, 40, 40)).to(torch.uint8)
+    mask = np.zeros((40, 40), bool)
+    mask[10:20, 8:30] = True
+    inner: Tensor = torch.where(torch.from_numpy(mask), picture, torch.tensor(153).byte())
+    cut = inner[:, 4:20, 8:24]  # a box of the network's own size needs no resizing
+    texts = []
+    for colour in COLOURS:
+        sentences = [f"a photo of a {colour} tv", f"a photo of a {colour}-colored tv",
+                     f"a photo of a {colour} object"]  # fmt: skip
+        texts.append(normalize(embed_texts(tokens(sentences), state), dim=-1).mean(0))
+    image = embed_images(normalised(cut[None]), state)
+    expected = torch.cosine_similarity(image, torch.stack(texts), dim=-1).argmax()
+    namer = colour_namer(ClipModel(name, str(tmp_path / "clip.safetensors")), CPU)
+    with torch.inference_mode():
+        found = namer(picture, [Found((8.0, 4.0, 24.0, 20.0), mask, 1.0)], "tv")
+    assert found == [COLOURS[int(expected)]]
+
+
+@pytest.mark.slow
+def test_another_detector_is_refused(detector: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((detector / "config.json").read_text())
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(TemperaError, match="does not hold the weights of a Mask2Former"):
+        GenEval(str(tmp_path)).network()
