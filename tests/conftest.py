@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tempera.config.families
 import tempera.runtime.huggingface  # noqa: F401  before any test imports transformers itself
 
 os.environ.update(

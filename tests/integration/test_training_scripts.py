@@ -161,13 +161,14 @@ REFUSED = {
     "main lr=-1": "lr=-1",
     "main decay=step": "`decay=step` is not possible; it must be one of linear, cosine, constant",
     "main stepz=5": "there is no option `stepz`",
-    "main recipe=foo": "there is no recipe=foo; choose one of shapes",
-    "main train_data=foo": "there is no train_data=foo; choose one of generated, shapes, shards",
+    "main recipe=foo": "there is no recipe=foo; choose one of chameleon, llamagen, shapes",
+    "main train_data=foo": "there is no train_data=foo; choose one of generated, "
+    "laion_coco, shapes, shards",
     "main train_data=shards": "`train_data.path` has no value",
     "main train_data=shards train_data.path=/absent": "/absent holds no manifest.json",
     "main batch_size=5 gradient_accumulation=2": "batch_size=5 does not divide",
-    "prepare source=foo": "there is no source=foo; choose one of coco, dataset, imagefolder, "
-    "parquet, prompts, shapes, webdataset",
+    "prepare source=foo": "there is no source=foo; choose one of coco, coco_captions, dataset, "
+    "imagefolder, imagenet, laion_coco, parquet, prompts, shapes, webdataset",
     "prepare source=imagefolder source.path=/absent": "/absent does not exist: give the path of "
     "an image folder",
     "prepare shard_size=many": "`shard_size=many` is not possible; it must be a whole number",

@@ -176,7 +176,7 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
 @pytest.mark.parametrize("model", ["mar_large", "mar_huge"])
 def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
     assert {
-        composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=classes")
+        composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=imagenet")
     } == {model}
     assert any(
         f"guidance={3.2 if model == 'mar_huge' else 3.0}" in job

@@ -25,7 +25,6 @@ TESTED_IN = {
         "evaluation/progress",
         "metrics/acceptance",
         "metrics/quality",
-        "runtime/distributed",
     ),
     "exactness/test_gaussians.py": ("continuous/residual_sampler",),
     "integration/test_eval_script.py": ("commands/evaluate", "commands/scripts"),
@@ -35,7 +34,11 @@ TESTED_IN = {
         "targets/shared_vocabulary",
         "training/fsdp",
     ),
-    "integration/test_training_scripts.py": ("commands/prepare", "commands/train"),
+    "integration/test_training_scripts.py": (
+        "commands/prepare",
+        "commands/sources",
+        "commands/train",
+    ),
     "metrics/test_clip.py": (
         "metrics/aesthetic",
         "metrics/clip_model",

@@ -66,14 +66,14 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
 
 def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, vq = tiny_target(), tiny_vq()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        TemperaError, match="several processes cannot generate one set of training images"
-    ):
-        generated_codes(target, vq, tmp_path, Captions(80), limit=60)
-    monkeypatch.delenv("WORLD_SIZE")
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setenv("ACCELERATE_USE_FSDP", "true")
+        with pytest.raises(TemperaError, match="a target that is split among processes cannot"):
+            generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     first = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     assert len(first.images) == 60
+    assert first.described["count"] == 60 and len(first.described["sha256"]) == 64
 
     def draw_nothing(entries: list[Entry]) -> None:
         raise AssertionError("they are drawn already")

@@ -6,8 +6,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
+from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
-from tempera.data.prompts import one_prompt
+from tempera.data.captions import check_prompts
+from tempera.data.prompts import described, one_prompt
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_identity import about, run_identity
 from tempera.runtime.distributed import Processes
@@ -16,18 +18,27 @@ from tempera.runtime.tracking import Tracker
 
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
+    check_suited(cfg)
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     check_values(cfg.tracking)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    evaluator.check(cfg.model.name)
+    build.check_draft(cfg)
+    if (captions := build.build_captions(cfg)) is not None:
+        check_prompts(prompts, captions)
     pipeline = build.build_pipeline(cfg)
     choices = _hydra(cfg, "choices") or {}
     identity = run_identity(
         {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
     )
     paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
-    notes = about(device, _hydra(cfg, "overrides") or []) | {"paper": paper}
+    data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else cfg.prompt}
+    notes = about(device, _hydra(cfg, "overrides") or []) | {
+        "paper": paper,
+        "data": data | described(prompts),
+    }
     directory = Path(processes.from_main(str(cfg.directory)))
     plan = instantiate(cfg.plan, directory=directory, settings=identity, about=notes)
 

@@ -1,23 +1,21 @@
 """`tempera-prepare`: captions and images to shards of codes."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from tempera.commands.sources import fetched
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import from_options, instantiate
+from tempera.config.families import check_suited
+from tempera.config.instantiate import from_options
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
-
-PATIENCE = timedelta(days=1)
-"""The other processes may wait for hours where a large target generates the images."""
 
 
 def main(cfg: DictConfig) -> dict[str, int]:
@@ -26,8 +24,9 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
-    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu", patience=PATIENCE)
-    source = instantiate(cfg.source)
+    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    check_suited(cfg)
+    source = fetched(cfg, processes)
     encoder = build.build_encoder(cfg)
     directory = Path(str(cfg.directory))
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}

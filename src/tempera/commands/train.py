@@ -1,6 +1,7 @@
 """`tempera-train`: train the draft of a model."""
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,24 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.commands.sources import fetched
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import check_values, from_options, instantiate
+from tempera.config.families import check_suited
+from tempera.config.instantiate import (
+    accepted,
+    check_value,
+    check_values,
+    from_options,
+    instantiate,
+)
 from tempera.drafters.draft_network import DraftNetwork
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
+from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
+from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.fsdp import launched, split_target
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
@@ -23,19 +35,29 @@ from tempera.training.trainer import DRAFT, train
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
+    check_suited(cfg)
+    build.check_tokens(cfg)
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe")
-    target: Any = build.build_target(cfg, split_target if launched() else None)
-    directory = Path(str(cfg.directory))
+    recipe = _recipe(cfg)
     check_values(cfg.tracking)
+    directory = writable_directory(Path(str(cfg.directory)))
+    offered: dict[str, Any] = {"processes": processes}
+    if "source" in cfg:
+        offered["source"] = fetched(cfg, processes)
+    target: Any = build.build_target(cfg, split_target if launched() else None)
     codes = instantiate(
-        cfg.train_data, target=target, tokenizer=build.build_tokenizer(cfg), directory=directory
+        cfg.train_data,
+        target=target,
+        tokenizer=build.build_tokenizer(cfg),
+        directory=directory,
+        **accepted(cfg.train_data, offered),
     )
+    recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
     loss: Loss = instantiate(cfg.loss)
-    apart = {*asdict(recipe), "device", "directory", "tracking"}
-    choices: Any = OmegaConf.to_container(
+    apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate"}
+    record: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
     )
 
@@ -43,10 +65,36 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
         return build.start_tracker(cfg, directory, "train_draft", chosen)
 
-    metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, choices)
+    if isinstance(codes, ShardCodes):
+        record["data"] = codes.described
+    metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, record)
     if processes.is_main:
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} "
             f"{pasted('drafter.path', directory / DRAFT)}"
         )
     return metrics
+
+
+def _recipe(cfg: DictConfig) -> Recipe:
+    """The recipe, checked before anything is read; its steps are 1 where epochs decide them.
+    mixed_precision=auto is bfloat16 on CUDA.
+    """
+    decided: dict[str, Any] = {}
+    if cfg.steps is None:
+        check_value(cfg, "epochs", cfg.epochs, float)
+        decided["steps"] = 1
+    if cfg.mixed_precision == "auto":
+        cuda = build.parse_device(cfg.device).type == "cuda"
+        decided["mixed_precision"] = "bf16" if cuda else "no"
+    recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe", **decided)
+    return recipe
+
+
+def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:
+    """`steps`, or those of `epochs` passes over the images."""
+    if cfg.steps is not None:
+        return int(cfg.steps)
+    if not isinstance(codes, ShardCodes):
+        raise TemperaError("these training images have no end, and so no epochs: give steps=.")
+    return max(1, math.ceil(float(cfg.epochs) * len(codes.kept) / batch_size))

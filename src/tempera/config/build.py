@@ -20,7 +20,10 @@ from tempera.decoding.interfaces import Drafter, Rule, Target
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError, shortened
 from tempera.rules.schedules import floored
+from tempera.runtime.installation import command
+from tempera.runtime.network_directory import check_files
 from tempera.runtime.network_identity import identity_of
+from tempera.runtime.pretrained import RANDOM
 from tempera.runtime.tracking import Tracker
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,7 +37,25 @@ def build_text_encoder(cfg: DictConfig) -> nn.Module:
     """`model.text_encoder`, frozen, on `device` in `dtype`; its `encode(prompts)` gives the
     network's condition and which of it is real.
     """
-    return _frozen(instantiate(cfg.model.text_encoder), cfg)
+    encoder: nn.Module = instantiate(cfg.model.text_encoder, **_truncate(cfg, "text_encoder"))
+    return _frozen(encoder, cfg)
+
+
+def build_captions(cfg: DictConfig) -> Any:
+    """`model.captions`, whose `check(prompts)` raises TemperaError for a prompt or caption that the
+    model cannot use, without its weights; None for a model that has none.
+    """
+    if "captions" not in cfg.model:
+        return None
+    return instantiate(cfg.model.captions, **_truncate(cfg, "captions"))
+
+
+def _truncate(cfg: DictConfig, part: str) -> dict[str, Any]:
+    """The option `truncate`, for a part of the model that has it as an argument."""
+    if "truncate" not in cfg:
+        return {}
+    check_value(cfg, "truncate", cfg.truncate, bool)
+    return accepted(cfg.model[part], {"truncate": cfg.truncate})
 
 
 def build_tokenizer(cfg: DictConfig) -> nn.Module:
@@ -148,6 +169,19 @@ def build_tree(cfg: DictConfig) -> Tree:
     """The draft tree of the method; empty where the method has none."""
     tree: Tree = instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
     return tree
+
+
+def check_draft(cfg: DictConfig) -> None:
+    """Raise TemperaError unless the method's draft, where it has one in a directory, is there:
+    before any weights are read.
+    """
+    path = OmegaConf.select(cfg, "drafter.path")
+    if path is not None and path != RANDOM:
+        check_files(
+            Path(path),
+            f"train a draft with `{command('train')} model={cfg.model.name}`, give another with "
+            "drafter.path=DIR, or take a method without one, such as method=sjd",
+        )
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:

@@ -18,6 +18,7 @@ from hydra.errors import InstantiationException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigValueError, ValidationError
 
+from tempera.config import families  # noqa: F401  its resolver
 from tempera.errors import MissingWeights, TemperaError, shortened
 
 WORDS = {

@@ -51,13 +51,13 @@ OPTIONS: dict[type[BaseException], str] = {
     NoReference: "metrics.reference_dir=DIR",
     NoSmallerModel: "model=shapes and llamagen_3b_c2i have one; drafter=mar_base serves MAR models",
     NotAChain: "tree=chain, or rule=exact",
-    NotAClass: "as in prompt=207 or data=classes",
+    NotAClass: "as in prompt=207 or data=imagenet",
     NotADensityRule: "method=cspd, cspd_published or cspd_exact",
     OtherCodebook: "neighbours.directory=DIR",
     OtherWorld: "metrics=real or metrics=none",
     OtherSchedule: "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
     "with the others",
-    PromptTooLong: "model.text_encoder.truncate=true",
+    PromptTooLong: "truncate=true",
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
 """For each error of the library, the command-line options that fix it."""

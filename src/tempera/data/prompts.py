@@ -84,6 +84,12 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
 
 
+def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """How many prompts a list holds, and a hash of their ids and texts."""
+    lines = "\n".join(f"{prompt.id}\t{prompt.text}" for prompt in prompts)
+    return {"count": len(prompts), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
+
+
 def check_slice(limit: int | None, offset: int) -> None:
     """Refuse a slice of prompts that holds none, or a negative offset."""
     if limit is not None and limit < 1:

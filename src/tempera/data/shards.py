@@ -5,6 +5,7 @@ in raster order). The manifest is rewritten after every shard, so a directory is
 moment: shards it does not list do not exist.
 """
 
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -86,6 +87,19 @@ class Manifest:
         """Everything that determines the shards' contents: equal recipes give equal codes."""
         skipped = ("complete", "shards", "broken")
         return {name: value for name, value in asdict(self).items() if name not in skipped}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What training records of its data: source, encoder, counts, and a hash of the shards."""
+        digest = hashlib.sha256(" ".join(shard.sha256 for shard in self.shards).encode())
+        return {
+            "source": self.source,
+            "encoder": self.encoder,
+            "tokenizer": self.tokenizer,
+            "count": self.count,
+            "broken": self.broken_count,
+            "sha256": digest.hexdigest(),
+        }
 
     def save(self, directory: Path) -> None:
         """Write `manifest.json` atomically."""

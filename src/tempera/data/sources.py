@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from tempera.data.prompts import file_prompts
 from tempera.errors import TemperaError, shortened
+from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_json, regular_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -88,6 +89,12 @@ class Source(Protocol):
 
     def count(self) -> int | None:
         """Number of entries, broken ones included; None if only reading all of them would tell."""
+
+    def fetch(self, processes: Processes) -> None:
+        """Bring to this machine what `count` and `read` need, before any other work; all processes
+        call it, and share it.
+        """
+        return
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
         """Entries from position `start`; broken ones take a position too."""

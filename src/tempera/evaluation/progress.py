@@ -29,20 +29,29 @@ class Bar:
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         self.progress = Progress(*columns, disable=not shown, refresh_per_second=4, expand=True)
-        self.images, self.done, self.tokens, self.rounds = images, done, 0, 0
+        self.images, self.done, self.tokens, self.rounds = images, float(done), 0.0, 0.0
         self.task = self.progress.add_task(
             title, total=images * length, completed=done * length, note=self._note()
         )
 
-    def advance(self, images: int, tokens: int, rounds: int) -> None:
-        """Count what was done since the last call; rounds are summed over images."""
+    def finish(self) -> None:
+        """All images are there, whoever made them."""
+        self.done = self.images
+        self.progress.update(
+            self.task, completed=self.progress.tasks[self.task].total, note=self._note()
+        )
+
+    def advance(self, images: float, tokens: float, rounds: float) -> None:
+        """Count what was done since the last call; rounds are summed over images. Of several
+        processes one counts, for all of them.
+        """
         self.done += images
         self.tokens += tokens
         self.rounds += rounds
         self.progress.update(self.task, advance=tokens, note=self._note())
 
     def _note(self) -> str:
-        note = f"{self.done}/{self.images} images"
+        note = f"{self.done:.0f}/{self.images} images"
         if self.rounds:
             seconds = self.progress.tasks[self.task].elapsed or 0.0
             note += f" · accepted length {self.tokens / self.rounds:.2f}"

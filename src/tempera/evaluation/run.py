@@ -70,16 +70,15 @@ def evaluate(
     start_tracker: Callable[[], Tracker],
     processes: Processes,
 ) -> dict[str, float]:
-    """Run the plan and write the run directory (see `tempera.evaluation.run_directory`).
+    """Run the plan and write the run directory (see `tempera.evaluation.run_directory`). The
+    evaluator has been checked: it is, before any weights are read.
 
     Returns:
         The metrics by key, without intervals; empty in processes other than the main one.
 
     Raises:
-        TemperaError: the evaluator does not fit the model, the directory belongs to another run or
-            cannot be written, or decoding failed.
+        TemperaError: the directory belongs to another run or cannot be written, or decoding failed.
     """
-    evaluator.check(plan.model)
     claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
     if processes.is_main:
         evaluator.fetch()
@@ -115,15 +114,24 @@ def _generated(
 ) -> list[Row]:
     """Generate the missing images; returns the records in the prompts' order."""
     store = Store(plan.directory / "records", COLUMNS)
-    waiting = todo(store, prompts, plan.batch_size)
-    processes.wait()  # all processes have listed the same missing images
-    missing = sum(map(len, waiting))
-    mine = waiting[processes.rank :: processes.count]
+    mine = todo(store, prompts[processes.rank :: processes.count], plan.batch_size)
+    missing = len(store.missing([prompt.id for prompt in prompts]))
+    processes.wait()  # all processes have listed what is missing before one writes
+    shares = processes.gather(sum(map(len, mine)))
     with Bar(
         len(prompts), len(prompts) - missing, pipeline.target.length, processes.is_main
     ) as bar:
-        generate(pipeline, mine, plan.directory, store, plan.diagnostics, bar.advance)
-    processes.wait()
+        step = missing / max(shares[0], 1)  # the others are about as far
+        generate(
+            pipeline,
+            mine,
+            plan.directory,
+            store,
+            plan.diagnostics,
+            lambda images, tokens, rounds: bar.advance(images * step, tokens * step, rounds * step),
+        )
+        processes.wait()
+        bar.finish()
     if not processes.is_main:
         return []
     found = store.rows()

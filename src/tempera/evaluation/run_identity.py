@@ -20,6 +20,8 @@ FREE = (
     "offset",
     "prompt",
     "path",
+    "captions",
+    "truncate",
     "batch_size",
     "device",
     "dtype",

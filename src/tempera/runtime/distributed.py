@@ -1,29 +1,37 @@
-"""One process, or several started by `torchrun` that share a run directory."""
+"""One process, or several that share a run directory: started by `torchrun` or `accelerate launch`,
+or as the tasks of a Slurm step (`srun`, `launcher=slurm`).
+"""
 
 import os
+import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+PATIENCE = timedelta(days=1)
+"""Processes may wait for hours where one downloads, or draws the last images."""
+
+FIRST_PORT, PORTS = 20000, 40000
+"""Where the processes of a Slurm job meet, by its number."""
+
 
 class Processes:
-    """This process and the others of the run. Without `torchrun` there is only this one, and
-    accelerate is not used.
+    """This process and the others of the run. Where there is only this one, accelerate is not used.
 
     Args:
         cpu: communicate through gloo instead of NCCL.
-        patience: how long to wait for another process before failing; by default torch's timeout.
+        patience: how long to wait for another process before failing.
     """
 
-    def __init__(self, cpu: bool, patience: timedelta | None = None) -> None:
+    def __init__(self, cpu: bool, patience: timedelta = PATIENCE) -> None:
         self._state: Any = None
+        os.environ.update(slurm_environment(os.environ))
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
 
-            self._state = PartialState(
-                cpu=cpu, **({} if patience is None else {"timeout": patience})
-            )
+            self._state = PartialState(cpu=cpu, timeout=patience)
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
 
@@ -55,3 +63,38 @@ class Processes:
 
         gathered: list[T] = gather_object([value])
         return gathered
+
+
+def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torch and accelerate want to know of a task of a Slurm step, as `torchrun` would say it;
+    empty outside of a step of several tasks, and under torchrun.
+
+    Args:
+        environment: of this process. A batch script has the number of tasks too, but is one
+            process: only a step has SLURM_STEP_NUM_TASKS.
+    """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or (
+        environment.get("SLURM_NTASKS", "1") if "SLURM_STEP_ID" in environment else "1"
+    )
+    if int(tasks) < 2 or "RANK" in environment or "SLURM_PROCID" not in environment:
+        return {}
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    step = environment.get("SLURM_STEP_ID", "0")
+    job = int(environment.get("SLURM_JOB_ID", "0")) + (int(step) if step.isdigit() else 0)
+    local = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    found = {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": first_node(nodes) or "127.0.0.1",
+        "MASTER_PORT": str(FIRST_PORT + job % PORTS),
+    }
+    if match := re.match(r"\d+", local):
+        found["LOCAL_WORLD_SIZE"] = match[0]
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a Slurm list of nodes: `gpu[07-09,12],big1` is gpu07 and others."""
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\]([^\[,]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""

@@ -29,6 +29,21 @@ class CannotReach(TemperaError):
         )
 
 
+@dataclass(eq=False)
+class Gated(TemperaError):
+    """A repository is open to those who accepted its conditions. logged_in: as somebody else."""
+
+    repository: "Repository"
+    logged_in: bool
+
+    def __str__(self) -> str:
+        who = "this account has no access yet" if self.logged_in else "you are not logged in"
+        return (
+            f"the hub repository {self.repository.id} is gated, and {who}: accept its conditions "
+            f"at {self.repository.page}, log in with `hf auth login`, and run this again."
+        )
+
+
 @dataclass(frozen=True)
 class Repository:
     """A repository of the hub.
@@ -148,11 +163,7 @@ class Repository:
         try:
             yield
         except errors.GatedRepoError:
-            who = "this account has no access yet" if get_token() else "you are not logged in"
-            raise TemperaError(
-                f"the hub repository {self.id} is gated, and {who}: accept its conditions at "
-                f"{self.page}, log in with `hf auth login`, and run this again."
-            ) from None
+            raise Gated(self, bool(get_token())) from None
         except errors.RevisionNotFoundError:
             raise TemperaError(
                 f"the hub repository {self.id} has no revision {self.revision}: give a commit, "

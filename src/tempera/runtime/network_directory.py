@@ -61,7 +61,7 @@ def read_network(
         TemperaError: a file is missing, truncated, a pickle, or does not hold such a network.
     """
     directory = Path(directory)
-    _check_files(directory, advice)
+    check_files(directory, advice)
     config = read_json(directory / CONFIG)
     try:
         network = build(config)
@@ -100,8 +100,12 @@ def _fill(network: nn.Module, weights: dict[str, Tensor], directory: Path) -> No
     network.load_state_dict(weights)
 
 
-def _check_files(directory: Path, advice: str) -> None:
-    """Refuse a directory that is missing, a pickle, or without one of the files."""
+def check_files(directory: Path, advice: str) -> None:
+    """Refuse a directory that is missing, a pickle, or without one of the files.
+
+    Raises:
+        TemperaError: says which, and `advice`.
+    """
     if directory.suffix.lower() in _PICKLES:
         raise TemperaError(
             f"{directory} is a pickle, which can run code when it is read: give a directory with "

@@ -20,28 +20,68 @@ from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
 
 
-class CaptionFeatures(nn.Module):
-    """Encodes captions with T5, left-padded with zeros as in LlamaGen's sampling script.
+class CaptionTokens:
+    """Captions → tokens of T5, as LlamaGen's sampling script gives them.
 
     Args:
-        encoder: a Hugging Face T5 encoder.
-        tokenize: text → ids without the end-of-text id (1), which is appended here.
-        length: T, including the end-of-text token.
-        truncate: truncate captions that are too long, as the script does, instead of raising.
+        tokenize: text → ids, without the end of text (1), which is appended.
+        length: tokens of a caption, its end included.
+        truncate: cut a caption that is too long, as the script does, instead of refusing it.
     """
 
     END = 1
 
-    def __init__(
-        self, encoder: Any, tokenize: Tokenize, length: int = 120, truncate: bool = False
-    ) -> None:
+    def __init__(self, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
+        self.tokenize, self.length, self.truncate = tokenize, length, truncate
+
+    def check(self, prompts: list[str]) -> None:
+        """Raise TemperaError for a caption that is empty, also after cleaning, or too long."""
+        self.ids(prompts)
+
+    def ids(self, prompts: list[str]) -> list[list[int]]:
+        """The tokens of every caption.
+
+        Raises:
+            TemperaError: a caption is empty or too long.
+        """
+        return [
+            self._ids(prompt, f"prompt {number} of {len(prompts)}")
+            for number, prompt in enumerate(prompts, start=1)
+        ]
+
+    def _ids(self, prompt: str, where: str) -> list[int]:
+        ids = self.tokenize(clean_caption(clean_caption(prompt)))
+        if not ids:
+            raise TemperaError(
+                f"{where} is empty once addresses, handles and Chinese are taken out: give it at "
+                "least one word."
+                if prompt.strip()
+                else f"{where} is empty: give it at least one word."
+            )
+        if len(ids) >= self.length and not self.truncate:
+            raise PromptTooLong(where, len(ids) + 1, self.length)
+        return [*ids[: self.length - 1], self.END]
+
+
+class AnyCaption:
+    """Every caption can be used."""
+
+    def check(self, prompts: list[str]) -> None:
+        """Nothing is wrong."""
+
+
+class CaptionFeatures(nn.Module):
+    """Captions → features of a T5 encoder, `tokens.length` tokens padded on the left with zeros, as
+    LlamaGen's sampling script gives them.
+
+    Args:
+        encoder: a Hugging Face T5 encoder.
+        tokens: captions → its tokens.
+    """
+
+    def __init__(self, encoder: Any, tokens: CaptionTokens) -> None:
         super().__init__()
-        self.encoder, self.tokenize, self.length, self.truncate = (
-            encoder,
-            tokenize,
-            length,
-            truncate,
-        )
+        self.encoder, self.tokens = encoder, tokens
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -54,10 +94,7 @@ class CaptionFeatures(nn.Module):
             TemperaError: a caption is empty.
             PromptTooLong: a caption is too long and `truncate` is False.
         """
-        rows = [
-            self._ids(prompt, f"prompt {number} of {len(prompts)}")
-            for number, prompt in enumerate(prompts, start=1)
-        ]
+        rows, length = self.tokens.ids(prompts), self.tokens.length
         device = self.encoder.get_input_embeddings().weight.device
         width = max(map(len, rows))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
@@ -65,23 +102,14 @@ class CaptionFeatures(nn.Module):
             [[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device
         )
         states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
-        features = states.new_zeros(len(rows), self.length, states.shape[-1])
-        keep = torch.zeros(len(rows), self.length, dtype=torch.bool, device=device)
+        features = states.new_zeros(len(rows), length, states.shape[-1])
+        keep = torch.zeros(len(rows), length, dtype=torch.bool, device=device)
         for number, row in enumerate(rows):
             features[number, -len(row) :], keep[number, -len(row) :] = (
                 states[number, : len(row)],
                 True,
             )
         return features, keep
-
-    def _ids(self, prompt: str, where: str) -> list[int]:
-        """Token ids of a caption, end of text included; `where` names it in errors."""
-        ids = self.tokenize(clean_caption(clean_caption(prompt)))
-        if not ids:
-            raise TemperaError(f"{where} is empty: give it at least one word.")
-        if len(ids) >= self.length and not self.truncate:
-            raise PromptTooLong(where, len(ids) + 1, self.length)
-        return [*ids[: self.length - 1], self.END]
 
 
 class RandomFeatures(nn.Module):
@@ -120,16 +148,16 @@ class ClassLabels(nn.Module):
         super().__init__()
         self.classes = classes
 
-    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Parse labels, int64 [B]; the mask bool [B, 1] is True everywhere.
-
-        Raises:
-            NotAClass: a prompt is no number below `classes`.
-        """
+    def check(self, prompts: list[str]) -> None:
+        """Raise NotAClass for a prompt that is no class number."""
         for number, prompt in enumerate(prompts, start=1):
             if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
                 where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
                 raise NotAClass(where, self.classes)
+
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
+        self.check(prompts)
         return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(
             len(prompts), 1, dtype=torch.bool
         )
@@ -172,12 +200,27 @@ def load_flan_t5(
     config = T5Config(
         **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
     )
-    tokenizer = PretrainedFiles(weights, ("tokenizer.json",), hub).find()[0]
+    tokens = CaptionTokens(_tokenizer(weights, hub), length, truncate)
     encoder: Any = load_pretrained(
         lambda: T5EncoderModel(config), release, _share_embedding, ignore=("decoder.", "lm_head.")
     )
     encoder.encoder.embed_tokens.weight = encoder.shared.weight
-    return CaptionFeatures(encoder, load_tokenize(tokenizer), length, truncate)
+    return CaptionFeatures(encoder, tokens)
+
+
+def load_caption_tokens(
+    weights: str, hub: str, length: int = 120, truncate: bool = False
+) -> CaptionTokens | AnyCaption:
+    """What `load_flan_t5` makes of captions before its encoder reads them; for `random` weights any
+    caption will do.
+    """
+    if PretrainedFiles(weights, T5_FILES, hub).random:
+        return AnyCaption()
+    return CaptionTokens(_tokenizer(weights, hub), length, truncate)
+
+
+def _tokenizer(weights: str, hub: str) -> Tokenize:
+    return load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub).find()[0])
 
 
 def _share_embedding(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -106,6 +106,11 @@ class PromptEncoder(nn.Module):
         condition = torch.tensor(padded)
         return condition, condition[:, 0] != PADDING
 
+    def check(self, prompts: list[str]) -> None:
+        """Raise TemperaError for a prompt that `encode` cannot take."""
+        for number, prompt in enumerate(prompts, start=1):
+            self._row(prompt, f"prompt {number} of {len(prompts)}")
+
     def _row(self, prompt: str, where: str) -> list[int]:
         if not prompt.strip():
             raise TemperaError(f"{where} is empty: give it at least one word.")

@@ -3,21 +3,23 @@ addressed by a counter, so that order, sharding and resumption cannot change the
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from tqdm import tqdm
 
-from tempera.data.encoders import target_encoder
+from tempera.data.encoders import CodeEncoder, target_encoder, vq_encoder
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
+from tempera.data.sources import Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
+from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
+from tempera.training.fsdp import launched
 
 HOLDOUT = 20
 """One image in 20 is held out: 5%."""
@@ -40,9 +42,17 @@ class ShardCodes:
 
     A hash of an image's key decides whether it is held out, so the hold-out does not depend on
     order or seed, and captions of one image stay together.
+
+    Args:
+        images: all of them.
+        seed: of the permutations.
+        described: where they come from, how many there are, and a hash, for the record.
     """
 
-    def __init__(self, images: CodedImages, seed: int = 0) -> None:
+    def __init__(
+        self, images: CodedImages, seed: int = 0, described: dict[str, Any] | None = None
+    ) -> None:
+        self.described = described or {}
         parts = [_hash(key.partition("#")[0]) % HOLDOUT == 0 for key in images.keys]
         self.images, self.seed = images, seed
         self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
@@ -69,7 +79,8 @@ class ShardCodes:
         Raises:
             TemperaError: see `read_shards`.
         """
-        return cls(read_shards(Path(path), tokenizer, vocab_size, grid), seed)
+        images = read_shards(Path(path), tokenizer, vocab_size, grid)
+        return cls(images, seed, Manifest.load(Path(path)).summary)
 
     def train(self, positions: list[int]) -> CodedImages:
         """Image number p is entry p mod n of the permutation of epoch p // n."""
@@ -104,43 +115,91 @@ def generated_codes(
     target: TransformerTarget,
     tokenizer: VQModel,
     directory: Path,
-    source: Any,
+    source: Source,
+    processes: Processes | None = None,
     limit: int | None = 4096,
     batch_size: int = 64,
+    max_broken: int = 100,
     seed: int = 0,
 ) -> ShardCodes:
     """`train_data=generated`: images that the target generates for the captions of `source`, kept
     as shards in `directory/codes`.
 
     Args:
-        source: a `tempera.data.sources.Source`.
+        source: captions.
+        processes: those that share the work; this one alone unless given.
         limit: number of captions; None takes all.
         batch_size: images generated at a time.
+        max_broken: stop when more captions than this cannot be used.
         seed: with a caption's key it fixes the image.
 
     Raises:
-        TemperaError: several processes run, and the images are not generated yet.
+        TemperaError: the target is split among processes, and the images are not generated yet.
     """
     shards = directory / "codes"
-    drawn = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
-    if not drawn and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() and not _complete(shards):
         raise TemperaError(
-            "several processes cannot generate one set of training images: generate it first with "
-            f"`{command('prepare')} encoder=target`, then train with train_data=shards "
-            "train_data.path=DIR."
+            "a target that is split among processes cannot generate training images: generate "
+            f"them first with `{command('prepare')} encoder=target`, then train with "
+            "train_data=shards train_data.path=DIR."
         )
-    with tqdm(desc="generate training images", unit="image", disable=drawn) as bar:
-        encoder = target_encoder(target, tokenizer, seed)
-        prepare(
-            source,
-            encoder,
-            shards,
-            shard_size=4 * batch_size,
-            batch_size=batch_size,
-            limit=limit,
-            report=bar.write,
-            bar=bar,
-        )
-    return ShardCodes.read(
-        str(shards), identity_of(tokenizer), target.vocab_size, target.grid, seed
-    )
+    encoder = target_encoder(target, tokenizer, seed)
+    options = {"shard_size": 4 * batch_size, "batch_size": batch_size, "limit": limit}
+    _encode(source, encoder, shards, processes, max_broken=max_broken, **options)
+    return shard_codes(target, tokenizer, directory, str(shards), seed)
+
+
+def encoded_codes(
+    target: TransformerTarget,
+    tokenizer: VQModel,
+    directory: Path,
+    source: Source,
+    path: str,
+    processes: Processes | None = None,
+    limit: int | None = None,
+    batch_size: int = 32,
+    max_broken: int = 1000,
+    seed: int = 0,
+) -> ShardCodes:
+    """`train_data=laion_coco`: images of `source`, encoded once and kept as shards in `path`, as
+    `train_draft/prepare.py` leaves them there.
+
+    Args:
+        source: captioned images.
+        path: the shards, whole, in part or not there yet.
+        processes: those that share the work; this one alone unless given.
+        limit: number of images; None takes all.
+        batch_size: images encoded at a time.
+        max_broken: stop when more entries than this cannot be used.
+        seed: of the permutations of the images.
+    """
+    encoder, shards = vq_encoder(target.grid, tokenizer), Path(path)
+    _encode(
+        source, encoder, shards, processes, limit=limit, batch_size=batch_size,
+        max_broken=max_broken,
+    )  # fmt: skip
+    return shard_codes(target, tokenizer, directory, path, seed)
+
+
+def _complete(shards: Path) -> bool:
+    return (shards / MANIFEST).is_file() and Manifest.load(shards).complete
+
+
+def _encode(
+    source: Source,
+    encoder: CodeEncoder,
+    shards: Path,
+    processes: Processes | None,
+    **options: Any,
+) -> None:
+    """Encode what is missing, with a bar in the first process."""
+    main = processes is None or processes.is_main
+    with tqdm(
+        desc="encode training images", unit="image", disable=not main or _complete(shards)
+    ) as bar:
+        said = bar.write if main else _nothing
+        prepare(source, encoder, shards, report=said, bar=bar, processes=processes, **options)
+
+
+def _nothing(line: str) -> None:
+    """The first process says it."""

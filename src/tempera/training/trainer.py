@@ -92,6 +92,7 @@ def train(
     )
     draft = draft.to(target.device)
     run = TrainingRun(target, draft, codes, loss, recipe, directory, accelerator, quiet, sharded)
+    run.data = (record or {}).get("data") or {}
     run.resume()
     remaining = run.state.progress.step < recipe.steps
     run.finish(start_tracker if accelerator.is_main_process and remaining else NoTracker)
@@ -128,6 +129,7 @@ class TrainingRun:
         self.head = Head(self._logits, target.sampling, recipe.logit_chunk)
         self.directory, self.accelerator = directory, accelerator
         self.tracker: Tracker = NoTracker()
+        self.data: Mapping[str, Any] = {}
         self.quiet = quiet or not accelerator.is_main_process
         self.whole = copy.deepcopy(draft).requires_grad_(False)
         self.model = (
@@ -388,6 +390,7 @@ class TrainingRun:
             "architecture": type(self.draft).__name__,
             "loss": described(self.loss),
             "recipe": asdict(self.recipe),
+            "data": dict(self.data),
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
@@ -406,6 +409,8 @@ def _readme(values: dict[str, Any]) -> str:
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
     options = {f"loss.{name}": value for name, value in values["loss"].items()} | values["recipe"]
     recipe = "\n".join(f"| {name} | {value} |" for name, value in options.items())
+    data = "\n".join(f"| {name} | {value} |" for name, value in values["data"].items())
+    data = data or "| source | drawn as they were needed: see training.json |"
     state = "finished" if values["finished"] else "not finished"
     processes = values["processes"]
     return f"""# A draft for {values["model"]}
@@ -420,6 +425,12 @@ is between the distributions that decoding draws from, the accepted length is of
 | metric | value |
 |---|---|
 {best}
+
+Training images:
+
+| | |
+|---|---|
+{data}
 
 Recipe (`metrics.json` holds it too):
 

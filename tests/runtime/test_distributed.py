@@ -1,0 +1,56 @@
+"""Several processes: as torchrun says it, or as Slurm does."""
+
+import pytest
+
+from tempera.runtime.distributed import first_node, slurm_environment
+
+STEP = {
+    "SLURM_JOB_ID": "41000", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_NTASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1",
+    "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}  # fmt: skip
+
+
+def test_a_task_of_a_slurm_step_is_a_rank() -> None:
+    assert slurm_environment(STEP) == {
+        "RANK": "9",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "8",
+        "MASTER_ADDR": "gpu07",
+        "MASTER_PORT": "21000",
+    }
+    assert slurm_environment({**STEP, "MASTER_PORT": "7"}).get("MASTER_PORT") is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"RANK": "0"},  # torchrun inside a task
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
+    ],
+)
+def test_one_process_stays_one(other: dict[str, str]) -> None:
+    assert slurm_environment({**STEP, **other}) == {}
+
+
+def test_a_batch_script_is_one_process_whatever_it_will_start() -> None:
+    batch = {name: value for name, value in STEP.items() if "STEP" not in name}
+    assert slurm_environment(batch) == {}
+    assert slurm_environment({**batch, "SLURM_STEP_ID": "0"})["WORLD_SIZE"] == "16"
+    assert slurm_environment({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu07", "gpu07"),
+        ("gpu[07-09,12],big1", "gpu07"),
+        ("gpu[12,15]", "gpu12"),
+        ("a1,a2", "a1"),
+        ("rack[1-2]-node", "rack1-node"),
+        ("", ""),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
