@@ -1,6 +1,4 @@
-"""The packages of `tempera` stand on each other from the ground up: an import points downwards, and
-modules form no cycle.
-"""
+"""The packages of `tempera` are layers: imports only point downwards, and there are no cycles."""
 
 import ast
 from collections.abc import Iterator
@@ -40,7 +38,7 @@ MODULES = {
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Modules of tempera that a file imports, wherever in the file that stands."""
+    """Modules of tempera that a file imports, at any place in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] == "tempera")

@@ -41,7 +41,7 @@ NOT_HERE = {
 
 @dataclass(frozen=True)
 class Result:
-    """Generated images and how they came about; P prompts, T tokens an image.
+    """Generated images and their trace; P prompts, T tokens per image.
 
     Attributes:
         prompts: the texts, in the order given.

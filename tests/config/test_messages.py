@@ -1,6 +1,4 @@
-"""What a script says when the machine, not the command line, is at fault; the command line's
-mistakes are in test_conf.py.
-"""
+"""Messages for problems of the machine; mistakes on the command line are tested in test_conf.py."""
 
 import ast
 import pickle

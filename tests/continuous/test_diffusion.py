@@ -1,4 +1,4 @@
-"""Diffusion schedules and kernels against computations of their own in float64."""
+"""Diffusion schedules and kernels against independent computations in float64."""
 
 import math
 

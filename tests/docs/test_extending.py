@@ -1,5 +1,5 @@
-"""The pages of docs/extend/ work as they are written: their modules and YAML files are put where
-the page says, in a copy, and their code and commands run. None touches more than 3 existing files.
+"""The pages of docs/extend/ work as written: in a copy, their modules and YAML files are created
+and their code and commands run. None touches more than 3 existing files.
 """
 
 import importlib

@@ -107,7 +107,7 @@ def test_relaxation_below_one_with_the_optimal_residual_is_exact():
 
 
 class Drawn(DynamicTreeDrafter):
-    """Claims that the proposals were drawn from a distribution."""
+    """Labels proposals with a distribution although they were not drawn from it."""
 
     def propose(self, uniforms):
         draft = super().propose(uniforms)

@@ -1,5 +1,5 @@
-"""An independent draft: its cache says what whole forward passes say, and a draft that is the
-target is never refused.
+"""An independent draft: its cached passes equal whole forward passes, and a draft equal to the
+target is always accepted.
 """
 
 from itertools import pairwise, product

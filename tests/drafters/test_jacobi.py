@@ -1,5 +1,5 @@
-"""The Jacobi family: every law, every initialisation as it is defined, planted faults caught, and
-the real network.
+"""The Jacobi family: the law of every method, the definition of every initialisation, detection of
+planted faults, and real networks.
 """
 
 from collections import Counter

@@ -98,7 +98,7 @@ def test_with_both_parts_off_it_is_sjd():
 
 
 class SameLabel(Jacobi):
-    """Claims that all candidates of a place were drawn from the first one's q."""
+    """Labels all candidates of a place with the first one's q."""
 
     def _draft(self, further, start):
         draft = super()._draft(further, start)

@@ -213,7 +213,7 @@ class SlightlyLax(Exact):
 
 
 class WrongSiblings(StaticTreeDrafter):
-    """Claims that all siblings were drawn from the same q."""
+    """Labels all siblings with the same q."""
 
     def propose(self, uniforms):
         draft = super().propose(uniforms)

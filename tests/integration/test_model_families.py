@@ -311,7 +311,7 @@ def generate(
     places: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., torch.Tensor]:
-    """Generate a family's two prompts with a method, as the options say or at a temperature ->
+    """Generate a family's two prompts with a method, with its options or at a temperature ->
     tokens int64 [2, length].
     """
 

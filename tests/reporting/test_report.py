@@ -406,7 +406,7 @@ def test_runs_differ_by_options_that_both_have(tmp_path: Path) -> None:
 
 
 class Reports:
-    """Stands in for wandb_workspaces.reports.v2: each block is what it was made from."""
+    """Replaces wandb_workspaces.reports.v2: each block stores its arguments."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda **values: {"block": name, **values}

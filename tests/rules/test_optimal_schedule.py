@@ -20,9 +20,7 @@ LENGTH = 3
 
 
 def drafted(p, q, count=20_000):
-    """Chains drawn from Q, with the distributions along them: what a recording of real rounds
-    holds.
-    """
+    """Chains drawn from Q, with the distributions along them, as recorded in real rounds."""
     generator = torch.Generator().manual_seed(0)
     prefixes, along_p, along_q, tokens = torch.zeros(count, dtype=torch.int64), [], [], []
     for here_p, here_q in zip(p[:LENGTH], q[:LENGTH], strict=True):

@@ -1,6 +1,6 @@
 """A Llama-like transformer from its definition, in float64, one sequence at a time, without cache,
-padding or library: what adapters are compared with. Weights are given by role, so that a test says
-itself which official key plays which.
+padding or library, to compare adapters with. Weights are given by role, so each test maps official
+names to roles itself.
 """
 
 from collections.abc import Callable, Mapping

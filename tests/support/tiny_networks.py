@@ -1,6 +1,4 @@
-"""Tiny random networks for the tests of the network runtime, and what a draft of them says without
-any cache.
-"""
+"""Tiny random networks for tests, and their drafts' distributions without a cache."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -49,7 +49,7 @@ class Notebook(NoTracker):
 
 
 def script(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run tests/tiny_training.py in a process of its own."""
+    """Run tests/support/tiny_training.py in a separate process."""
     paths = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
     env = {
         **os.environ,

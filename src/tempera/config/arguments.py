@@ -1,5 +1,5 @@
-"""What a command line may not do to a configuration, whatever the script: choose what a group does
-not have, take an option away, or give it another shape.
+"""Checks of the command line that are common to all scripts: it must not choose a missing entry of
+a group, delete an option, or change an option's shape.
 """
 
 import re
@@ -16,9 +16,9 @@ from tempera.errors import TemperaError, shortened
 
 
 def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> None:
-    """Raise TemperaError for what Hydra would ignore, or would not answer in a sentence: an unknown
-    choice of a group of `conf/`, and text that no file can hold. A `--config-dir` may bring choices
-    of its own, so all pass there.
+    """Raise TemperaError for mistakes that Hydra ignores or does not report in one sentence: an
+    unknown choice of a group of `conf/`, and text that no file can contain. With `--config-dir`,
+    which may add choices, all choices pass.
     """
     for argument in arguments:
         if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):

@@ -34,8 +34,8 @@ METHODS_FOR = {
 
 
 def build_text_encoder(cfg: DictConfig) -> nn.Module:
-    """`model.text_encoder`, frozen, on `device` in `dtype`; its `encode(prompts)` gives the
-    network's condition and which of it is real.
+    """Build `model.text_encoder`: frozen, on `device` in `dtype`. Its `encode(prompts)` returns the
+    network's condition and its mask.
     """
     encoder: nn.Module = instantiate(cfg.model.text_encoder, **_truncate(cfg, "text_encoder"))
     return _frozen(encoder, cfg)
@@ -59,8 +59,8 @@ def _truncate(cfg: DictConfig, part: str) -> dict[str, Any]:
 
 
 def build_tokenizer(cfg: DictConfig) -> nn.Module:
-    """`model.tokenizer`, which turns images into codes and codes into images: frozen, on `device`,
-    always in float32.
+    """Build `model.tokenizer`, which maps images to codes and back: frozen, on `device`, always in
+    float32.
     """
     tokenizer: nn.Module = instantiate(cfg.model.tokenizer)
     return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
@@ -69,13 +69,13 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
 def build_target(
     cfg: DictConfig, place: Callable[[nn.Module, torch.device], None] | None = None
 ) -> Target:
-    """The model being accelerated: `model.target` around its network and text encoder, sampling as
-    the top-level options say. The network is frozen, on `device` in `dtype`, and keeps the identity
-    it has in the precision it was loaded in.
+    """Build the target: `model.target` with its network and text encoder, and the sampling of the
+    top-level options. The network is frozen, on `device` in `dtype`. Its identity is that of the
+    dtype in which it was loaded.
 
     Args:
         cfg: the composed configuration.
-        place: brings the network from the CPU's memory to `device`, other than as a whole.
+        place: moves the network from the CPU to `device`; by default as a whole.
     """
     check_tokens(cfg)
     device = parse_device(cfg.device)
@@ -96,8 +96,8 @@ def build_target(
 
 
 def build_encoder(cfg: DictConfig) -> Any:
-    """`encoder`, which turns captions and images into codes; the target's weights are read only
-    where the encoder takes the target.
+    """Build `encoder`, which maps captions and images to codes. The target's weights are read only
+    if the encoder needs the target.
     """
     check_tokens(cfg)
     tokenizer = build_tokenizer(cfg)
@@ -110,8 +110,8 @@ def build_encoder(cfg: DictConfig) -> Any:
 
 
 def _grid(cfg: DictConfig) -> tuple[int, int]:
-    """Rows and columns of the target's image tokens: as the model's description says them, or of
-    the model itself where it has none.
+    """Rows and columns of the target's image tokens, from the model's configuration if possible,
+    otherwise from the built model.
     """
     described = cfg.model.get("spec") or cfg.model.network.get("config")
     rows, columns = instantiate(described).grid if described else build_target(cfg).grid
@@ -135,8 +135,8 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
 
 
 def check_tokens(cfg: DictConfig) -> None:
-    """Raise TemperaError unless the method decodes the kind of tokens that the model has; each
-    declares its own, or is discrete.
+    """Raise TemperaError unless method and model have the same kind of tokens; the default is
+    discrete.
     """
     kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
     if kinds[1] not in (kinds[0], "any"):
@@ -148,15 +148,15 @@ def check_tokens(cfg: DictConfig) -> None:
 
 
 def build_sampling(cfg: DictConfig) -> Any:
-    """How tokens are drawn, from the top-level options of the presets:
-    `tempera.decoding.probabilities.Sampling`, or what `model.sampling` names.
+    """Build the sampling from the top-level options: `tempera.decoding.probabilities.Sampling`, or
+    the class that `model.sampling` names.
     """
     return from_options(cfg, cfg.model.get("sampling", "tempera.decoding.probabilities.Sampling"))
 
 
 def check_method(cfg: DictConfig) -> None:
-    """Raise TemperaError for what is wrong with the options of method and sampling alone: without a
-    model, and before the modules that take seconds to import.
+    """Raise TemperaError for wrong options of method and sampling, without building a model and
+    before imports that take seconds.
     """
     check_tokens(cfg)
     build_sampling(cfg)
@@ -276,7 +276,7 @@ def start_tracker(
 
 
 def parse_device(name: str) -> torch.device:
-    """`auto` (CUDA where there is one), or a device by PyTorch's name; raises TemperaError when
+    """`auto` (CUDA if available), or a device by PyTorch's name; raises TemperaError when
     this machine does not have it.
     """
     if name == "auto":

@@ -40,21 +40,21 @@ OmegaConf.register_new_resolver(
     lambda weights: str(Path(weights).parent) if Path(str(weights)).is_file() else weights,
     replace=True,
 )
-"""`${beside:WEIGHTS}` in conf/: the directory of a file; a directory, a hub id or `random` as it
-is.
+"""`${beside:WEIGHTS}` in conf/: the directory of a file; a directory, a hub id or `random` is
+returned unchanged.
 """
 
 OmegaConf.register_new_resolver(
     "unless_random", lambda weights, other: "random" if weights == "random" else other, replace=True
 )
-"""`${unless_random:WEIGHTS,OTHER}` in conf/: OTHER, or `random` where WEIGHTS is: what serves an
-untrained network needs no weights.
+"""`${unless_random:WEIGHTS,OTHER}` in conf/: `random` if WEIGHTS is `random`, otherwise OTHER, for
+parts of a model that need no weights if the network is untrained.
 """
 
 
 def instantiate(node: Any, /, **extra: Any) -> Any:
-    """Call the `_target_` of a node with the node's values, as the types that the target's
-    annotations say, and the objects in `extra`, which never enter the configuration.
+    """Call the `_target_` of a node with the node's values, converted to the types of the target's
+    annotations, and with the objects in `extra`, which never enter the configuration.
 
     Nested `_target_` nodes are built first; lists and mappings arrive as plain Python. Raises
     TemperaError in one sentence that names the option when a value does not fit the target's

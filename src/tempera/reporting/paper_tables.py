@@ -1,9 +1,9 @@
-"""A paper's figures beside ours: a preset of conf/experiment/ names a table of
-`data/paper_results.yaml`, whose rows meet the runs here.
+"""A paper's numbers next to ours: a preset of conf/experiment/ names a table of
+`data/paper_results.yaml`, whose rows are matched with the runs here.
 
-A run belongs to a row of the paper when it has the row's options. Where the shipped model needs
-another value, because its codebook is smaller than the papers', the preset says so under
-`paper.same`, as {option: {the paper's value: ours}}.
+A run belongs to a row of the paper if it has the row's options. If the shipped model needs another
+value, because its codebook is smaller than the papers', the preset lists it under `paper.same` as
+{option: {the paper's value: ours}}.
 """
 
 import math

@@ -155,5 +155,5 @@ def sha256_file(path: Path) -> str:
 
 
 def cache_directory() -> Path:
-    """Where things are kept that can be made again: `TEMPERA_CACHE`, or `~/.cache/tempera`."""
+    """The cache directory: `TEMPERA_CACHE`, or `~/.cache/tempera`."""
     return Path(os.environ.get("TEMPERA_CACHE") or "~/.cache/tempera").expanduser()
