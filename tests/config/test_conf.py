@@ -45,7 +45,6 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 TREES = ["chain", "mc_sim_7b_63", "naive_extend_57"]
 SCHEDULES = ["uniform", "exponential", "linear"]
 PLUGINS = {
-    ("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher",
     ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher",
 }
 OFFERED = {  # what the scripts hand to these nodes as objects

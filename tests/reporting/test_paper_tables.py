@@ -34,7 +34,7 @@ from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 PRESETS = sorted(
     path.stem
     for path in (CONF / "experiment").glob("*.yaml")
-    if not path.stem.startswith("frontier")
+    if not path.stem.startswith("frontier") and path.stem != "relaxations"
 )
 CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {

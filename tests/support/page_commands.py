@@ -10,7 +10,10 @@ from paths import ROOT
 
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
-    "eval/run.py": ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", *QUIET],
+    "eval/run.py": [
+        *("limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "launcher=local"),
+        *QUIET,
+    ],
     "eval/report.py": [],
     "eval/calibrate.py": ["limit=1", *QUIET],
     "eval/bench.py": ["repeats=1", *QUIET],

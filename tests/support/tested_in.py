@@ -22,7 +22,6 @@ TESTED_IN = {
     "evaluation/test_latency.py": ("evaluation/pipeline",),
     "evaluation/test_run.py": (
         "evaluation/generate",
-        "evaluation/progress",
         "metrics/acceptance",
         "metrics/quality",
     ),

@@ -1,6 +1,6 @@
 """Checked instantiation: the values of a `_target_` node against the signature that they fill.
 
-Also registers the resolvers that conf/ uses: `package`, `beside` and `unless_random`.
+Also registers the resolvers that conf/ uses: `package`, `beside`, `unless_random` and `jobs`.
 """
 
 import copy
@@ -50,6 +50,24 @@ OmegaConf.register_new_resolver(
 """`${unless_random:WEIGHTS,OTHER}` in conf/: `random` if WEIGHTS is `random`, otherwise OTHER, for
 parts of a model that need no weights if the network is untrained.
 """
+
+
+def jobs(device: str) -> int:
+    """`${jobs:DEVICE}` in conf/: how many jobs of a sweep run side by side, one a core on a CPU and
+    one on a GPU.
+    """
+    if str(device) != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return 1
+    import joblib
+
+    cores: int = joblib.cpu_count()
+    return cores
+
+
+OmegaConf.register_new_resolver("jobs", jobs, replace=True)
 
 
 def instantiate(node: Any, /, **extra: Any) -> Any:

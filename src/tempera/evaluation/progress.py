@@ -1,7 +1,14 @@
-"""The progress bar of an evaluation."""
+"""The progress bar of an evaluation, and of a sweep of them."""
 
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -28,7 +35,9 @@ class Bar:
             note,
             TimeRemainingColumn(elapsed_when_finished=True),
         )
-        self.progress = Progress(*columns, disable=not shown, refresh_per_second=4, expand=True)
+        self.progress = Progress(
+            *columns, disable=not shown or _in_a_sweep(), refresh_per_second=4, expand=True
+        )
         self.images, self.done, self.tokens, self.rounds = images, float(done), 0.0, 0.0
         self.task = self.progress.add_task(
             title, total=images * length, completed=done * length, note=self._note()
@@ -69,3 +78,99 @@ class Bar:
         trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
+
+
+def _in_a_sweep() -> bool:
+    """Whether a sweep shows the progress of this run: its launcher says so to its processes."""
+    return os.environ.get("TEMPERA_PROGRESS") == "sweep"
+
+
+TIMED = 4
+"""What timing a prompt takes, in images: plain autoregression and the method decode it in turn,
+alone and not in a batch.
+"""
+
+
+class SweepProgress:
+    """One line for the runs of a sweep: finished runs, finished images, and the time left, as the
+    share of the work that has been done since the start predicts it. It reads the run directories,
+    whichever processes write them.
+
+    Args:
+        jobs: each run's directory, images (none: as many as a file has) and timed prompts.
+        every: seconds between two looks at the directories.
+    """
+
+    def __init__(self, jobs: Sequence[tuple[Path, int | None, int]], every: float = 2.0) -> None:
+        self.jobs, self.every = jobs, every
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        self.progress = Progress(*columns, refresh_per_second=1)
+        self.task = self.progress.add_task("sweep", total=1.0, note="")
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._began, self._share = time.monotonic(), self.share()
+
+    def share(self) -> float:
+        """The share of the sweep's work that is done, 0 to 1; runs of unknown size count as one of
+        mean size, and only when they are finished.
+        """
+        done, sizes = [], []
+        for directory, images, timed in self.jobs:
+            size = None if images is None else images + TIMED * timed
+            if (directory / "metrics.json").is_file():
+                part = 1.0
+            else:
+                found = _rows(directory, "records") + TIMED * _rows(directory, "timings/*")
+                part = min(found / size, 0.99) if size else 0.0
+            done.append(part)
+            sizes.append(size)
+        known = [size for size in sizes if size]
+        mean = sum(known) / len(known) if known else 1.0
+        weights = [size or mean for size in sizes]
+        return sum(part * weight for part, weight in zip(done, weights, strict=True)) / sum(weights)
+
+    def note(self, seconds: float) -> str:
+        """The text beside the bar, `seconds` after the start."""
+        runs = sum((directory / "metrics.json").is_file() for directory, _, _ in self.jobs)
+        images = sum(_rows(directory, "records") for directory, _, _ in self.jobs)
+        note = f"{runs}/{len(self.jobs)} runs · {images} images"
+        share = self.share()
+        if self._share < share < 1:
+            left = seconds * (1 - share) / (share - self._share)
+            note += f" · {left / 60:.0f} min left" if left >= 90 else f" · {left:.0f} s left"
+        return note
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.every):
+            self._look()
+
+    def _look(self) -> None:
+        note = self.note(time.monotonic() - self._began)
+        self.progress.update(self.task, completed=self.share(), note=note)
+
+    def __enter__(self) -> "SweepProgress":
+        self.progress.start()
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._watcher.join()
+        self._look()
+        self.progress.stop()
+
+
+def _rows(directory: Path, stores: str) -> int:
+    """Rows in the row stores of a run directory; a part that is just being replaced counts 0."""
+    count = 0
+    for part in directory.glob(f"{stores}/*.parquet"):
+        try:
+            count += pq.ParquetFile(part).metadata.num_rows
+        except (pa.ArrowException, OSError):
+            continue
+    return count
