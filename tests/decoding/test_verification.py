@@ -2,10 +2,10 @@ import pytest
 import torch
 from random_drafts import SMALL, random_draft
 
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.interfaces import Draft, OneHotDraft
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import verify
+from tempera.decoding.verification import drafted_keep_probs, verify
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
@@ -81,6 +81,40 @@ def test_every_row_may_have_its_own_tree(rule):
         parents, max_depth=5, max_children=5
     )  # bounds given: nothing is read from the device
     same_as_defined(*_with_rule(random_draft(60, loose), rule))
+
+
+def certain(rows, tree, vocab_size=6, forced=0.2):
+    """Drafts that propose different siblings for certain, over p that is sometimes forced."""
+    draft, p, uniforms = random_draft(rows, tree, vocab_size, seed=3, forced=forced)
+    ranks = tree.elders.sum(-1).expand_as(draft.tokens)
+    starts = torch.randint(vocab_size, (rows, 1), generator=torch.Generator().manual_seed(4))
+    tokens = (starts + ranks) % vocab_size
+    return OneHotDraft(tokens, tree, vocab_size, torch.zeros(rows, dtype=torch.bool)), p, uniforms
+
+
+TREES_OF_ROWS = Tree.from_parents(
+    torch.tensor([[-1, -1, 0, 0, 0], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, 2]]).repeat(200, 1)
+)
+
+
+@pytest.mark.parametrize(
+    "rule", [*RULES, Relaxed((0.6, 0.3), "kl"), Relaxed((1.5, 0.5), "kl")], ids=repr
+)
+@pytest.mark.parametrize("tree", [SMALL, Tree.chain(3), TREES_OF_ROWS], ids=str)
+def test_one_hot_proposals_are_verified_as_their_distributions_are(tree, rule):
+    draft, p, uniforms = certain(600, tree)
+    same_as_defined(draft, p, rule, uniforms)
+    plain = Draft(draft.tokens, draft.q, tree)
+    # after siblings that had nearly all mass, what is left of p is known to a few float32 digits
+    found, expected = (drafted_keep_probs(case, p, rule) for case in (draft, plain))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_one_hot_proposals_need_no_distributions(rule, monkeypatch):
+    monkeypatch.setattr(OneHotDraft, "q", None)
+    draft, p, uniforms = certain(20, SMALL)
+    assert verify(draft, p, rule, uniforms).tokens.shape == (20, 4)
 
 
 def test_a_tree_whose_siblings_are_not_neighbours():

@@ -51,6 +51,18 @@ TRAINER = ("training/test_trainer.py",)
 CONTINUOUS = ("exactness/test_laws.py", "continuous/test_mar.py", "exactness/test_gaussians.py")
 
 FAULTS = (
+    Fault("one-hot siblings tested against the whole of p", "decoding/verification.py",
+          "given = torch.where(left > 0, here / left, here)", "given = here",
+          ("decoding/test_verification.py",)),
+    Fault("a rejected one-hot proposal stays in the residual", "decoding/verification.py",
+          "rejected = (tree.parents == stop", "rejected = (tree.parents > stop",
+          ("decoding/test_verification.py",)),
+    Fault("a fast layer's sine keeps its sign", "targets/fast_layer.py",
+          "sin.new_full((half,), -1.0)", "sin.new_full((half,), 1.0)",
+          ("targets/test_fast_layer.py",)),
+    Fault("a norm folded without its factor", "targets/fast_layer.py",
+          "factor = weight * len(weight) ** 0.5 if self.folds else weight", "factor = weight",
+          ("targets/test_fast_layer.py",)),
     Fault("the residual without clamp", "rules/standard.py",
           "return normalise((p - q).clamp(min=0), otherwise=p)",
           "return normalise(p - q, otherwise=p)", STANDARD),

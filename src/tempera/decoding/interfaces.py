@@ -8,6 +8,7 @@ draft tree. The first dimension of every tensor is B.
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -39,6 +40,45 @@ class Draft:
     tree: Tree
     draws: Tensor | None = None
     fresh: bool = True
+
+    @property
+    def sick(self) -> Tensor:
+        """Rows for which the draft model gave NaN, bool [B]; a NaN makes a whole distribution
+        NaN.
+        """
+        return self.q[..., 0].isnan().any(-1)
+
+
+class OneHotDraft(Draft):
+    """A proposal that is a function of the context (EAGLE-2): the q of every node is one-hot, and
+    siblings differ. q is only made when something asks for it.
+
+    Args:
+        tokens, tree: see `Draft`.
+        vocab_size: V.
+        sick: see `Draft.sick`.
+    """
+
+    def __init__(self, tokens: Tensor, tree: Tree, vocab_size: int, sick: Tensor) -> None:
+        for name, value in (("tokens", tokens), ("tree", tree), ("_vocab_size", vocab_size)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_sick", sick)
+
+    _vocab_size: int
+    _sick: Tensor
+
+    @cached_property
+    def q(self) -> Tensor:
+        """One-hot distributions, [B, N, V]; NaN in sick rows, as the draft model's were."""
+        blank = torch.where(self._sick, torch.nan, 0.0)[:, None, None]
+        return blank.repeat(1, self.tokens.shape[1], self._vocab_size).scatter_(
+            -1, self.tokens.unsqueeze(-1), (1 + blank).expand(*self.tokens.shape, 1)
+        )
+
+    @property
+    def sick(self) -> Tensor:
+        """See `Draft.sick`."""
+        return self._sick
 
 
 @dataclass(frozen=True)
@@ -236,6 +276,21 @@ class Rule(Protocol):
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any
         distribution if nothing is ever rejected. [..., V] -> [..., V]. See `SharedResidual`.
+        """
+
+
+@runtime_checkable
+class OneHotRule(Protocol):
+    """A `Rule` that needs no distribution over the vocabulary to test a token x whose q is one-hot:
+    p(x) decides, and a rejection changes the residual at x alone.
+    """
+
+    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
+        """f of a token that q proposes for certain, p its target probability: [...] -> [...]."""
+
+    def residual_share(self, depth: Tensor) -> Tensor:
+        """Which share of p(x) the residual keeps at a rejected x, before it is normalised: [...] ->
+        [...]; it keeps p elsewhere.
         """
 
 

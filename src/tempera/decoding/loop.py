@@ -106,7 +106,7 @@ def _written(draft: Draft, scores: Scores, emitted: Tensor, lengths: Tensor, ids
         scores.p[..., 0].isnan().any(-1)
     )  # `probabilities`: a NaN makes the whole distribution NaN
     if draft.tree.nodes:
-        sick = sick | draft.q[..., 0].isnan().any(-1)
+        sick = sick | draft.sick
     sick = sick & (emitted > 0)
     written = int(torch.where(sick.any(), -1, lengths.sum()))
     if written < 0:

@@ -252,7 +252,7 @@ class Tree:
         """
         width = self.max_children
         lead = self.parents.shape[:-1]
-        ranks = self._elders.sum(-1)
+        ranks = self.elders.sum(-1)
         table = torch.full((*lead, (1 + self.nodes) * width), -1, device=self.parents.device)
         table.scatter_(-1, (1 + self.parents) * width + ranks, self.ids.expand_as(self.parents))
         return table.view(*lead, 1 + self.nodes, width)
@@ -265,7 +265,7 @@ class Tree:
         sibling of one of those, to which the walk would go if j passed. The walk reaches i if and
         only if the votes of all nodes that pass sum to the depth of i.
         """
-        elders = (self.ancestors.float() @ self._elders.float()) > 0
+        elders = (self.ancestors.float() @ self.elders.float()) > 0
         return self.ancestors.float() - (1 + self.nodes) * elders.float()
 
     def reached(self, passed: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class Tree:
         return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
 
     @cached_property
-    def _elders(self) -> Tensor:
+    def elders(self) -> Tensor:
         """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 

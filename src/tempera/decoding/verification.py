@@ -12,8 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, GreedyRule, JointRule, Rule, Verdict
-from tempera.decoding.probabilities import at, sample
+from tempera.decoding.interfaces import (
+    Draft,
+    GreedyRule,
+    JointRule,
+    OneHotDraft,
+    OneHotRule,
+    Rule,
+    Verdict,
+)
+from tempera.decoding.probabilities import at, normalise, sample
 from tempera.decoding.trees import Tree, put, take
 
 
@@ -45,6 +53,10 @@ def verify(
         )
         path = _lay_out(tree, tree.reached(passed))
         law = p[torch.arange(len(p), device=p.device), path.nodes.amax(-1) + 1]
+    elif isinstance(draft, OneHotDraft) and isinstance(rule, OneHotRule):
+        f = _test_one_hot(draft, p, rule)
+        path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
+        law = _replacement_of_one_hot(draft, p, rule, path)
     else:
         f, laws = _test_siblings(draft, p, rule)
         path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
@@ -88,6 +100,8 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     """The probability that each drafted token passes its test, provided that the walk comes to it:
     what `verify` decides by, [B, N].
     """
+    if isinstance(draft, OneHotDraft) and isinstance(rule, OneHotRule):
+        return _test_one_hot(draft, p, rule)
     return _test_siblings(draft, p, rule)[0]
 
 
@@ -118,6 +132,41 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]
             return f, laws
         passing.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(f), f)
     return passing[:, :-1], laws
+
+
+def _test_one_hot(draft: OneHotDraft, p: Tensor, rule: OneHotRule) -> Tensor:
+    """The first result of `_test_siblings` for one-hot proposals, without their distributions.
+
+    After the siblings before it are rejected, token x has probability p(x) / M, where M is p
+    without what the residuals left out of these siblings (p itself where nothing is left).
+    """
+    tree, depths = draft.tree, draft.tree.depths.expand_as(draft.tokens)
+    here = _drafted_probs(draft, p)
+    gone = here * (1 - rule.residual_share(depths))
+    left = 1 - (tree.elders.float() @ gone.unsqueeze(-1)).squeeze(-1)
+    given = torch.where(left > 0, here / left, here)
+    return rule.accept_one_hot(given, depths).masked_fill(given >= 1, 1.0)
+
+
+def _replacement_of_one_hot(
+    draft: OneHotDraft, p: Tensor, rule: OneHotRule, path: _AcceptedPath
+) -> Tensor:
+    """`_replacement` for one-hot proposals: p where the walk stops, less what the residuals leave
+    out of the children there.
+    """
+    tree, rows = draft.tree, torch.arange(len(p), device=p.device)
+    stop = path.nodes.amax(-1)  # nodes are sorted by depth; -1 is the root
+    law = p[rows, 1 + stop]
+    kept = law.gather(1, draft.tokens) * rule.residual_share(tree.depths.expand_as(draft.tokens))
+    rejected = (tree.parents == stop.unsqueeze(-1)).expand_as(kept)
+    rest = law.scatter_reduce(1, draft.tokens, kept.masked_fill(~rejected, torch.inf), "amin")
+    return normalise(rest, otherwise=law)
+
+
+def _drafted_probs(draft: Draft, p: Tensor) -> Tensor:
+    """The target's probability of every drafted token after its parent, [B, N]."""
+    rows = torch.arange(len(p), device=p.device).unsqueeze(-1)
+    return p[rows, 1 + draft.tree.parents, draft.tokens]
 
 
 def _replacement(draft: Draft, laws: Tensor, rule: Rule, path: _AcceptedPath) -> Tensor:

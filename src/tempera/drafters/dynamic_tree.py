@@ -8,7 +8,7 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, OneHotDraft, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.errors import EmptyDraft, TemperaError
 
@@ -88,7 +88,7 @@ class DynamicTreeDrafter:
         tree = Tree.from_parents(
             places, max_depth=self.depth, max_children=min(self.branches, self.nodes)
         )
-        return Draft(chosen, _certain(chosen, self.vocab_size, sick), tree)
+        return OneHotDraft(chosen, tree, self.vocab_size, sick)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Pass the verdict to the draft model."""
@@ -136,13 +136,3 @@ class DynamicTreeDrafter:
         """
         p, tokens = law.topk(self.branches, -1)
         return tokens.flatten(1), (scores.unsqueeze(-1) + p.nan_to_num(0.0).log()).flatten(1)
-
-
-def _certain(tokens: Tensor, vocab_size: int, sick: Tensor) -> Tensor:
-    """One-hot distributions of tokens [B, N] -> [B, N, V]; NaN in the rows of `sick`, bool [B], so
-    that the loop reports them.
-    """
-    blank = torch.where(sick, torch.nan, 0.0)[:, None, None]
-    return blank.repeat(1, tokens.shape[1], vocab_size).scatter_(
-        -1, tokens.unsqueeze(-1), (1 + blank).expand(*tokens.shape, 1)
-    )

@@ -37,6 +37,14 @@ class Exact(SharedResidual):
         """Norm[p - q]+."""
         return normalise((p - q).clamp(min=0), otherwise=p)
 
+    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
+        """p. See `OneHotRule`."""
+        return p
+
+    def residual_share(self, depth: Tensor) -> Tensor:
+        """0: p without the token."""
+        return torch.zeros_like(depth, dtype=torch.float32)
+
 
 @dataclass(frozen=True, init=False)
 class Relaxed(SharedResidual):
@@ -90,6 +98,17 @@ class Relaxed(SharedResidual):
         if self.residual_kind == "kl":
             return kl_residual(p, kept)
         return normalise((p - kept).clamp(min=0), otherwise=p)
+
+    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω_i·p). See `OneHotRule`."""
+        return (self.omega(depth) * p).clamp(max=1)
+
+    def residual_share(self, depth: Tensor) -> Tensor:
+        """1 - ω_i where that is above 0, of the optimal and the KL-optimal residual; 0 of
+        Norm[p - q]+.
+        """
+        share = (1 - self.omega(depth)).clamp(min=0)
+        return torch.zeros_like(share) if self.residual_kind == "vanilla" else share
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
