@@ -287,7 +287,7 @@ def test_a_preset_prints_the_papers_figures(
 
 
 SHIPPED = {
-    "sjd_appendix_h": ("refinement=false", ["step"]),
+    "sjd_appendix_h": ("refinement=False", ["step"]),
     "lantern_figure2": ("method=ar", ["top1", "top10", "entropy"]),
     "lantern_figure6": ("rank=-1", []),
     "lantern_figure7": ("delta=0.4", ["proximity_first", "proximity_others"]),

@@ -46,7 +46,7 @@ class RunPlan:
             name, and the identities of the networks.
         about: other facts to note in run.json.
         batch_size: prompts decoded together.
-        diagnostics: record TV(p, q), the TV bound and KL.
+        diagnostics: record TV(p, q), the TV and KL bounds, and how sure the target is.
     """
 
     directory: Path

@@ -51,7 +51,8 @@ def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
 
     def deviation(drawn: Array) -> Array:
         drawn_tokens = drawn @ tokens
-        variance = drawn @ squares / drawn_tokens - (drawn @ sums / drawn_tokens) ** 2
+        with np.errstate(invalid="ignore"):  # greedy relaxed rules keep tokens of probability 0
+            variance = drawn @ squares / drawn_tokens - (drawn @ sums / drawn_tokens) ** 2
         return np.sqrt(np.maximum(variance, 0))
 
     whole = np.ones((1, len(tokens)))
