@@ -186,7 +186,7 @@ class NoReference(TemperaError):
     def __str__(self) -> str:
         return (
             f"{', '.join(self.metrics)} compare with real images, and none are given: give a "
-            "directory of images"
+            "directory of images, or MS-COCO's"
         )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hub import Hub
@@ -19,6 +21,7 @@ from torch import nn
 from tempera.config.instantiate import instantiate
 from tempera.data.prompts import Prompt
 from tempera.errors import NoReference, TemperaError, UnknownMeasure
+from tempera.metrics import reference as references
 from tempera.metrics import table
 from tempera.metrics.distances import frechet
 from tempera.metrics.evaluators import Networks
@@ -26,6 +29,7 @@ from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
 from tempera.metrics.weights import WeightsFile, filled
+from tempera.runtime.hub import Repository
 from tempera.runtime.row_store import Store
 
 CPU = torch.device("cpu")
@@ -166,6 +170,45 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(again.load(CPU))) == 1
     with pytest.raises(TemperaError, match="some/other is not in the hub's cache.*run `hf"):
         evaluator("some/other").check("large")
+
+
+@pytest.mark.slow
+def test_the_reference_from_the_hub(
+    hub: Hub, images: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"image": {"bytes": path.read_bytes(), "path": path.name}, "answer": [""]}
+            for path in sorted(images.rglob("*.png"))]  # fmt: skip
+    parts = {}
+    for number in range(2):
+        part = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows[number::2]), part)
+        parts[f"data/val-0000{number}-of-00002.parquet"] = part
+    commit = hub.add("some/coco", {**parts, "data/test-0.parquet": b""}, kind="datasets")
+    monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", commit))
+    evaluator = standard_evaluator(["fid"], "coco", own=Brightness(str(file)))
+    evaluator.check("large")
+    assert hub.downloads() == []
+    evaluator.fetch()
+    assert sorted(hub.downloads()) == sorted(parts)
+    hub.here(monkeypatch, offline=True)
+    standard_evaluator(["fid"], "coco", own=Brightness(str(file))).check("large")
+    (batch,) = evaluator.reference(8)
+    assert batch[:, 0, 0, 0].tolist() == [*range(0, 200, 20), *range(10, 200, 20)]
+    monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", "0" * 40))
+    with pytest.raises(TemperaError, match="some/coco is not in the hub's cache"):
+        Reference("coco").check()
+
+
+def test_the_reference_from_a_batch_of_adms(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "batch.npz", pictures)
+    reference = Reference(str(tmp_path / "batch.npz"))
+    reference.check()
+    found = np.concatenate(list(reference.pictures(8)))
+    assert np.array_equal(found, pictures.transpose(0, 3, 1, 2))
+    np.savez(tmp_path / "batch.npz", other=pictures)
+    with pytest.raises(TemperaError, match="batch.npz holds no pictures arr_0"):
+        reference.check()
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def test_a_preset_prints_the_papers_figures(
     assert "Cool-SD, Table 1, LlamaGen-XL" in said
     assert "Cool-SD, Table 1, Lumina-mGPT 7B" in said
     assert "Annealed Relaxation of Speculative Decoding" in said
-    assert "ImageReward needs a network" in said
+    assert "ImageReward and HPSv2 are of metrics=real" in said
     finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
     assert (len(finished), unfinished) == (9, [])
     rows, damaged = collect(finished)
@@ -359,7 +359,10 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         ("perplexity", 7.389),
         ("clip_percent", 31.0),
         ("target_forward", 0.02),
-        ("hpsv2", None),
+        ("hpsv2", 24.1),
+        ("image_reward", -0.1),
+        ("precision", 0.48),
+        ("recall", 0.5),
         ("whole_round", 0.035),
         ("commit", 0.001),
         ("proximity_first", 6.0),
@@ -367,7 +370,7 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
         ("alpha", 0.6),
         ("alpha_5", 0.9),
         ("speedup_8", 1.5),
-        ("inception_score", None),
+        ("inception_score", 221.4),
     ],
 )
 def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
@@ -375,6 +378,12 @@ def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
         "metrics": {
             "logprob_per_token": {"value": -2.0},
             "clip_score": {"value": 0.31},
+            "inception_score": {"value": 221.4},
+            "image_reward": {"value": -0.1},
+            "hpsv2": {"value": 24.1},
+            "precision": {"value": 0.7},
+            "precision_vgg": {"value": 0.48},
+            "recall": {"value": 0.5},
             "acceptance_rate": {"value": 0.6},
             "speedup_8": {"value": 1.5},
         },

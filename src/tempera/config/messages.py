@@ -48,7 +48,7 @@ OPTIONS: dict[type[BaseException], str] = {
     CoupledDraft: "drafter=sjd, or rule=exact",
     EmptyDraft: "method=ar",
     NaNProbabilities: "dtype=float32",
-    NoReference: "metrics.reference_dir=DIR",
+    NoReference: "metrics.reference=DIR, or metrics.reference=coco",
     NoSmallerModel: "model=shapes and llamagen_3b_c2i have one; drafter=mar_base serves MAR models",
     NotAChain: "tree=chain, or rule=exact",
     NotAClass: "as in prompt=207 or data=imagenet",

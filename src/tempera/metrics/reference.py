@@ -1,53 +1,75 @@
 """Real images that generated pictures are compared with."""
 
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 from PIL import Image
 
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures
+from tempera.runtime.hub import Repository
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16
 """Fewer images are no reference."""
+COCO = Repository(
+    "lmms-lab/COCO-Caption2017", "dataset", "ba347b1dc8dcc9c2c07f0d51c073403ae2ab5d42"
+)
+"""Pictures of MS-COCO 2017's validation images, 815 MB of Parquet."""
+_PARTS = "data/val*.parquet"
+_ARRAY = "arr_0"
+"""Name of the pictures in ADM's files, uint8 [n, h, w, 3]."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Images of a directory, cut to their central square and resized to the size of the generated
-    pictures.
+    """Real images, cut to their central square and resized to the size of the generated pictures.
 
     Args:
-        directory: png, jpg and webp files, also in directories inside it; None for no reference.
+        place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
+            for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, or None
+            for no reference.
         size: edge length in pixels, instead of that of the generated pictures.
     """
 
-    directory: str | None = None
+    place: str | None = None
     size: int | None = None
 
     @property
     def given(self) -> bool:
         """Whether there is a reference."""
-        return self.directory is not None
+        return self.place is not None
 
     @property
     def identity(self) -> str:
         """A hash of the options and of the names and sizes of the files."""
         text = [repr(self), *(f"{file.name}:{file.stat().st_size}" for file in self._files())]
+        if self._of_hub:
+            text.append(str(COCO))
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise TemperaError unless there are enough images."""
-        count = len(self._files())
-        if count < LEAST:
+        """Raise TemperaError unless there are enough images, or the hub would give them."""
+        if self._of_hub:
+            COCO.commit()
+        elif self._is_array:
+            self._array()
+        elif len(self._files()) < LEAST:
             raise TemperaError(
-                f"{self.directory} holds {count} images: give a directory of {LEAST} or more real "
-                "images (png, jpg or webp) to compare with."
+                f"{self.place} holds {len(self._files())} images: give a directory of {LEAST} or "
+                "more real images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
+
+    def fetch(self) -> None:
+        """Download what is not on this machine yet."""
+        if self._of_hub:
+            COCO.snapshot([_PARTS])
 
     def pictures(self, edge: int) -> Iterator[Pictures]:
         """The images in batches, uint8 [B, 3, h, w].
@@ -55,26 +77,59 @@ class Reference:
         Args:
             edge: of the generated pictures, in pixels.
         """
-        files = self._files()
-        for first in range(0, len(files), 50):
-            yield np.stack([_square(path, self.size or edge) for path in files[first : first + 50]])
+        images = self._images()
+        while group := list(islice(images, 50)):
+            yield np.stack([_square(image, self.size or edge) for image in group])
+
+    def _images(self) -> Iterator[Image.Image]:
+        if self._of_hub:
+            for part in sorted(COCO.snapshot([_PARTS]).glob(_PARTS)):
+                for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
+                    for row in rows.to_pylist():
+                        yield _read(io.BytesIO(row["image"]["bytes"]), row["image"]["path"])
+        elif self._is_array:
+            yield from map(Image.fromarray, self._array())
+        else:
+            yield from (_read(path, str(path)) for path in self._files())
+
+    @property
+    def _of_hub(self) -> bool:
+        return self.place == "coco"
+
+    @property
+    def _is_array(self) -> bool:
+        return self.place is not None and self.place.endswith(".npz")
+
+    def _array(self) -> Pictures:
+        try:
+            found: Pictures = np.load(str(self.place))[_ARRAY]
+        except (OSError, ValueError, KeyError) as problem:
+            raise TemperaError(
+                f"{self.place} holds no pictures {_ARRAY} ({problem}): give a reference batch of "
+                "ADM's, such as VIRTUAL_imagenet256_labeled.npz."
+            ) from None
+        return found
 
     def _files(self) -> list[Path]:
-        if self.directory is None:
+        if self.place is None or self._of_hub:
             return []
-        found = Path(self.directory).expanduser().rglob("*")
-        return sorted(path for path in found if path.suffix.lower() in ENDINGS)
+        place = Path(self.place).expanduser()
+        found = [place] if place.is_file() else place.rglob("*")
+        return sorted(path for path in found if path.suffix.lower() in (*ENDINGS, ".npz"))
 
 
-def _square(path: Path, size: int) -> Pictures:
-    """The central square of an image, resized: uint8 [3, size, size]."""
+def _read(file: Path | io.BytesIO, name: str) -> Image.Image:
     try:
-        image = Image.open(path).convert("RGB")
+        return Image.open(file).convert("RGB")
     except OSError as problem:
         raise TemperaError(
-            f"{path} cannot be read as an image ({problem}): repair it or remove it from the "
-            "reference directory."
+            f"{name} cannot be read as an image ({problem}): repair it or remove it from the "
+            "reference."
         ) from None
+
+
+def _square(image: Image.Image, size: int) -> Pictures:
+    """The central square of an image, resized: uint8 [3, size, size]."""
     edge = min(image.size)
     left, top = (image.width - edge) // 2, (image.height - edge) // 2
     image = image.crop((left, top, left + edge, top + edge))

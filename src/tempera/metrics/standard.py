@@ -75,6 +75,8 @@ class StandardEvaluator(Evaluator):
 
     @override
     def fetch(self) -> None:
+        if any(self._compared(*each) for each in self._chosen[0].items()):
+            self.images.fetch()
         for name in self._chosen[0]:
             for file in self.networks[name].files:
                 file.path()
@@ -108,8 +110,7 @@ class StandardEvaluator(Evaluator):
             wanted.setdefault(network, []).extend(metrics)
         problems: list[TemperaError] = []
         for name, metrics in list(wanted.items()):
-            adapter = self.networks[name]
-            compared = [key for key in metrics if key in adapter.distances]
+            adapter, compared = self.networks[name], self._compared(name, metrics)
             if compared and not self.images.given:
                 titles = [table.find(key).title for key in compared]
                 problems.append(NoReference(titles))
@@ -128,6 +129,10 @@ class StandardEvaluator(Evaluator):
             raise problems[0]
         return wanted, [str(problem) for problem in problems]
 
+    def _compared(self, name: str, metrics: Sequence[str]) -> list[str]:
+        """Those of a network's metrics that compare with the reference."""
+        return [key for key in metrics if key in self.networks[name].distances]
+
     def _find(self, name: str) -> tuple[str, list[str]]:
         """The network of a name, and the metrics that the name means."""
         if name in self.networks:
@@ -141,7 +146,7 @@ class StandardEvaluator(Evaluator):
 
 def standard_evaluator(
     names: list[str] | None = None,
-    reference_dir: str | None = None,
+    reference: str | None = None,
     reference_size: int | None = None,
     resamples: int = 200,
     **networks: Adapter,
@@ -150,12 +155,12 @@ def standard_evaluator(
 
     Args:
         names: see `StandardEvaluator`.
-        reference_dir, reference_size: see `Reference`.
+        reference, reference_size: place and size of a `Reference`.
         resamples: bootstrap resamples behind each interval.
         networks: all that can be named.
     """
-    reference = Reference(reference_dir, reference_size)
-    return StandardEvaluator(networks, names, reference, resamples)
+    images = Reference(reference, reference_size)
+    return StandardEvaluator(networks, names, images, resamples)
 
 
 def _check(adapter: Adapter) -> None:

@@ -53,9 +53,12 @@ class PaperComparison:
     notes: list[str] = field(default_factory=list)
 
 
-def _metric(name: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]:
+def _metric(*names: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]:
+    """The first of the metrics that a run has."""
+
     def value(row: PaperRow) -> float | None:
-        found = row["metrics"].get(name, {}).get("value")
+        known = (row["metrics"].get(name, {}).get("value") for name in names)
+        found = next((one for one in known if one is not None), None)
         return None if found is None else scale * found
 
     return value
@@ -117,11 +120,11 @@ def _perplexity(row: PaperRow) -> float | None:
     return None if logprob is None else math.exp(-logprob)
 
 
-def _not_measured(row: PaperRow) -> None:
-    return None
-
-
-_UNTRAINED = "needs a network that is not part of this package, so ours is empty"
+_PUBLISHED = "Inception score, ImageReward and HPSv2 are of metrics=real, with their names."
+_BY_VGG = (
+    "The paper's precision and recall are by VGG-16; ours too where a run has precision_vgg and "
+    "recall_vgg, and by the features of its FID otherwise."
+)
 SPECIAL = {
     "step": PaperColumn(
         "step compression",
@@ -157,14 +160,14 @@ SPECIAL = {
         for distance in (1, 2, 4, 8, 16)
     },
     "clip": PaperColumn("CLIP score ↑", ".4f", _metric("clip_score")),
-    "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", 100)),
+    "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", scale=100)),
     "inception_score": PaperColumn(
-        "inception score ↑", ".1f", _not_measured, f"Inception score {_UNTRAINED}."
+        "inception score ↑", ".1f", _metric("inception_score"), _PUBLISHED
     ),
-    "image_reward": PaperColumn(
-        "ImageReward ↑", ".4f", _not_measured, f"ImageReward {_UNTRAINED}."
-    ),
-    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _not_measured, f"HPSv2 {_UNTRAINED}."),
+    "image_reward": PaperColumn("ImageReward ↑", ".4f", _metric("image_reward"), _PUBLISHED),
+    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _metric("hpsv2"), _PUBLISHED),
+    "precision": PaperColumn("precision ↑", ".4f", _metric("precision_vgg", "precision"), _BY_VGG),
+    "recall": PaperColumn("recall ↑", ".4f", _metric("recall_vgg", "recall"), _BY_VGG),
     "perplexity": PaperColumn("perplexity", ".2f", _perplexity),
     "logprob": PaperColumn("log-probability, mean", ".3f", _metric("logprob_per_token")),
     "logprob_deviation": PaperColumn("its deviation", ".3f", _metric("logprob_deviation")),
