@@ -30,10 +30,10 @@ class SideBySide(JoblibLauncher):  # type: ignore[misc]
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run the jobs; see `hydra.plugins.launcher.Launcher`."""
-        from tempera.evaluation.progress import SweepProgress
+        from tempera.evaluation.progress import SweepProgress, only_line
 
         jobs = [self._composed(job, initial_job_idx + n) for n, job in enumerate(job_overrides)]
-        with SweepProgress(jobs):
+        with SweepProgress(jobs), only_line():
             done: Sequence[JobReturn] = super().launch(job_overrides, initial_job_idx)
         return done
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tempera.evaluation.progress import Bar, SweepProgress
+from tempera.evaluation.progress import Bar, SweepProgress, only_line
 from tempera.runtime.row_store import Store
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_part_does_not_stop_the_sweep(tmp_path: Path) -> None:
     assert SweepProgress([(one, 8, 0)]).share() == pytest.approx(0.5)
 
 
-def test_a_run_of_a_sweep_has_no_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_sweep_has_no_bar_of_its_own() -> None:
+    with only_line():
+        assert Bar(1, 0, 1).progress.disable
     assert not Bar(1, 0, 1).progress.disable
-    monkeypatch.setenv("TEMPERA_PROGRESS", "sweep")
-    assert Bar(1, 0, 1).progress.disable

@@ -31,7 +31,6 @@ def test_which_launcher(options: list[str], launcher: str) -> None:
     assert cfg.hydra.runtime.choices["hydra/launcher"] == launcher
     if launcher == "side_by_side":
         assert cfg.hydra.launcher.n_jobs == jobs("cpu") >= 1
-        assert cfg.hydra.job.env_set.TEMPERA_PROGRESS == "sweep"
 
 
 @pytest.mark.slow

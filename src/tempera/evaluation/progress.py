@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -80,8 +81,17 @@ class Bar:
         self.progress.stop()
 
 
+@contextmanager
+def only_line() -> Iterator[None]:
+    """Runs inside, in this process or in one that it starts, show no bars of their own."""
+    os.environ["TEMPERA_PROGRESS"] = "sweep"
+    try:
+        yield
+    finally:
+        del os.environ["TEMPERA_PROGRESS"]
+
+
 def _in_a_sweep() -> bool:
-    """Whether a sweep shows the progress of this run: its launcher says so to its processes."""
     return os.environ.get("TEMPERA_PROGRESS") == "sweep"
 
 
