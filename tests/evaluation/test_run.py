@@ -53,6 +53,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
         "run.json",
         "metrics.json",
         "results.parquet",
+        "report.html",
         "grid.png",
         "acceptance_map.png",
         "images",
@@ -213,6 +214,9 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
         def artifact(self, name: str, kind: str, paths: Any) -> None:
             seen[name] = all(path.is_file() for path in paths)
 
+        def html(self, name: str, path: Path) -> None:
+            seen["page"] = path.read_text()
+
         def finish(self) -> None:
             seen["finished"] = True
 
@@ -223,6 +227,7 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     assert seen["images"] == 20
     assert seen["evaluation"]
     assert seen["finished"]
+    assert "coolsd δ=1.5" in seen["page"]
 
 
 def test_seeds_and_prompts_decide_the_pictures(tmp_path: Path) -> None:

@@ -170,7 +170,8 @@ def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
     ]
     assert [row["delta"] for row in rows] == [None, None, 1.1, 2.0, 1.1, 2.0]
     files = {path.name for path in write_report(rows, tmp_path / "out", unfinished)}
-    assert files == {"results.csv", "report.md", "pareto.png", "pareto_more.png", "comparison.png"}
+    pictures = {"pareto.png", "pareto_more.png", "comparison.png"}
+    assert files == {"results.csv", "report.md", "report.html"} | pictures
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| coolsd floor=1 | 2 | 10 | 2.50 (2.40 … 2.60) |" in text
     assert "Left out because unfinished" in text

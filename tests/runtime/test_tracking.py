@@ -24,6 +24,8 @@ tracker.log({"accepted_length": 2.5}, step=1)
 tracker.summary({"fid": 1.0})
 tracker.image("grid", directory / "a.png", "a caption")
 tracker.table("images", ["id", "image"], [["p", directory / "a.png"]])
+(directory / "page.html").write_text("<p>a page</p>")
+tracker.html("report", directory / "page.html")
 tracker.artifact("results of a/b", "evaluation", [directory / "a.png"])
 print("id", tracker.run.id)
 assert tracker.run.config["delta"] == 2 and "git_commit" in tracker.run.config

@@ -62,6 +62,7 @@ TESTED_IN = {
         "reporting/wandb_report",
         "runtime/image_files",
     ),
+    "reporting/test_report_page.py": ("reporting/page_pictures",),
     "runtime/test_row_store.py": ("evaluation/run_directory",),
     "shapes/test_build.py": (
         "commands/build_shapes",

@@ -22,6 +22,7 @@ from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.replay import DraftLog
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import BONUS, Trace
 from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
@@ -81,12 +82,14 @@ class ContinuousTrace(Trace):
         failures: 1 if it gave up and the target drew the token instead, int64 [B, T].
         passes: sequences that the target's network ran on, int64 [B]: one per step of the target
             alone, one per context that a round verifies.
+        proposed: how many tokens were drafted in the round that emitted it, int64 [B, T].
     """
 
     order: Tensor = field(default_factory=lambda: torch.empty(0))
     trials: Tensor = field(default_factory=lambda: torch.empty(0))
     failures: Tensor = field(default_factory=lambda: torch.empty(0))
     passes: Tensor = field(default_factory=lambda: torch.empty(0))
+    proposed: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @classmethod
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
@@ -104,6 +107,7 @@ class ContinuousTrace(Trace):
             trials=none,
             failures=none,
             passes=torch.zeros_like(order[:, 0]),
+            proposed=none,
         )
 
     @property
@@ -124,20 +128,14 @@ class ContinuousTrace(Trace):
             "residual_failures": self.failures.sum(-1).float(),
         }
 
+    @override
+    def columns(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> "ContinuousTrace":
-        place, origin, order, trials, failures, passes = map(
-            change,
-            (self.place, self.origin, self.order, self.trials, self.failures, self.passes),
-        )
-        return replace(
-            self,
-            place=place,
-            origin=origin,
-            order=order,
-            trials=trials,
-            failures=failures,
-            passes=passes,
-        )
+        names = ("place", "origin", "order", "trials", "failures", "passes", "proposed")
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
 
 class _TokenBuffer:
@@ -155,8 +153,10 @@ class _TokenBuffer:
         """Note that the target runs on so many sequences for each unfinished row."""
         self.trace.passes += sequences * (self.context.known < self.length)
 
-    def emit(self, verdict: ContinuousVerdict) -> None:
-        """Append each row's emitted tokens, up to the end of the image."""
+    def emit(self, verdict: ContinuousVerdict, proposed: int = 0) -> None:
+        """Append each row's emitted tokens, up to the end of the image; the round drafted
+        `proposed`.
+        """
         context, count = self.context, verdict.tokens.shape[1]
         ahead = torch.arange(count, device=verdict.tokens.device)
         slots = context.known.unsqueeze(1) + ahead
@@ -176,6 +176,7 @@ class _TokenBuffer:
             put(trace.trials, verdict.trials),
             put(trace.failures, verdict.failures),
         )
+        trace.proposed = put(trace.proposed, torch.full_like(slots, proposed))
         known = (context.known + verdict.emitted).clamp(max=self.length)
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
@@ -236,6 +237,7 @@ class Decoding(ABC):
         diagnostics: bool = False,
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
+        drafts: DraftLog | None = None,
     ) -> Output:
         """Generate one image per prompt.
 
@@ -246,6 +248,7 @@ class Decoding(ABC):
             diagnostics: ignored: continuous tokens have none.
             clock: times the parts of a round.
             progress: called with the round and the tokens of the slowest row.
+            drafts: stays empty: continuous tokens have no ids.
 
         Returns:
             tokens float32 [B, T, D] with their trace.
@@ -436,7 +439,7 @@ class Speculative(Decoding):
         with clock("verify"):
             verdict = self.rule.verify(proposal, target.denoiser, conditions, canvas.noise)
         with clock("commit"):
-            canvas.emit(verdict)
+            canvas.emit(verdict, sum(sizes))
 
     def _draft(self, canvas: _TokenBuffer, sizes: Sequence[int]) -> Proposal:
         """Draft `sizes` tokens, one entry per drafting step."""

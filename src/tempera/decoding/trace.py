@@ -215,6 +215,10 @@ class Trace:
                 rows[name] = column.nanmean(-1)
         return rows
 
+    def columns(self) -> dict[str, Tensor]:
+        """What a replay shows of every token, in the order of decoding, [B, T] each."""
+        return {"place": self.place, "origin": self.origin, "logprob": self.logprob}
+
     def _by_depth(self, which: Tensor) -> Tensor:
         depths = torch.arange(1, self.max_depth + 1, device=which.device)
         return (

@@ -2,12 +2,13 @@
 processes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.replay import REPLAYS, DraftLog, replays
 from tempera.errors import TemperaError, shortened
 from tempera.evaluation.pipeline import Pipeline, records
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
@@ -53,19 +54,25 @@ def generate(
     store: Store,
     diagnostics: bool,
     progress: ProgressCallback | None = None,
+    replayed: Collection[str] = (),
 ) -> None:
-    """Decode the batches; each is kept once whole: first its pictures, then its records.
+    """Decode the batches; each is kept once whole: first its pictures, then the replays of the
+    prompts with the ids `replayed`, then its records.
 
     Progress counts the images of a batch when they are written.
     """
     for batch in waiting:
         seen = _Increments(len(batch), progress)
+        drafts = DraftLog() if any(prompt.id in replayed for prompt in batch) else None
         with pipeline.text_encoded(batch):
             start = pipeline.now()
-            output = pipeline.tokens(batch, diagnostics=diagnostics, progress=seen)
+            output = pipeline.tokens(batch, diagnostics=diagnostics, progress=seen, drafts=drafts)
         rows = records(batch, output, pipeline.now() - start)
         for prompt, picture in zip(batch, pipeline.pictures(output.tokens), strict=True):
             write_picture(picture_path(directory, prompt.id), picture)
+        if drafts is not None:
+            ids, grid = [prompt.id for prompt in batch], pipeline.target.grid
+            Store(directory / REPLAYS).add(replays(ids, output, drafts, grid, replayed))
         store.add(rows)
         if progress is not None:
             progress(len(batch), 0, sum(row["rounds"] for row in rows) - seen.rounds)

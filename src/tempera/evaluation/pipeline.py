@@ -16,6 +16,7 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.replay import DraftLog, RecordedDrafter
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
@@ -55,8 +56,11 @@ class DecodingMethod(Protocol):
         diagnostics: bool = False,
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
+        drafts: DraftLog | None = None,
     ) -> Output:
-        """One image per prompt; see `tempera.decoding.loop.decode`."""
+        """One image per prompt; see `tempera.decoding.loop.decode`. `drafts` takes what every round
+        drafted, where tokens have ids.
+        """
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,12 @@ class Method:
         diagnostics: bool = False,
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
+        drafts: DraftLog | None = None,
     ) -> Output:
-        """One image per prompt; see `tempera.decoding.loop.decode`."""
+        """See `DecodingMethod`."""
         return decode(
             target,
-            self.drafter,
+            self.drafter if drafts is None else RecordedDrafter(self.drafter, drafts),
             self.rule,
             streams,
             prompts,
@@ -125,13 +130,22 @@ class Pipeline:
         diagnostics: bool = False,
         clock: PartTimer = no_clock,
         progress: Callable[[int, int], None] | None = None,
+        drafts: DraftLog | None = None,
     ) -> Output:
-        """Decode one image per prompt, with `method` instead of the pipeline's if given."""
+        """Decode one image per prompt, with `method` instead of the pipeline's if given; see
+        `DecodingMethod`.
+        """
         method = method or self.method
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]
         return method.decode(
-            self.target, streams, texts, diagnostics=diagnostics, clock=clock, progress=progress
+            self.target,
+            streams,
+            texts,
+            diagnostics=diagnostics,
+            clock=clock,
+            progress=progress,
+            drafts=drafts,
         )
 
     @torch.inference_mode()

@@ -22,7 +22,8 @@ from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.evaluators import Evaluator, Pictures
 from tempera.metrics.quality import ENOUGH, quality, reference_features, score_pictures
-from tempera.reporting import figures
+from tempera.reporting import figures, report_page
+from tempera.reporting.collect import single
 from tempera.reporting.console import print_results
 from tempera.reporting.run_names import method_label
 from tempera.runtime.distributed import Processes
@@ -47,6 +48,8 @@ class RunPlan:
         about: other facts to note in run.json.
         batch_size: prompts decoded together.
         diagnostics: record TV(p, q), the TV and KL bounds, and how sure the target is.
+        replays: of how many of the first prompts to keep the decode round by round, for
+            report.html; of images decoded in an earlier start nothing is added.
     """
 
     directory: Path
@@ -55,10 +58,13 @@ class RunPlan:
     about: Mapping[str, Any]
     batch_size: int = 16
     diagnostics: bool = True
+    replays: int = SHOWN
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise TemperaError(f"batch_size={self.batch_size} is too small: give at least 1.")
+        if self.replays < 0:
+            raise TemperaError(f"replays={self.replays} is negative: give 0 for none.")
 
 
 def evaluate(
@@ -129,6 +135,7 @@ def _generated(
             store,
             plan.diagnostics,
             lambda images, tokens, rounds: bar.advance(images * step, tokens * step, rounds * step),
+            {prompt.id for prompt in prompts[: plan.replays]},
         )
         processes.wait()
         bar.finish()
@@ -282,9 +289,9 @@ def _write(
     scores: Mapping[str, Row],
     result: Mapping[str, Any],
 ) -> None:
-    """Write results.parquet, grid.png, acceptance_map.png, accepted.png if anything was drafted,
-    proximity_map.png if the rule has proximity sets; metrics.json last, as the sign of a finished
-    run.
+    """Write results.parquet, grid.png, acceptance_map.png, report.html, accepted.png if anything
+    was drafted, proximity_map.png if the rule has proximity sets; metrics.json last, as the sign of
+    a finished run.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
@@ -316,6 +323,7 @@ def _write(
         figures.accepted(
             plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid
         )
+    report_page.write(plan.directory / "report.html", single(plan.directory, result, table))
     write_json(plan.directory / "metrics.json", result)
 
 
@@ -353,6 +361,7 @@ def _track(plan: RunPlan, tracker: Tracker, rows: Sequence[Row], result: Mapping
     tracker.summary({**values, **spans, "images": result["images"]})
     for name in ("grid", "acceptance_map"):
         tracker.image(name, plan.directory / f"{name}.png", result["name"])
+    tracker.html("report", plan.directory / "report.html")
     columns = [
         name for name in ("id", "text", "accepted_length", "tau", "logprob") if name in rows[0]
     ]
@@ -363,7 +372,13 @@ def _track(plan: RunPlan, tracker: Tracker, rows: Sequence[Row], result: Mapping
     tracker.table("images", [*columns, "image"], table)
     files = [
         plan.directory / name
-        for name in ("metrics.json", "results.parquet", "grid.png", "acceptance_map.png")
+        for name in (
+            "metrics.json",
+            "results.parquet",
+            "report.html",
+            "grid.png",
+            "acceptance_map.png",
+        )
     ]
     tracker.artifact("evaluation", "evaluation", files)
     tracker.finish()

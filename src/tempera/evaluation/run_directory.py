@@ -4,11 +4,13 @@ either whole or absent.
 A run directory holds
     run.json            its identity: model, method, sampling, seed; other settings are refused
     records/            generated tokens and their trace, a part file per batch
+    replays/            the first prompts' decodes round by round (`tempera.decoding.replay`)
     images/<id>.png     the pictures
     evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
-and, derived from these at the end, results.parquet, grid.png, acceptance_map.png, accepted.png (if
-anything was drafted), proximity_map.png (if the rule has proximity sets) and metrics.json.
+and, derived from these at the end, results.parquet, grid.png, acceptance_map.png, report.html,
+accepted.png (if anything was drafted), proximity_map.png (if the rule has proximity sets) and
+metrics.json.
 """
 
 from collections.abc import Mapping

@@ -29,6 +29,7 @@ FREE = (
     "run_name",
     "statistics",
     "compile",
+    "replays",
 )
 """Options that may differ between two starts of the same run. They decide which results are
 computed, where and on what device, but not their values; `dtype` and `weights` enter the identity

@@ -72,8 +72,36 @@ def collect(
 
 
 def _row(directory: Path) -> ReportRow:
-    content: dict[str, Any] = read_json(directory / "metrics.json")
-    prompts = read_table(directory / "results.parquet")
+    return row_of(
+        directory,
+        read_json(directory / "metrics.json"),
+        read_table(directory / "results.parquet"),
+    )
+
+
+def single(
+    directory: Path, content: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]
+) -> list[ReportRow]:
+    """The rows of a report on one run alone; arguments as in `row_of`."""
+    row = row_of(directory, content, prompts)
+    row["family"] = family_label(row["settings"])
+    compare([row])
+    return [row]
+
+
+def row_of(
+    directory: Path, content: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]
+) -> ReportRow:
+    """A run's row, without its family and its differences from others.
+
+    Args:
+        directory: of the run.
+        content: of its metrics.json.
+        prompts: the rows of its results.parquet.
+
+    Raises:
+        TemperaError: either is not an evaluation's.
+    """
     try:
         settings = content["settings"]
         row = {

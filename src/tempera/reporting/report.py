@@ -1,4 +1,5 @@
-"""Many runs side by side: results.csv, report.md, Pareto plots and a comparison of pictures.
+"""Many runs side by side: results.csv, report.md, report.html, Pareto plots and a comparison of
+pictures.
 
 `tempera.reporting.collect` reads run directories into rows; `write_report` depends on nothing but
 the rows and the pictures they point to: the same rows always write the same files.
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import paper_tables, pareto
+from tempera.reporting import paper_tables, pareto, report_page
 from tempera.reporting.baseline import accepted_length, label, of_equal_length
 from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
@@ -39,7 +40,8 @@ def write_report(
     damaged: Sequence[str] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, pareto*.png and comparison.png; returns their paths.
+    """Write results.csv, report.md, report.html, pareto*.png and comparison.png; returns their
+    paths.
 
     Args:
         rows: runs as `tempera.reporting.collect` reads them.
@@ -58,7 +60,10 @@ def write_report(
     cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
     write_text(output / "results.csv", results_csv(rows))
     write_text(output / "report.md", report_markdown(rows, output, figures, cautions, baseline))
-    return [output / "results.csv", output / "report.md", *figures]
+    report_page.write(
+        output / "report.html", rows, _cautions(rows, unfinished, damaged), baseline or ""
+    )
+    return [*(output / name for name in ("results.csv", "report.md", "report.html")), *figures]
 
 
 def results_csv(rows: Sequence[ReportRow]) -> str:
@@ -101,7 +106,7 @@ def report_markdown(
     the figures, and links to each run's files.
     """
     parts = ["# Evaluation report", ""]
-    parts += [line for caution in cautions for line in (f"> {caution}", "")]
+    parts += [line for caution in cautions for line in (f"> {_escaped(caution)}", "")]
     parts += _results(rows)
     parts += _differences(rows, baseline)
     parts += paper_tables.markdown(paper_tables.beside(rows))
@@ -217,9 +222,9 @@ def _cautions(
             "There is no run of plain autoregression here (method=ar) to compare quality with."
         )
     if unfinished:
-        names = ", ".join(_escaped(str(path)) for path in unfinished)
+        names = ", ".join(map(str, unfinished))
         cautions.append(f"Left out because unfinished: {names}.")
-    return [*cautions, *(f"Left out because damaged: {_escaped(problem)}" for problem in damaged)]
+    return [*cautions, *(f"Left out because damaged: {problem}" for problem in damaged)]
 
 
 def _delta(row: ReportRow) -> str:

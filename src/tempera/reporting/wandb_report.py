@@ -38,7 +38,9 @@ def publish(
         figures = sorted(output.glob("*.png"))
         for figure in figures:
             run.image(figure.stem, figure)
-        run.artifact("report", "report", [output / "report.md", output / "results.csv", *figures])
+        texts = [output / name for name in ("report.md", "report.html", "results.csv")]
+        run.html("report", output / "report.html")
+        run.artifact("report", "report", [*texts, *figures])
         run.finish()
         report = reports.Report(
             project=project,

@@ -37,6 +37,9 @@ class Tracker(Protocol):
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table. A `Path` in a row is shown as an image; a scalar may have the same name."""
 
+    def html(self, name: str, path: Path) -> None:
+        """Log a page from a file."""
+
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Store files or directories as a versioned artifact."""
 
@@ -61,6 +64,10 @@ class NoTracker(Tracker):
 
     @override
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        pass
+
+    @override
+    def html(self, name: str, path: Path) -> None:
         pass
 
     @override
@@ -105,6 +112,12 @@ class WandbTracker(Tracker):
             for row in rows
         ]
         self.run.log({f"tables/{name}": wandb.Table(columns=list(columns), data=data)})
+
+    def html(self, name: str, path: Path) -> None:
+        """Log a page, as it is."""
+        import wandb
+
+        self.run.log({name: wandb.Html(path, inject=False)})
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Store files or directories."""

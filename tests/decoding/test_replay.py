@@ -1,0 +1,88 @@
+import pytest
+import torch
+from random_drafts import SMALL, RowTrees
+from table_models import RULE
+
+from tempera.decoding import replay
+from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, RecordedDrafter, replays
+from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.standard import Exact
+
+IDS = [f"p{row}" for row in range(40)]
+TARGET = TableTarget(4, 7)
+DRAFTERS = {
+    "chain": lambda: StaticTreeDrafter(TableDraft(TARGET, noise=2.0), Tree.chain(3)),
+    "tree": lambda: StaticTreeDrafter(TableDraft(TARGET, noise=2.0), SMALL),
+    "none": NoDraft,
+}
+
+
+def recorded(name):
+    """What a drafter emits with and without a log, and the log's replays."""
+    log, rule = DraftLog(), Exact() if name == "none" else RULE
+    output = emit(TARGET, RecordedDrafter(DRAFTERS[name](), log), rule, rows=40)
+    plain = emit(TARGET, DRAFTERS[name](), rule, rows=40)
+    return output, plain, replays(IDS, output, log, (1, 7), IDS)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_replay_leads_to_the_finished_tokens(name):
+    output, plain, rows = recorded(name)
+    assert torch.equal(output.tokens, plain.tokens)
+    for row, tokens in zip(rows, output.tokens.tolist(), strict=True):
+        assert row["tokens"] == tokens
+        assert (row["rows"], row["columns"]) == (1, 7)
+        first = 0
+        position = [at for at, place in enumerate(row["place"]) if place == 1]
+        assert len(position) == len(row["nodes"])
+        for start, end, nodes in zip(position, [*position[1:], 7], row["nodes"], strict=True):
+            drafted, parent, fate = (
+                row[key][first : first + nodes] for key in ("drafted", "parent", "fate")
+            )
+            first += nodes
+            kept = [token for token, one in zip(drafted, fate, strict=True) if one == KEPT]
+            accepted = row["origin"][start:end].count(ACCEPTED)
+            assert kept[: end - start] == tokens[start : start + len(kept)]
+            assert len(kept) >= accepted
+            assert accepted == min(len(kept), end - start)
+            for node, one in enumerate(fate):
+                reached = parent[node] < 0 or fate[parent[node]] == KEPT
+                assert reached or one == UNTESTED
+            if end - start > len(kept) and row["origin"][end - 1] == RESAMPLED:
+                assert REJECTED in fate
+            if row["origin"][end - 1] == BONUS and nodes:
+                deepest = max(range(nodes), key=lambda n: fate[n] == KEPT and n)
+                assert deepest not in parent
+        assert first == len(row["drafted"])
+
+
+def test_siblings_after_the_kept_one_are_not_tested():
+    rows = recorded("tree")[2]
+    firsts = {
+        tuple(row["fate"][start : start + 3])
+        for row in rows
+        for start in range(0, len(row["fate"]), SMALL.nodes)
+    }
+    assert (KEPT, UNTESTED, UNTESTED) in firsts
+    assert (REJECTED, KEPT, UNTESTED) in firsts
+    assert not any(fates[0] == UNTESTED for fates in firsts)
+
+
+def test_rounds_of_trees_that_differ_by_row():
+    log = DraftLog()
+    output = emit(TARGET, RecordedDrafter(RowTrees(TableDraft(TARGET)), log), Exact(), rows=6)
+    rows = replays(IDS[:6], output, log, (1, 7), {"p2"})
+    assert [row["id"] for row in rows] == ["p2"]
+    assert len(rows[0]["parent"]) == sum(rows[0]["nodes"]) == len(rows[0]["fate"])
+
+
+def test_long_drafts_are_left_out_and_their_rounds_kept(monkeypatch):
+    whole = recorded("chain")[2][0]
+    monkeypatch.setattr(replay, "LARGEST", len(whole["drafted"]) - 1)
+    short = recorded("chain")[2][0]
+    assert short["nodes"] == whole["nodes"]
+    assert short["drafted"] == short["parent"] == short["fate"] == []
