@@ -30,6 +30,10 @@ mutants *arguments:
 mutation *arguments:
     python tests/support/mutation.py {{arguments}}
 
+# give the scripts hostile options and damaged files: a sample, or --all as every night
+hostile *arguments:
+    python tests/support/hostile.py {{arguments}}
+
 # the documentation, as CI builds it
 docs:
     mkdocs build --strict

@@ -73,7 +73,7 @@ def test_the_commands_one_after_the_other(installed: Path, workplace: Path) -> N
     short = ["limit=2", "speed.prompts=0", "metrics=none", *QUIET]
     evaluated = run(installed / "tempera-eval", "method=coolsd", "delta=2", *short, cwd=workplace)
     assert evaluated.returncode == 0, evaluated.stderr
-    (metrics,) = workplace.glob("outputs/eval/*_coolsd/metrics.json")
+    (metrics,) = workplace.glob("outputs/eval/*_coolsd_*/metrics.json")
     assert len(list(metrics.parent.glob("images/*.png"))) == 2
     trained = run(installed / "tempera-train", "model=shapes", *TRAINING, *QUIET, cwd=workplace)
     assert trained.returncode == 0, trained.stderr

@@ -18,13 +18,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "src")]
 
+import hostile_files  # noqa: E402
 import hostile_options  # noqa: E402
 from hostile_process import Case, outcomes, shown, summary, warm  # noqa: E402
 
 
 def every_case() -> list[Case]:
     """All cases, always in the same order."""
-    return [*hostile_options.cases()]
+    return [*hostile_options.cases(), *hostile_files.cases()]
 
 
 def sample(cases: Sequence[Case], count: int, seed: int) -> list[Case]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from paths import ROOT
 
 SECONDS = 20
@@ -45,6 +46,7 @@ class Case:
         setup: fills the empty directory that the script runs in.
         endless: the script may go on working, until it is interrupted.
         space: bytes that a file may have, as with `ulimit -f`; None for any number.
+        title: the case in words; its command line unless given.
         unprivileged: run without root's rights, to which every file is readable.
     """
 
@@ -86,7 +88,6 @@ def warm() -> None:
         HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true"
     )
     import accelerate  # noqa: F401
-    import torch
     import wandb  # noqa: F401
 
     import tempera.commands.bench
@@ -103,8 +104,12 @@ def warm() -> None:
     torch.set_num_threads(1)
 
 
-def outcomes(cases: Iterable[Case], jobs: int = 1) -> Iterator[tuple[Case, Outcome]]:
-    """Every case with its outcome, in the order in which they end, `jobs` at a time."""
+def outcomes(
+    cases: Iterable[Case], jobs: int = 1, keep: Setup = nothing
+) -> Iterator[tuple[Case, Outcome]]:
+    """Every case with its outcome, in the order in which they end, `jobs` at a time. `keep` gets
+    each directory before it is removed.
+    """
     waiting, running = iter(cases), list[_Running]()
     while True:
         while len(running) < jobs and (case := next(waiting, None)):
@@ -113,7 +118,7 @@ def outcomes(cases: Iterable[Case], jobs: int = 1) -> Iterator[tuple[Case, Outco
             return
         for one in [one for one in running if one.ended()]:
             running.remove(one)
-            yield one.case, one.outcome()
+            yield one.case, one.outcome(keep)
         time.sleep(0.01)
 
 
@@ -157,8 +162,9 @@ class _Running:
             return True
         return False
 
-    def outcome(self) -> Outcome:
+    def outcome(self, keep: Setup = nothing) -> Outcome:
         """What the child left."""
+        keep(self.directory)
         read = [(self.place / name).read_text("utf-8", "replace") for name in ("out", "err")]
         outcome = Outcome(None if self.over else self.status, *read, self.used)
         outcome.faults = list(faults(self.case, outcome, self.interrupted))
@@ -179,6 +185,7 @@ def _be(case: Case, place: Path) -> None:
         os.close(0)
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        torch.set_num_threads(1)
         _limit(case)
         os.chdir(place / "here")
         sys.argv = [str(ROOT / case.script), *case.arguments]

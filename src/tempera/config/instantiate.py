@@ -1,6 +1,7 @@
 """Checked instantiation: the values of a `_target_` node against the signature that they fill.
 
-Also registers the resolvers that conf/ uses: `package`, `beside`, `unless_random` and `jobs`.
+Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `unless_random` and
+`jobs`.
 """
 
 import copy
@@ -8,6 +9,7 @@ import functools
 import inspect
 import math
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, make_dataclass
 from pathlib import Path
@@ -34,6 +36,11 @@ OmegaConf.register_new_resolver(
     "package", lambda path: str(Path(__file__).resolve().parent.parent / path), replace=True
 )
 """`${package:PATH}` in conf/: a file or directory that ships inside the package."""
+
+OmegaConf.register_new_resolver(
+    "unique", lambda: secrets.token_hex(2), replace=True, use_cache=True
+)
+"""`${unique:}` in conf/: four letters and digits that differ between runs of the same second."""
 
 OmegaConf.register_new_resolver(
     "beside",

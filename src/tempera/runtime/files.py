@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         TemperaError: the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_writer()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -37,6 +38,11 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # if it cannot be removed, it was not written
             temporary.unlink(missing_ok=True)
+
+
+def _writer() -> str:
+    """Sets the temporary files of processes and threads apart."""
+    return f"{os.getpid()}-{threading.get_native_id()}"
 
 
 def unwritable(path: Path, problem: Exception) -> TemperaError:
@@ -78,7 +84,7 @@ def create_json(path: Path, value: object) -> bool:
     """Write `value` as `write_json` does unless the file exists; False if it does. Of several
     processes that call this at once, one writes.
     """
-    own = path.with_name(f".{path.name}.{os.getpid()}.new")
+    own = path.with_name(f".{path.name}.{_writer()}.new")
     try:
         write_json(own, value)
         try:
