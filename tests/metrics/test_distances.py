@@ -28,9 +28,9 @@ def images(values: np.ndarray) -> torch.Tensor:
     return torch.as_tensor(values)[:, None, None, :].expand(-1, 3, 8, -1)
 
 
-@pytest.mark.parametrize("n", [5, 60])  # fewer and more images than dimensions
-def test_frechet_is_its_definition(n: int) -> None:
-    left, right = features(n, shift=0.3), features(90, seed=1)
+@pytest.mark.parametrize(("n", "real"), [(5, 90), (60, 90), (60, 6)])  # around the dimensions
+def test_frechet_is_its_definition(n: int, real: int) -> None:
+    left, right = features(n, shift=0.3), features(real, seed=1)
     from scipy.linalg import sqrtm
 
     product = sqrtm(np.cov(left, rowvar=False) @ np.cov(right, rowvar=False))
@@ -40,6 +40,16 @@ def test_frechet_is_its_definition(n: int) -> None:
     interval = frechet(left, right, resamples=50)
     assert interval.value == pytest.approx(expected, rel=1e-5)
     assert 0 <= interval.low <= interval.value <= interval.high
+
+
+def test_frechet_with_features_that_depend_on_each_other() -> None:
+    left, right = features(60, shift=0.3), features(90, seed=1)
+    dead = [np.concatenate([part, np.ones((len(part), 1)), part[:, :1]], 1)
+            for part in (left, right)]  # fmt: skip
+    doubled = [part * np.sqrt([2, *[1] * 7]) for part in (left, right)]
+    assert frechet(*dead, resamples=2).value == pytest.approx(
+        frechet(*doubled, resamples=2).value, rel=1e-6
+    )
 
 
 def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:

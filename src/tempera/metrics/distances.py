@@ -6,7 +6,7 @@ The reference set is held fixed. FID and recall depend on the number of images, 
 equal size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -38,12 +38,13 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     and the bootstrap too wide where there are few images for each feature.
     """
     x, y = _checked(generated, real)
-    centre, total, root = _reference_moments(y)
+    centre, root = y.mean(0), _root(y)
     n, average = len(x), x.mean(0)
     centred = x - average
     lengths = centred.square().sum(1)
     overlap, own = _root_trace(centred @ root / (n - 1) ** 0.5)
-    value = (average - centre).square().sum() + lengths.sum() / (n - 1) + total - 2 * overlap
+    value = (average - centre).square().sum() + lengths.sum() / (n - 1)
+    value += root.square().sum() - 2 * overlap
     change = (
         2 * centred @ (average - centre) / n
         + (lengths - lengths.sum() / (n - 1)) / (n - 1)
@@ -54,13 +55,20 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     return bootstrap.centred(float(value), replicates, n, (0, np.inf))
 
 
-def _reference_moments(real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [D], total variance and Σ'^½ [D, D] of the real features."""
-    centre = real.mean(0)
-    centred = real - centre
-    values, vectors = torch.linalg.eigh(centred.T @ centred / (len(real) - 1))
-    values = values.clamp(min=0)
-    return centre, values.sum(), (vectors * values.sqrt()) @ vectors.T
+def _root(features: Tensor) -> Tensor:
+    """A root of their covariance, [D, r]: root rootᵀ = Σ'. It enters FID by way of the eigenvalues
+    of rootᵀ Σ root alone, which are those of Σ'^½ Σ Σ'^½ for any root.
+    """
+    centred: Tensor = (features - features.mean(0)) / (len(features) - 1) ** 0.5
+    if len(features) <= features.shape[1]:
+        return centred.T
+    covariance = centred.T @ centred
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    if failed:  # features depend on each other
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp(min=0).sqrt()
+    return root
 
 
 def _root_trace(half: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,17 +144,14 @@ def recall(
     n = len(x)
     size = max(neighbours + 1, min(n // 2, 1000))
     order = np.random.default_rng([seed, n])
-    subsets = [
-        torch.as_tensor(order.permutation(n)[:size], device=x.device)
-        for _ in range(min(resamples, SUBSETS))
-    ]
-    manifolds = [(torch.arange(n, device=x.device), _radius(x, neighbours))]
-    manifolds += [(subset, _radius(x[subset], neighbours)) for subset in subsets]
+    drawn = [np.sort(order.permutation(n)[:size]) for _ in range(min(resamples, SUBSETS))]
+    members = [torch.as_tensor(part, device=x.device) for part in [np.arange(n), *drawn]]
+    manifolds = list(zip(members, _radii(x, members, neighbours), strict=True))
     found = torch.zeros(len(manifolds), device=x.device)
     for rows in _rows(len(y)):
         distances = _apart(y[rows], x)
-        for place, (members, radius) in enumerate(manifolds):
-            found[place] += (distances[:, members] <= radius).any(1).sum()
+        for place, (inside, radius) in enumerate(manifolds):
+            found[place] += (distances[:, inside] <= radius).any(1).sum()
     shares = (found.double() / len(y)).cpu().numpy()
     scaled = (shares[1:] - shares[1:].mean()) * np.sqrt(size / (n - size))
     return bootstrap.centred(float(shares[0]), scaled, n, (0, 1))
@@ -207,12 +212,26 @@ def _rows(count: int) -> Iterator[slice]:
 
 def _radius(features: Tensor, neighbours: int) -> Tensor:
     """Distance of every point to its k-th neighbour, [n]."""
-    return torch.cat(
-        [
-            _apart(features[rows], features).kthvalue(neighbours + 1, dim=1).values
-            for rows in _rows(len(features))
-        ]
-    )
+    return _radii(features, [torch.arange(len(features), device=features.device)], neighbours)[0]
+
+
+def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list[Tensor]:
+    """Distance of every point of a subset to its k-th neighbour within it, for each subset.
+
+    Args:
+        features: [n, D].
+        subsets: places of the points in increasing order.
+        neighbours: k.
+    """
+    parts: list[list[Tensor]] = [[] for _ in subsets]
+    for rows in _rows(len(features)):
+        distances = _apart(features[rows], features)
+        for part, subset in zip(parts, subsets, strict=True):
+            own = subset[(subset >= rows.start) & (subset < rows.stop)] - rows.start
+            if len(own):
+                inner = distances[own][:, subset]
+                part.append(inner.kthvalue(neighbours + 1, dim=1).values)
+    return [torch.cat(part) for part in parts]
 
 
 def _apart(left: Tensor, right: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import constants
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
@@ -70,6 +71,8 @@ class WeightsFile:
         if self.local is not None:
             return
         if self._is_url:
+            if constants.HF_HUB_OFFLINE:  # whoever sets it wants no request of any kind
+                raise self._unreachable(OSError("HF_HUB_OFFLINE=1"))
             request = urllib.request.Request(self.place, method="HEAD")
             try:
                 urllib.request.urlopen(request, timeout=SECONDS).close()
@@ -90,6 +93,7 @@ class WeightsFile:
         return found or self._first(lambda repository, name: repository.file(name))
 
     def _downloaded(self) -> Path:
+        self.check()
         self._kept.parent.mkdir(parents=True, exist_ok=True)
         digest = re.search(r"-([0-9a-f]{8,})\.\w+$", self.names[0])
         try:
