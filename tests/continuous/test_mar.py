@@ -25,6 +25,8 @@ from tempera.continuous.rules import (
 )
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.replay import DraftLog, replays
+from tempera.decoding.trace import ACCEPTED
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.kl import KLConfig, KLModel, load_kl, patchify, unpatchify
 from tempera.image_tokenizers.vq import VQConfig
@@ -307,6 +309,23 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     alone = method.decode(made, RandomStreams(0, ["b"]), ["1"])
     assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
+
+
+def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:
+    made = target()
+    method = Speculative(draft(made, network(seed=1)), PathCoupling(), gamma=3, prefill=0.15)
+    log = DraftLog()
+    output = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"], drafts=log)
+    (row,) = replays(IDS, output, log, made.grid, {"b"})
+    assert row["id"] == "b"
+    assert not {"tokens", "logprob"} & set(row)
+    assert sorted(row["order"]) == list(range(12))
+    assert row["nodes"] == row["drafted"] == []
+    prefilled = sum(number == 0 for number in row["proposed"])
+    assert row["proposed"] == [0] * prefilled + [3] * (12 - prefilled)
+    assert 0 < prefilled < 12
+    for place, origin, proposed in zip(row["place"], row["origin"], row["proposed"], strict=True):
+        assert place <= proposed + (origin != ACCEPTED)
 
 
 @pytest.mark.parametrize("rule", [CSpD(), MaximalCoupling(), PathCoupling()])
