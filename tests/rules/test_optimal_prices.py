@@ -145,3 +145,15 @@ def test_the_loop_emits_what_the_prices_promise(tree):
     for other in itertools.product(GRID[::3], repeat=len(prices.prices)):
         tokens, divergence = rounds.expected(Prices(other))
         assert tokens < emitted or divergence > 0.99 * nats
+
+
+def test_a_rejected_sibling_leaves_the_next_one():
+    """Two leaves, kept with probability 0.5 and then 0.4: the first is worth β less the 0.4 β that
+    its rejection leaves, the second β.
+    """
+    keep = torch.tensor([0.5, 0.4]).view(1, 2, 1).expand(1, 2, len(GRID))
+    rounds = PricedRounds.equal(
+        Tree.from_paths([[0], [1]]), keep, torch.full((1, 3, len(GRID)), 0.1)
+    )
+    worth = (0.5 * 0.6 + 0.5 * 0.4 * 1.0) / (0.5 + 0.5 * 0.4) * (0.8 - 0.1)
+    assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])

@@ -102,11 +102,15 @@ def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
 
 def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:
     """The largest c in [low, 1] whose `mass`, increasing in c, is at most 1: [..., 1]. Bisection of
-    log c for all rows at once; nothing is read from the device.
+    log c for all rows at once, then linear between the ends: exact unless a token of the law
+    changes sides there. Nothing is read from the device.
     """
     c, step = low, low.reciprocal()
     for _ in range(HALVINGS):
         step = step.sqrt()
         tried = c * step
         c = torch.where(mass(tried) <= 1, tried, c)
-    return c
+    high = (c * step).clamp(max=1)
+    below, above = mass(c), mass(high)
+    share = ((1 - below) / (above - below).clamp(min=torch.finfo(c.dtype).tiny)).clamp(0, 1)
+    return torch.where(above > 1, torch.lerp(c, high, share), high)
