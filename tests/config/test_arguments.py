@@ -10,7 +10,7 @@ from tempera.errors import TemperaError
     ("config", "argument", "said"),
     [
         ("eval", "experiment=frontir", "there is no experiment=frontir; choose one of "),
-        ("train_draft", "recipe=foo", "there is no recipe=foo; choose one of shapes"),
+        ("train_draft", "recipe=foo", "there is no recipe=foo; choose one of "),
         ("eval", "model=inf", "there is no model=inf; choose one of "),
         ("bench", "tree=-1", "there is no tree=-1; choose one of chain"),
         ("eval", "model=null", "there is no model=null; choose one of "),

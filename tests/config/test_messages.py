@@ -37,6 +37,9 @@ FACTS = {
     errors.NotADensityRule: ("Exact",),
     errors.OtherCodebook: (Path("l2_5.safetensors"), "abc", "def"),
     errors.OtherSchedule: ("Priced", "prices", "relaxations"),
+    errors.NoReference: (["FID", "KID"],),
+    errors.OtherWorld: ("anole",),
+    errors.UnknownMeasure: ("fidd", ["fid", "kid"]),
     errors.PromptTooLong: ("prompt 1 of 1", 130, 120),
 }
 
@@ -70,7 +73,8 @@ def test_an_unknown_option_is_looked_up_in_other_choices() -> None:
     ):
         compose("train_draft", arguments)
     assert sentence(problem.value, ROOT / "conf", "train_draft", arguments) == (
-        "there is no option `cross_entropy` with loss=acceptance: it belongs to loss=eagle"
+        "there is no option `cross_entropy` with loss=acceptance: it belongs to loss=eagle "
+        "and recipe=shapes"
     )
 
 
@@ -78,7 +82,10 @@ def test_an_unknown_option_is_looked_up_in_other_choices() -> None:
 def test_the_command_line_names_the_options_that_fix_an_error(kind: type[Exception]) -> None:
     problem = kind(*FACTS[kind])
     assert sentence(problem, Path("conf"), "eval", []) == f"{problem} ({OPTIONS[kind]})"
-    assert all(str(fact) in str(problem) for fact in FACTS[kind][:1])
+    first = [
+        name for fact in FACTS[kind][:1] for name in (fact if isinstance(fact, list) else [fact])
+    ]
+    assert all(str(fact) in str(problem) for fact in first)
     again = pickle.loads(pickle.dumps(problem))  # launchers send errors between processes
     assert vars(again) == vars(problem) and str(again) == str(problem)
 

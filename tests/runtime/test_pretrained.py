@@ -281,7 +281,7 @@ def test_errors_tell_wrong_files_apart(lumina: tuple[Path, list[str]]) -> None:
         "(8832, 16))" in refusal(options)
     )
     save_file(huggingface_state(8832, norms=True) | {"model.more": torch.zeros(1)}, file)
-    assert "holds 1 tensors that this model has not, first model.more" in refusal(options)
+    assert "holds 1 tensors that this model lacks, first model.more" in refusal(options)
     file.write_bytes(b"rubbish")
     assert f"{file} is cut off or no safetensors file" in refusal(options)
 

@@ -105,7 +105,7 @@ def tiny_train(
         recipe,
         directory,
         lambda: tracker or NoTracker(),
-        {"data": "tiny"},
+        {"data": {"source": "tiny"}},
         quiet=True,
     )
 

@@ -293,7 +293,7 @@ def test_a_finished_run_prints_so_and_does_nothing(
             recipe,
             tmp_path,
             no_tracker,
-            {"data": "tiny"},
+            {"data": {"source": "tiny"}},
         )
         == first
     )
