@@ -3,6 +3,7 @@ hold of its answer.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -26,7 +27,6 @@ PATIENCE = 90
 """Seconds by the clock, on a busy machine or for what waits forever."""
 MEMORY = 6 << 30
 """Bytes that a case may take beyond those of the process it is forked from."""
-NOBODY = 65534
 
 Setup = Callable[[Path], None]
 
@@ -132,10 +132,6 @@ class _Running:
         self.directory.mkdir()
         case.setup(self.directory)
         self.before = set(self.directory.rglob("*"))
-        if case.unprivileged and os.getuid() == 0:
-            for path in (self.place, self.directory, *self.before):
-                if not path.is_symlink():
-                    os.chown(path, NOBODY, NOBODY)
         self.began, self.over = time.monotonic(), False
         sys.stdout.flush()
         sys.stderr.flush()
@@ -210,8 +206,22 @@ def _limit(case: Case) -> None:
     if case.space is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (case.space, case.space))
     if case.unprivileged and os.getuid() == 0:
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        _obey_permissions()
+
+
+def _obey_permissions() -> None:
+    """Give up root's rights to read and write every file: CAP_DAC_OVERRIDE (1) and
+    CAP_DAC_READ_SEARCH (2) of capset(2).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, of 32 each
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    for kind in range(3):
+        sets[kind] &= ~0b110
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _processor_seconds(child: int) -> float:
@@ -242,7 +252,7 @@ def faults(case: Case, outcome: Outcome, interrupted: bool = False) -> Iterator[
         yield "the sentence names none of " + ", ".join(map(shown, case.names))
 
 
-WHOLE = {".hydra", "run.json", "multirun.yaml", "build_shapes.log", "wandb", "wandb_run_id"}
+WHOLE = {".hydra", "run.json", "training.json", "multirun.yaml", "wandb", "wandb_run_id"}
 """What may lie in a directory where a run failed: what identifies the run."""
 
 
@@ -257,7 +267,8 @@ def half_written(directory: Path, before: set[Path], outcome: Outcome) -> Iterat
         elif outcome.status == 1 and path.suffix == ".json":
             with contextlib.suppress(OSError):
                 json.loads(path.read_text("utf-8"))
-        if outcome.status == 1 and not parts & WHOLE and not path.is_symlink():
+        named = parts & WHOLE or path.suffix == ".log"
+        if outcome.status == 1 and not named and not path.is_symlink():
             yield f"{path.relative_to(directory)} was written"
 
 

@@ -105,7 +105,7 @@ def _message(
             return f"there is no {group}={choice}; choose one of {', '.join(options)}"
         case InstantiationException():
             cause = problem.__cause__
-            return _with_options(cause) if isinstance(cause, TemperaError) else None
+            return None if cause is None else _message(cause, conf, config_name, arguments)
         case OverrideParseException():
             return _unreadable(problem.override)
         case HydraException():

@@ -195,7 +195,7 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
                 file.get_tensor("divergence"),
             )
             ratios = file.get_tensor("ratios") if "ratios" in file.keys() else None  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError):
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError):
         raise TemperaError(
             f"{path} holds no statistics of a draft: write it anew with `{command('calibrate')}`"
         ) from None

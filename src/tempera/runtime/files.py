@@ -75,6 +75,16 @@ def _usual_mode() -> int:
     return 0o666 & ~mask
 
 
+def check_readable(path: Path) -> None:
+    """Raise TemperaError unless a file can be opened; safetensors takes one that may not be read
+    for a missing one.
+    """
+    try:
+        regular_file(path).open("rb").close()
+    except OSError as problem:
+        raise TemperaError(f"cannot read {path}: {problem.strerror}; make it readable.") from None
+
+
 def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, replacing, write_json
+from tempera.runtime.files import check_readable, read_json, replacing, write_json
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -125,6 +125,7 @@ def check_files(directory: Path, advice: str) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
+    check_readable(path)
     try:
         return load_file(path)
     except SafetensorError as problem:

@@ -9,7 +9,6 @@ network moves to a device, parameter by parameter.
 
 import argparse
 import hashlib
-import json
 import pickle
 import re
 import struct
@@ -24,7 +23,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tempera.errors import MissingWeights, TemperaError
-from tempera.runtime.files import cache_directory, sha256_file, write_text
+from tempera.runtime.files import (
+    cache_directory,
+    check_readable,
+    read_json,
+    sha256_file,
+    write_text,
+)
 from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.network_directory import NetworkType
 
@@ -111,7 +116,12 @@ class PretrainedFiles:
 
 def _parts(index: Path) -> list[Path]:
     """The files that an index names; refuse if one is missing."""
-    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(part, str) for part in listed.values()):
+        raise TemperaError(f"{index} names no parts of weights (weight_map): download it again.")
+    names = sorted(set(listed.values()))
+    if any(Path(name).name != name for name in names):
+        raise TemperaError(f"{index} names parts in other directories: download it again.")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise TemperaError(
@@ -163,6 +173,7 @@ def checksum(path: Path) -> str:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
