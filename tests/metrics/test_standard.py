@@ -25,9 +25,12 @@ from tempera.metrics import reference as references
 from tempera.metrics import table
 from tempera.metrics.distances import frechet
 from tempera.metrics.evaluators import Networks
+from tempera.metrics.geneval import GenEval
+from tempera.metrics.inception import Inception
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
+from tempera.metrics.vgg import VGG
 from tempera.metrics.weights import WeightsFile, filled
 from tempera.runtime.hub import Repository
 from tempera.runtime.row_store import Store
@@ -138,6 +141,22 @@ def test_names(file: Path, images: Path) -> None:
         standard_evaluator(["own"], str(file.parent / "none"), **named).check("large")
 
 
+def test_options_out_of_range(file: Path, images: Path) -> None:
+    own = Brightness(str(file))
+    with pytest.raises(TemperaError, match="names lists no metric"):
+        standard_evaluator([], own=own).check("large")
+    with pytest.raises(TemperaError, match="resamples=0 is too small"):
+        standard_evaluator(["own"], resamples=0, own=own).check("large")
+    with pytest.raises(TemperaError, match="size=0 is too small"):
+        standard_evaluator(["own"], str(images), 0, own=own).check("large")
+    with pytest.raises(TemperaError, match="splits=0 is too small"):
+        Inception(splits=0)
+    with pytest.raises(TemperaError, match="neighbours=-1 is too small"):
+        VGG(neighbours=-1)
+    with pytest.raises(TemperaError, match="sure=2 is no score of an object"):
+        GenEval(sure=2)
+
+
 def test_weights_of_another_model_are_refused_first(file: Path) -> None:
     save_file({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, file)
     with pytest.raises(TemperaError, match=r"brightness.* does not hold the weights of the bright"):
@@ -239,6 +258,7 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     nowhere = {name: Brightness("no.pt") for name in USUAL if name != "clip"}
     evaluator = standard_evaluator(None, clip=Brightness(str(file)), **nowhere)
     evaluator.check("large")
+    evaluator.fetch()
     said = capsys.readouterr().out
     assert "left out: brightness.safetensors, which a metric reads, is not at no.pt" in said
     assert "left out: FID compare with real images, and none are given" in said

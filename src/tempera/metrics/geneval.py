@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.detector import detect, load_detector
 from tempera.metrics.evaluators import Networks
@@ -49,6 +50,11 @@ class GenEval(Adapter):
     sure_counted: float = 0.9
 
     metrics = ("geneval", *(f"geneval_{task}" for task in TASKS))
+
+    def __post_init__(self) -> None:
+        for name, share in (("sure", self.sure), ("sure_counted", self.sure_counted)):
+            if not 0 <= share < 1:
+                raise TemperaError(f"{name}={share} is no score of an object: give 0 to 1.")
 
     @property
     @override

@@ -39,6 +39,9 @@ class Inception(Adapter):
     metrics = ("fid", "kid", "precision", "recall", "inception_score")
     distances = ("fid", "kid", "precision", "recall")
 
+    def __post_init__(self) -> None:
+        at_least_1(neighbours=self.neighbours, splits=self.splits)
+
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:

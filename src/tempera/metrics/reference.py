@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Pictures
+from tempera.metrics.evaluators import Pictures, at_least_1
 from tempera.runtime.hub import Repository
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
@@ -56,6 +56,8 @@ class Reference:
 
     def check(self) -> None:
         """Raise TemperaError unless there are enough images, or the hub would give them."""
+        if self.size is not None:
+            at_least_1(size=self.size)
         if self._of_hub:
             COCO.commit()
         elif self._is_array:

@@ -70,14 +70,18 @@ class StandardEvaluator(Evaluator):
     @override
     def check(self, model: str) -> None:
         at_least_1(resamples=self.resamples)
-        for reason in self._chosen[1]:
-            print(f"left out: {reason}")
+        if self.names is not None and not self.names:
+            raise TemperaError("names lists no metric: give one or more, or measure none.")
+        self._chosen  # noqa: B018  raises
 
     @override
     def fetch(self) -> None:
-        if any(self._compared(*each) for each in self._chosen[0].items()):
+        chosen, left_out = self._chosen
+        for reason in left_out:
+            print(f"left out: {reason}")
+        if any(self._compared(*each) for each in chosen.items()):
             self.images.fetch()
-        for name in self._chosen[0]:
+        for name in chosen:
             for file in self.networks[name].files:
                 file.path()
 
@@ -111,12 +115,12 @@ class StandardEvaluator(Evaluator):
         problems: list[TemperaError] = []
         for name, metrics in list(wanted.items()):
             adapter, compared = self.networks[name], self._compared(name, metrics)
-            if compared and not self.images.given:
-                titles = [table.find(key).title for key in compared]
-                problems.append(NoReference(titles))
+            try:
+                if compared:
+                    self._check_reference(compared)
+            except TemperaError as problem:
+                problems.append(problem)
                 wanted[name] = [key for key in metrics if key not in compared]
-            elif compared:
-                self.images.check()
             try:
                 if wanted[name]:
                     _check(adapter)
@@ -128,6 +132,11 @@ class StandardEvaluator(Evaluator):
         if problems and self.names is not None:
             raise problems[0]
         return wanted, [str(problem) for problem in problems]
+
+    def _check_reference(self, compared: Sequence[str]) -> None:
+        if not self.images.given:
+            raise NoReference([table.find(key).title for key in compared])
+        self.images.check()
 
     def _compared(self, name: str, metrics: Sequence[str]) -> list[str]:
         """Those of a network's metrics that compare with the reference."""

@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 from typing_extensions import override
 
 from tempera.metrics.distances import manifold_distances
-from tempera.metrics.evaluators import Networks
+from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, filled, not_of
 from tempera.runtime.pretrained import read_tensors
@@ -41,6 +41,9 @@ class VGG(Adapter):
 
     metrics = ("precision_vgg", "recall_vgg")
     distances = ("precision_vgg", "recall_vgg")
+
+    def __post_init__(self) -> None:
+        at_least_1(neighbours=self.neighbours)
 
     @property
     @override
