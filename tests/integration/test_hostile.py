@@ -177,7 +177,8 @@ def test_bad_entries_count_as_broken() -> None:
 
 
 def a_bad_archive(directory: Path) -> None:
-    with tarfile.open(directory / "a.tar", "w", encoding="latin-1") as archive:
+    latin: dict[str, Any] = {"format": tarfile.USTAR_FORMAT, "encoding": "latin-1"}
+    with tarfile.open(directory / "a.tar", "w", **latin) as archive:
         for stem, caption in (
             ("good", b"a red ring"),
             ("n\xe4me", b"a red ring"),
