@@ -20,10 +20,6 @@ from tempera.runtime.hub import Repository
 
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
 """Captions of MS-COCO 2017 without pictures, 30 MB."""
-COCO_PICTURES = Repository(
-    "lmms-lab/COCO-Caption2017", "dataset", "ba347b1dc8dcc9c2c07f0d51c073403ae2ab5d42"
-)
-"""Captions and pictures of its validation split, 815 MB."""
 PARTI = Repository("nateraw/parti-prompts", "dataset")
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset")
 

@@ -71,8 +71,11 @@ class Repository:
         options += [f"--local-dir {directory}"] if directory else []
         return " ".join([f"hf download {self.id}", *options])
 
-    def commit(self) -> str:
+    def commit(self, patterns: Sequence[str] = ()) -> str:
         """The commit that `revision` stands for now; the last one known where there is no network.
+
+        Args:
+            patterns: the files that it is for, for the error.
 
         Raises:
             TemperaError: the repository or the revision cannot be found.
@@ -81,7 +84,7 @@ class Repository:
 
         name = self.revision or constants.DEFAULT_REVISION
         folder = file_download.repo_folder_name(repo_id=self.id, repo_type=self.kind)
-        with self._in_one_sentence([]):
+        with self._in_one_sentence(patterns):
             try:
                 if constants.HF_HUB_OFFLINE:
                     raise errors.OfflineModeIsEnabled("HF_HUB_OFFLINE=1")
