@@ -14,6 +14,10 @@ import torch
 from paths import SUPPORT
 from safetensors.torch import save_file
 from tiny_targets import (
+    DIM,
+    HEADS,
+    INNER,
+    LAYERS,
     composed,
     huggingface_state,
     llamagen_state,
@@ -161,7 +165,7 @@ def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     (tmp_path / "w.pt").touch()
     assert PretrainedFiles("owner/name", ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
-    assert asked == [("owner/name", None, ["w.pt", "w.pt.index.json", "w-*.pt"])]
+    assert asked == [("owner/name", None, ["w.pt", "w.pt.index.json", "w-*.pt", "config.json"])]
     assert PretrainedFiles(str(tmp_path), ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
     assert len(asked) == 1
     PretrainedFiles("owner/name@v2", ["w.pt"], "owner/name").find()
@@ -247,6 +251,45 @@ def test_companion_files_are_searched_beside_the_weights(tmp_path: Path) -> None
         match=rf"{tmp_path} holds no vq_ds16_t2i.pt: .* give model.tokenizer_weights=DIR",
     ):
         build_tokenizer(composed(*options, f"model.weights={tmp_path / 't2i_XL_stage1_256.pt'}"))
+
+
+def stating(directory: Path, **more: Any) -> None:
+    """A config.json as Lumina-mGPT's, of the tiny sizes."""
+    content = {
+        "model_type": "chameleon",
+        "vocab_size": 8832,
+        "hidden_size": DIM,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "rms_norm_eps": 1e-3,
+        "rope_theta": 500.0,
+        "rope_scaling": None,
+        "swin_norm": False,
+        **more,
+    }
+    (directory / "config.json").write_text(json.dumps(content))
+
+
+def test_sizes_are_those_of_the_config_beside_the_weights(lumina: tuple[Path, list[str]]) -> None:
+    directory, options = lumina
+    stating(directory)
+    plain = [option for option in options if not option.startswith("+model.network.")]
+    network = build_target(composed(*plain)).network  # type: ignore[attr-defined]
+    assert network.config.hidden_size == DIM and len(network.model.layers) == LAYERS
+    assert network.config.rms_norm_eps == 1e-3
+    assert network.config.rope_parameters["rope_theta"] == 500.0
+
+
+def test_variants_that_would_load_with_other_logits_are_refused(
+    lumina: tuple[Path, list[str]],
+) -> None:
+    directory, options = lumina
+    stating(directory, swin_norm=True)
+    assert f"{directory} is a Chameleon with swin_norm" in refusal(options)
+    stating(directory, rope_scaling={"type": "linear", "factor": 2.0})
+    assert "states a scaled rotary embedding" in refusal(options)
 
 
 def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> None:

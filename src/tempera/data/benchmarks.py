@@ -25,7 +25,7 @@ DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset")
 
 
 def coco_prompts(
-    captions: str | None = None,
+    path: str | None = None,
     limit: int | None = 64,
     offset: int = 0,
     per_image: int = 1,
@@ -34,7 +34,7 @@ def coco_prompts(
     """Captions of MS-COCO 2017's validation images; ids are the annotations'.
 
     Args:
-        captions: captions_val2017.json; from the hub unless given.
+        path: captions_val2017.json; from the hub unless given.
         limit, offset: which of the prompts.
         per_image: captions taken of one image, the first ones; 0 takes all.
         seed: of the order of the images.
@@ -43,12 +43,12 @@ def coco_prompts(
         TemperaError: the captions cannot be had or read.
     """
     check_slice(limit, offset)
-    images = _coco_images(captions, "validation")
+    images = _coco_images(path, "validation")
     return _slice(
         [Prompt(str(number), text) for _, number, text in _chosen(images, per_image, seed)],
         limit,
         offset,
-        captions or COCO.id,
+        path or COCO.id,
     )
 
 

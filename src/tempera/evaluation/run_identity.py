@@ -20,7 +20,6 @@ FREE = (
     "offset",
     "prompt",
     "path",
-    "captions",
     "truncate",
     "batch_size",
     "device",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -87,6 +87,32 @@ class PretrainedFiles:
                 return _parts(place / f"{name}.index.json")
         raise self._missing(f"{place} holds no {self.files[0]}:")
 
+    def stated(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes and options of a network: those that `config.json` beside its weights states,
+        else the defaults.
+
+        Args:
+            defaults: by their names in `config.json`, `rope_theta` among them.
+
+        Raises:
+            TemperaError: the file states a rotary embedding other than the plain one.
+        """
+        if self.random:
+            return dict(defaults)
+        place = self.find()[0].parent / "config.json"
+        if not place.is_file():
+            return dict(defaults)
+        content: dict[str, Any] = read_json(place)
+        text: dict[str, Any] = content.get("text_config") or content
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        if rope.get("rope_type", rope.get("type", "default")) != "default":
+            raise TemperaError(
+                f"{place} states a scaled rotary embedding ({rope}), which is not supported: give "
+                "the weights of another model."
+            )
+        stated = {**rope, **text}
+        return {name: stated.get(name, default) for name, default in defaults.items()}
+
     def _missing(self, problem: str) -> MissingWeights:
         """The error to raise; its command also fetches weights in several parts."""
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
@@ -105,6 +131,7 @@ class PretrainedFiles:
             for name in self.files
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ]
+        patterns += ["config.json"]
         try:
             return Repository(name, revision=revision or None).snapshot(patterns)
         except CannotReach as problem:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tempera.errors import TemperaError
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
@@ -91,7 +92,8 @@ def load_chameleon(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """Load a Chameleon with published weights; the default sizes are those of the 7B model.
+    """Load a Chameleon with published weights; a `config.json` beside them states
+    the sizes, which are by default those of the 7B model.
 
     Args:
         spec: format of its sequences.
@@ -101,26 +103,46 @@ def load_chameleon(
             files.
 
     Raises:
-        TemperaError: the files are missing or do not fit.
+        TemperaError: the files are missing, do not fit, or are of an unsupported variant.
     """
-    config = ChameleonConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_hidden_layers,
-        num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_attention_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
-        vocabulary_map={},
-        attn_implementation="sdpa",
+    published = PretrainedFiles(weights, files, hub)
+    sizes = published.stated(
+        {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_hidden_layers,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_attention_heads,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": rope_theta,
+            "swin_norm": False,
+        }
     )
+    if sizes["swin_norm"]:
+        raise TemperaError(
+            f"{weights} is a Chameleon with swin_norm (norms after attention and MLP, as in the "
+            "34B models), which is not supported: give a model without it, such as a 7B."
+        )
+    config, heads = _config(sizes), sizes["num_attention_heads"]
     return load_pretrained(
         lambda: _network(config, spec),
-        PretrainedFiles(weights, files, hub),
-        lambda state: from_official(state, num_attention_heads),
+        published,
+        lambda state: from_official(state, heads),
         device,
         dtype,
         ignore=("model.vqmodel.", "rope."),
+    )
+
+
+def _config(sizes: Mapping[str, Any]) -> Any:
+    """Hugging Face's configuration of these sizes, among them `rope_theta`."""
+    others = {name: value for name, value in sizes.items() if name != "rope_theta"}
+    return ChameleonConfig(
+        **others,
+        rope_parameters={"rope_type": "default", "rope_theta": sizes["rope_theta"]},
+        vocabulary_map={},
+        attn_implementation="sdpa",
     )
 
 

@@ -76,18 +76,26 @@ def load_emu3(
     """Load Emu3 with published weights; the default sizes are those of the 8B model. For the
     arguments see `tempera.targets.chameleon.load_chameleon`.
     """
+    published = PretrainedFiles(weights, files, hub)
+    sizes = published.stated(
+        {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_hidden_layers,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_key_value_heads,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": rope_theta,
+        }
+    )
+    theta = sizes.pop("rope_theta")
     config = Emu3TextConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_hidden_layers,
-        num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        **sizes,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
         attention_dropout=0.0,
         attn_implementation="sdpa",
     )
-    published = PretrainedFiles(weights, files, hub)
     return load_pretrained(lambda: _network(config, spec), published, device=device, dtype=dtype)
 
 
