@@ -78,7 +78,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
     ("script", "arguments", "words"),
     [
         ("eval/run.py", "experiment=frontir", "there is no experiment=frontir; choose one of"),
-        ("train_draft/main.py", "recipe=foo", "there is no recipe=foo; choose one of shapes"),
+        ("train_draft/main.py", "recipe=foo", "there is no recipe=foo; choose one of "),
         ("eval/run.py", "metrics=shapes metrics.neighbours=0", "neighbours=0 is too small"),
         ("eval/run.py", "metrics=shapes metrics.neighbours=-1", "neighbours=-1 is too small"),
         ("eval/run.py", "metrics=shapes metrics.resamples=0", "resamples=0 is too small"),
@@ -90,7 +90,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("train_draft/main.py", "lr=inf", "`lr=inf` is not possible; it must be a number"),
         ("train_draft/main.py", "hidden_noise=inf", "`hidden_noise=inf` is not possible"),
         ("train_draft/build_shapes.py", "stages=[clip] clip.steps=0", "clip.steps=0 is too small"),
-        ("train_draft/build_shapes.py", "stages=[mar] mar.ema=2", "mar.ema=2.0 is no share"),
+        ("train_draft/build_shapes.py", "stages=[mar] mar.ema=2", "mar.ema=2 is no share"),
         ("train_draft/build_shapes.py", "threads=0", "threads=0 is not possible"),
         ("train_draft/prepare.py", "source=coco source.path=2024", "2024 does not exist"),
         ("eval/run.py", "tracking=wandb tracking.project=a/b", "the project 'a/b' is no name"),
