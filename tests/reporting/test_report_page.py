@@ -15,6 +15,7 @@ from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.page_pictures import data_addresses
 from tempera.reporting.report_page import packed, packed_replay
 from tempera.runtime.image_files import picture_path
+from tempera.runtime.row_store import Store
 
 TWO = (RUNS[0], RUNS[3])
 
@@ -156,6 +157,17 @@ def test_runs_without_replays_or_pictures_are_shown_and_said(tmp_path: Path) -> 
     assert len(data["cautions"]) == 3
     assert {one["replay"] for run in data["runs"] for one in run["prompts"]} == {None}
     assert data["runs"][1]["prompts"][2]["picture"] is None
+
+
+def test_a_replay_of_other_columns_is_named_and_left_out(tmp_path: Path) -> None:
+    made_up_runs(tmp_path, TWO[:1])
+    (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    store = Store(run / REPLAYS)
+    store.add([{**row, "origin": ["x"]} for row in store.rows().values()])
+    _, data = page_of(tmp_path)
+    (caution,) = data["cautions"]
+    assert f"{REPLAYS} holds none of world-000000 (TypeError" in caution
+    assert {one["replay"] for one in data["runs"][0]["prompts"]} == {None}
 
 
 def test_names_and_prompts_cannot_end_the_script(tmp_path: Path) -> None:

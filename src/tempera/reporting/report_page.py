@@ -234,12 +234,20 @@ def _replays(
     result: dict[tuple[int, str], Any] = {}
     room = REPLAY_BUDGET
     for turn in range(SHOWN):
-        column = {
-            (place, name): packed_replay(stored[place][name], sizes.get((place, name)))
-            for place, row in enumerate(rows)
-            for name in _first(row)[turn : turn + 1]
-            if name in stored[place]
-        }
+        column: dict[tuple[int, str], Any] = {}
+        for place, row in enumerate(rows):
+            for name in _first(row)[turn : turn + 1]:
+                if name not in stored[place]:
+                    continue
+                try:
+                    size = sizes.get((place, name))
+                    column[place, name] = packed_replay(stored[place][name], size)
+                except (KeyError, TypeError, ValueError, OverflowError) as problem:
+                    where = Path(row["directory"]) / REPLAYS
+                    problems.append(
+                        f"Replays left out: {where} holds none of {name} ({problem!r})."
+                    )
+                    stored[place] = {}
         room -= sum(len(json.dumps(one)) for one in column.values())
         if room < 0:
             problems.append(f"Replays of the first {turn} prompts only, so that the page is small.")
