@@ -30,8 +30,7 @@ PRESETS = {
     ("build_shapes.yaml", "batch_size"): "of the shipped CLIP, unlike the shipped classifier's",
     ("build_shapes.yaml", "lr"): "of the shipped CLIP, unlike the shipped classifier's",
     ("data/file.yaml", "limit"): "an evaluation takes 64 prompts of any data",
-    ("drafter/mar_base.yaml", "option"): "the option that this file's weights are given by",
-    ("drafter/mar_large.yaml", "option"): "the option that this file's weights are given by",
+    ("prepare.yaml", "limit"): "what suits the model's family",
     ("drafter/mar_large.yaml", "size"): "what the file is named after",
 }
 """Other presets: file and argument, and why the value is not the default."""
