@@ -1,6 +1,7 @@
 """README, CONTRIBUTING and docs/ hold together: links, anchors, file names, widths, navigation."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ SCRIPTS = {
     "eval/run.py": "eval",
     "eval/bench.py": "bench",
     "eval/calibrate.py": "calibrate",
+    "eval/report.py": "report",
     "train_draft/main.py": "train_draft",
     "train_draft/prepare.py": "prepare",
     "train_draft/build_shapes.py": "build_shapes",
@@ -147,9 +149,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_a_command_that_needs_weights_or_devices_composes(command: str) -> None:
-    words = command.split()
+    words = shlex.split(command)
     at = next(place for place, word in enumerate(words) if word in SCRIPTS)
     options = [word for word in words[at + 1 :] if word != "-m"]
+    if "-m" in words:  # the first job of the sweep
+        options = [option if "[" in option else option.partition(",")[0] for option in options]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         assert compose(SCRIPTS[words[at]], options)
