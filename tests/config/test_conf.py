@@ -426,12 +426,12 @@ REFUSED = {
     "none (null) for static groups",
     "method=gsd ranks=abc": "`ranks=abc` is not possible; it must be a whole number or null",
     "method=eagle schedule=linear": "there is no option `schedule` with method=eagle: it belongs "
-    "to rule=relaxed",
+    "to rule=priced, relaxed",
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
-    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to tree=chain "
-    "(method=",
+    "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to "
+    "drafter=eagle2 and tree=chain (method=",
     "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs "
-    "to tree=chain",
+    "to drafter=eagle2 and tree=chain",
     "method=sjd window=abc": "`window=abc` is not possible; it must be a whole number",
     "method=eagle2 branches=abc": "`branches=abc` is not possible; it must be a whole number",
     "method=sjd initialisation=foo": "`initialisation=foo` is not possible; it must be one of "

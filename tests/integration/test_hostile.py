@@ -332,15 +332,25 @@ def test_control_c(script: str, arguments: list[str], said: str, tmp_path: Path)
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=listen_to_interrupts,
     )
-    until_busy(started.pid)
-    os.killpg(started.pid, signal.SIGINT)
-    _, err = started.communicate(timeout=60)
+    try:
+        until_busy(started.pid)
+        os.killpg(started.pid, signal.SIGINT)
+        _, err = started.communicate(timeout=60)
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
     assert "Traceback" not in err
     assert started.returncode == 130, err
     assert err.rstrip().splitlines()[-1].startswith(said)
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
+
+
+def listen_to_interrupts() -> None:
+    """A shell's background jobs, and what they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until_busy(process: int) -> None:

@@ -199,7 +199,8 @@ def test_differences_to_plain_autoregression_are_paired(runs: Path) -> None:
 @pytest.mark.slow
 def test_the_same_rows_write_the_same_files(runs: Path, tmp_path: Path) -> None:
     rows = read(runs / "sweep", runs / "ar")
-    assert rows == read(runs / "ar", runs / "sweep", runs / "sweep" / "0")
+    # as text, since a paired t that does not exist is not a number and equals nothing
+    assert repr(rows) == repr(read(runs / "ar", runs / "sweep", runs / "sweep" / "0"))
     first, second = write_report(rows, tmp_path / "a"), write_report(rows, tmp_path / "b")
     for left, right in zip(first, second, strict=True):
         assert left.read_bytes() == right.read_bytes(), left.name

@@ -176,6 +176,7 @@ def _be(case: Case, place: Path) -> None:
     """The child: run the script as Python would, and end."""
     status = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(place / name, os.O_CREAT | os.O_WRONLY, 0o666), number)
         os.close(0)

@@ -92,7 +92,7 @@ def _written(value: Any) -> str:
 
 def _is_plain(text: str) -> bool:
     """Whether Hydra reads the text as itself without quotes."""
-    return bool(re.fullmatch(r"[A-Za-z_][\w./-]*", text)) and text.lower() not in WORDS
+    return bool(re.fullmatch(r"(?:[A-Za-z_]|\.{0,2}/)[\w./-]*", text)) and text.lower() not in WORDS
 
 
 def quoted(text: str) -> str:
