@@ -50,6 +50,7 @@ def test_an_image_depends_on_prompt_and_seed_alone(loaded: LoadedModel, result: 
     assert not torch.equal(loaded.generate(CAPTIONS[0], seed=4).tokens, alone.tokens)
 
 
+@pytest.mark.slow
 def test_the_command_line_draws_the_same(
     result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_recorded_prices_agree_with_theory() -> None:
     assert nats == pytest.approx(kl_bound(p, q, Priced(prices), LENGTH), abs=0.01)
 
 
+@pytest.mark.slow
 def test_rounds_of_whole_images_and_none_past_their_end() -> None:
     target = TableTarget(3, 7)
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH))
@@ -240,6 +241,7 @@ def rule(*options: str) -> Any:
         )
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options reach the solver, the statistics are those of this model and sampling, and a
     budget is refused.

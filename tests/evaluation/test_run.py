@@ -230,6 +230,7 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     assert "coolsd δ=1.5" in seen["page"]
 
 
+@pytest.mark.slow
 def test_seeds_and_prompts_decide_the_pictures(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "a")
     tiny_evaluate(tmp_path / "b", tiny_pipeline(seed=1))

@@ -14,12 +14,12 @@ from tempera.exactness.relaxations import (
 )
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_each_optimum_is_one(seed: int) -> None:
     points = at_length(*random_tables(seed), share=0.45)
     lengths = [length for length, _, _ in points.values()]
-    assert max(lengths[1:]) - min(lengths[1:]) < 1e-4
-    assert abs(lengths[0] - lengths[1]) < 0.01  # its prices lie between those that were measured
+    assert max(lengths) - min(lengths) < 1e-4
     tv = {name: bound for name, (_, bound, _) in points.items()}
     kl = {name: nats for name, (_, _, nats) in points.items()}
     others = [*SCHEDULES, "uniform, residual=kl", "one price"]

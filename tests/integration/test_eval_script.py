@@ -72,7 +72,7 @@ def metrics(directory: Path) -> dict[str, Any]:
 def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
     status, out, error = run("delta=2", "floor=1", "depth=3")
     assert status == 0, error
-    (directory,) = (tmp_path / "outputs" / "eval").glob("*_coolsd")
+    (directory,) = (tmp_path / "outputs" / "eval").glob("*_coolsd*")
     assert f"results in {directory.relative_to(tmp_path)}" in out.replace(str(tmp_path) + "/", "")
     content = metrics(directory)
     assert content["settings"]["delta"] == 2

@@ -217,6 +217,7 @@ TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
 """Tables whose methods are compared on one tree, and how many rows have one."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", TREES)
 def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
     trees = [as_row(job)["settings"].get("tree") for job in jobs(preset)]
@@ -224,6 +225,7 @@ def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
     assert trees.count(None) == 1 and len(trees) == 1 + 2 * TREES[preset]
 
 
+@pytest.mark.slow
 def test_on_another_model_k_is_the_papers() -> None:
     assert any("k=62" in job for job in jobs("lantern_table2"))
     assert any("k=1000" in job for job in jobs("lantern_table2", "model=llamagen_xl_stage1"))

@@ -155,6 +155,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
     finished, unfinished = find_runs([runs])
     assert len(finished) == 6

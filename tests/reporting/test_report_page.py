@@ -191,6 +191,7 @@ def test_equal_pictures_are_kept_once() -> None:
     assert addresses[0] == addresses[2] != addresses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edge", [32, 200])
 def test_pictures_shrink_until_they_fit(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)

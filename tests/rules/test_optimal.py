@@ -82,6 +82,7 @@ def test_the_price_is_the_slope_of_kl_in_the_mass_kept(p, q, price):
         assert slope.item() == pytest.approx(price, rel=0.03)
 
 
+@pytest.mark.slow
 @given(weights, weights, prices, omegas)
 @fast
 def test_total_variation_pays_one_for_one_whatever_the_residual(p, q, price, omega):
@@ -141,6 +142,7 @@ def test_no_residual_has_less_kl_whatever_was_kept(p, q, name):
             assert kl_divergence(kept + rejected * other, p) >= least - 1e-6
 
 
+@pytest.mark.slow
 @given(weights, weights)
 @fast
 def test_a_draft_for_nothing_is_exact_decoding(p, q):

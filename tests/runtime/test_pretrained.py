@@ -196,6 +196,7 @@ def identity_hash(module: nn.Module) -> list[float]:
     return [float(tensor.double().sum()) for tensor in module.state_dict().values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_llamagen_text, write_lumina])
 def test_a_network_in_bfloat16_keeps_its_identity(write: Any, tmp_path: Path) -> None:
     options = write(tmp_path)

@@ -140,6 +140,7 @@ def test_padding_does_not_change_a_caption_s_features() -> None:
     assert keep.sum(-1).tolist() == [3, 8] and features[0, :5].abs().max() == 0
 
 
+@pytest.mark.slow
 def test_the_contrastive_loss_prefers_matching_pairs() -> None:
     torch.manual_seed(0)
     model, words = new_clip()

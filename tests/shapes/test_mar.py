@@ -132,6 +132,7 @@ def mar_posterior(schedule: NoiseSchedule, t: torch.Tensor) -> torch.Tensor:
     return (1 - kept / before) * (1 - before) / (1 - kept)
 
 
+@pytest.mark.slow
 def test_a_fresh_head_predicts_nothing_and_learns() -> None:
     network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
     initialise(network)

@@ -229,6 +229,7 @@ def test_a_worse_draft_does_not_replace_the_best(
     assert after == after_second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_the_acceptance_loss_raises_the_acceptance(guidance: float, tmp_path: Path) -> None:
     notebook = Notebook()

@@ -64,7 +64,13 @@ def at_length(p: Tables, q: Tables, share: float) -> dict[str, Point]:
     low, high = reachable(chains)
     wanted = low + share * (high - low)
     rules: dict[str, Relaxed | Priced] = {
-        "KL optimum": Priced(prices_for(rounds, wanted)),
+        # measured prices are interpolated, so that the length asked for is not quite reached
+        "KL optimum": _budgeted(
+            lambda asked: Priced(prices_for(rounds, asked)),
+            lambda rule: expected_emitted(p, q, rule, LENGTH),
+            wanted,
+            (low, high),
+        ),
         "one price": _budgeted(
             lambda price: Priced(constant_price(price, LENGTH)),
             lambda rule: expected_emitted(p, q, rule, LENGTH),
