@@ -199,7 +199,7 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     torch.save(eagle.state_dict(), weights)
     refuses("is a pickle by its content")
     weights.unlink()
-    refuses("model.safetensors is missing")
+    refuses("holds no model.safetensors")
     torch.save(eagle.state_dict(), weights.with_name("pytorch_model.bin"))
     refuses(r"holds a pickle \(pytorch_model.bin\) where model.safetensors is expected")
     save_file({**eagle.state_dict(), "fc.bias": torch.zeros(3)}, weights)

@@ -282,7 +282,7 @@ def test_bad_input_is_reported_in_one_sentence(tmp_path):
         "size",
     ):
         IndependentDraft(small_model(grid=(5, 4)), target)
-    with pytest.raises(TemperaError, match="config.json is missing"):
+    with pytest.raises(TemperaError, match="holds no config.json"):
         build_independent(load_smaller(tmp_path), target, Tree.chain(3))
     with pytest.raises(TemperaError, match="a tree of depth 0 drafts nothing"):
         independent(target, Tree.empty())

@@ -106,6 +106,7 @@ def contexts() -> list[Context]:
             "train_draft/main.py",
             "train_draft",
             (*TRAIN, "train_data=generated", "source.count=8", "train_data.limit=8"),
+            refused=True,
         ),
         Context("train_draft/main.py", "train_draft", (*TRAIN, "train_data=shards"), refused=True),
         *(

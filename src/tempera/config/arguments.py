@@ -25,6 +25,8 @@ def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> N
             raise TemperaError(
                 f"'{shortened(argument)}' is not UTF-8 text, or holds a NUL: write the option anew"
             )
+        if re.match(r"[+~]*@", argument):
+            raise TemperaError(f"'{shortened(argument)}' names no group: write group=choice")
     if any(argument.startswith(("--config-dir", "-cd")) for argument in arguments):
         return
     for argument in arguments:
@@ -77,8 +79,17 @@ def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequen
         return
     for key in default:
         if cfg._get_node(key, validate_access=False) is None:
-            raise TemperaError(f"`{key!s}` cannot be taken away: leave out ~{key!s}")
+            raise TemperaError(f"`{key!s}` cannot be taken away: {_put_back(arguments, key)}")
     _compare(cfg, default, default, "")
+
+
+def _put_back(arguments: Sequence[str], key: str) -> str:
+    """What to leave out so that the option is there again: its own deletion, or that of the group
+    that it comes with.
+    """
+    deletions = [argument for argument in arguments if argument.startswith("~")]
+    own = [argument for argument in deletions if argument[1:].partition("=")[0] == key]
+    return f"leave out {', '.join(own or deletions) or f'~{key}'}"
 
 
 def _composed(conf: Path, config_name: str, arguments: list[str]) -> DictConfig | None:

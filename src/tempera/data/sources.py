@@ -260,6 +260,8 @@ class TarShards(Source):
                     )
                 if members:
                     yield self._sample(file, key, members)
+                elif not seen:
+                    yield Broken(str(file), "the archive is empty")
         except Exception as problem:  # what damaged archives and compressions raise
             yield Broken(
                 str(file), f"the archive is damaged after {seen} members ({_reason(problem)})"

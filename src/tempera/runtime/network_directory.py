@@ -121,7 +121,7 @@ def check_files(directory: Path, advice: str) -> None:
         )
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
-            raise TemperaError(f"{directory / name} is missing: {advice}.")
+            raise TemperaError(f"the directory {directory} holds no {name}: {advice}.")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -52,6 +52,8 @@ class WorldScenes(Source):
     def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
         if count < 1:
             raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
+        if first < 0:
+            raise TemperaError(f"first={first} is no scene: they are numbered from 0.")
         self.world, self.scenes, self.first = World(seed), count, first
 
     @override

@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tempera.data.encoders import CodeEncoder, target_encoder, vq_encoder
-from tempera.data.prepare import prepare
+from tempera.data.prepare import entries_to_read, prepare
 from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.data.sources import Source
 from tempera.errors import TemperaError
@@ -143,6 +143,7 @@ def generated_codes(
             f"them first with `{command('prepare')} encoder=target`, then train with "
             "train_data=shards train_data.path=DIR."
         )
+    _enough(source, limit)
     encoder = target_encoder(target, tokenizer, seed)
     options = {"shard_size": 4 * batch_size, "batch_size": batch_size, "limit": limit}
     _encode(source, encoder, shards, processes, max_broken=max_broken, **options)
@@ -173,12 +174,23 @@ def encoded_codes(
         max_broken: stop when more entries than this cannot be used.
         seed: of the permutations of the images.
     """
+    _enough(source, limit)
     encoder, shards = vq_encoder(target.grid, tokenizer), Path(path)
     _encode(
         source, encoder, shards, processes, limit=limit, batch_size=batch_size,
         max_broken=max_broken,
     )  # fmt: skip
     return shard_codes(target, tokenizer, directory, path, seed)
+
+
+def _enough(source: Source, limit: int | None) -> None:
+    """Refuse what cannot be divided, before anything is encoded."""
+    count = entries_to_read(source, limit)
+    if count is not None and count < HOLDOUT:
+        raise TemperaError(
+            f"{count} images are too few for a 5% hold-out: raise train_data.limit, or give a "
+            "larger source."
+        )
 
 
 def _complete(shards: Path) -> bool:
