@@ -269,7 +269,7 @@ def test_a_preset_prints_the_papers_figures(
     assert "Cool-SD, Table 1, LlamaGen-XL" in said
     assert "Cool-SD, Table 1, Lumina-mGPT 7B" in said
     assert "Annealed Relaxation of Speculative Decoding" in said
-    assert "ImageReward and HPSv2 are of metrics=real" in said
+    assert "metrics=real computes inception score" in said
     finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
     assert (len(finished), unfinished) == (9, [])
     rows, damaged = collect(finished)

@@ -248,11 +248,11 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
     done = call("runs=sweep", "output=out", "baseline=coolsd floor=0", directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "out/comparison.png"
-    assert "## Difference to coolsd floor=0\n" in (tmp_path / "out" / "report.md").read_text()
+    assert "## Difference from coolsd floor=0\n" in (tmp_path / "out" / "report.md").read_text()
     done = call("runs=none", directory=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
-        "error: none is not a directory: give run directories, or a directory that holds some.\n"
+        "error: none is not a directory: give run directories, or a directory that contains some.\n"
     )
 
 
@@ -346,7 +346,7 @@ def test_a_baseline_of_one_run(runs: Path, name: str) -> None:
 
 def test_an_unknown_baseline(runs: Path) -> None:
     with pytest.raises(
-        TemperaError, match="baseline=cool is none of the runs: .* ar, coolsd floor=0, coolsd floor"
+        TemperaError, match="baseline=cool matches no run: .* ar, coolsd floor=0, coolsd floor"
     ):
         read(runs, baseline="cool")
 

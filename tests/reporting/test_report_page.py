@@ -166,7 +166,8 @@ def test_a_replay_of_other_columns_is_named_and_left_out(tmp_path: Path) -> None
     store.add([{**row, "origin": ["x"]} for row in store.rows().values()])
     _, data = page_of(tmp_path)
     (caution,) = data["cautions"]
-    assert f"{REPLAYS} holds none of world-000000 (TypeError" in caution
+    assert "that of world-000000 in " in caution
+    assert f"{REPLAYS} is damaged (TypeError" in caution
     assert {one["replay"] for one in data["runs"][0]["prompts"]} == {None}
 
 
@@ -199,7 +200,7 @@ def test_pictures_shrink_until_they_fit(edge: int, monkeypatch: pytest.MonkeyPat
     whole = sum(map(len, data_addresses(pictures, 10**8)))
     for budget in (whole - 1, whole // 3):
         assert sum(map(len, set(data_addresses(pictures, budget)))) <= budget
-    least = [page_pictures._address(page_pictures.WAYS[-1](one)) for one in pictures]
+    least = [page_pictures._address(page_pictures.ENCODINGS[-1](one)) for one in pictures]
     assert data_addresses(pictures, 10) == least
     tried = []
     encode = page_pictures._WebP.__call__
@@ -207,7 +208,7 @@ def test_pictures_shrink_until_they_fit(edge: int, monkeypatch: pytest.MonkeyPat
         page_pictures._WebP, "__call__", lambda way, one: (tried.append(way), encode(way, one))[1]
     )
     data_addresses(pictures, 10**8)
-    assert (page_pictures.WAYS[0] in tried) == (edge < 128)
+    assert (page_pictures.ENCODINGS[0] in tried) == (edge < 128)
 
 
 def test_replays_stop_where_the_page_would_grow_too_large(
@@ -219,7 +220,7 @@ def test_replays_stop_where_the_page_would_grow_too_large(
     _, data = page_of(tmp_path)
     for run in data["runs"]:
         assert [one["replay"] is not None for one in run["prompts"]] == [True] * 2 + [False] * 4
-    assert data["cautions"] == ["Replays of the first 2 prompts only, so that the page is small."]
+    assert data["cautions"] == ["Replays of the first 2 prompts only, to keep the page small."]
 
 
 @pytest.mark.slow

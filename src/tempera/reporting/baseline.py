@@ -1,5 +1,5 @@
-"""Differences from a baseline, prompt by prompt: the same prompt has the same random draws in both
-runs, so a small difference shows in few images.
+"""Differences from a baseline, prompt by prompt. Both runs use the same random draws for a prompt,
+so a few images are enough to show a small difference.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -21,27 +21,30 @@ EQUAL_LENGTH = 0.02
 
 
 def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = None) -> None:
-    """Set each row's `baseline`, the label of the run it is compared with, `baseline_length`, that
-    run's accepted length, and `differences`, the mean difference from it for every paired metric:
-    `value`, its interval, `n`, and `t`, the paired t statistic over prompts (Cool-SD, Appendix
-    C.4).
+    """Compare each row with a baseline run and add the result to the row, in place.
 
-    A run is compared with the baseline run of the same model, sampling and seed whose accepted
-    length is nearest to its own. Baseline runs themselves, and runs without a match, have none.
+    - `baseline`: the label of the run that the row is compared with;
+    - `baseline_length`: that run's accepted length;
+    - `differences`: for every paired metric the mean difference from that run (`value`), its
+      interval, `n`, and `t`, the paired t statistic over prompts (Cool-SD, Appendix C.4).
+
+    Among the baseline runs of the same model, sampling and seed, the one whose accepted length is
+    nearest to the row's is used. Baseline runs themselves, and rows without a match, get None and
+    no differences.
 
     Args:
         rows: runs as `tempera.reporting.collect` reads them.
-        baseline: name, family or directory of the baseline runs; plain autoregression unless given.
+        baseline: name, family or directory of the baseline runs; plain autoregression by default.
 
     Raises:
-        TemperaError: no run is called that.
+        TemperaError: no run matches `baseline`.
     """
     chosen = [row for row in rows if _is_baseline(row, baseline)]
     if baseline is not None and not chosen:
         families = ", ".join(sorted({str(row["family"]) for row in rows}))
         raise TemperaError(
-            f"baseline={baseline} is none of the runs: give a run's name or directory, or one of "
-            f"the families {families}."
+            f"baseline={baseline} matches no run: give a run's name or directory, or one of the "
+            f"families {families}."
         )
     for row in rows:
         row["baseline"], row["baseline_length"], row["differences"] = None, None, {}
@@ -66,30 +69,30 @@ def _is_baseline(row: RunSummary, baseline: str | None) -> bool:
 
 
 def _comparable(left: RunSummary, right: RunSummary) -> bool:
-    """Whether the same prompt has the same random draws in both."""
+    """Whether both runs use the same random draws for the same prompt."""
     return all(left["settings"].get(name) == right["settings"].get(name) for name in CONTEXT)
 
 
 def accepted_length(run: RunSummary) -> float:
-    """NaN where it is unknown."""
+    """The run's accepted length; NaN if it is unknown."""
     value = run["metrics"].get("accepted_length", {}).get("value")
     return float("nan") if value is None else float(value)
 
 
 def of_equal_length(row: RunSummary) -> bool:
-    """Whether the row and the run that it is compared with have equal accepted lengths."""
+    """Whether the row's accepted length equals its baseline's, within `EQUAL_LENGTH`."""
     return abs(accepted_length(row) / float(row["baseline_length"]) - 1) <= EQUAL_LENGTH
 
 
 def _nearest(row: RunSummary, others: Sequence[RunSummary]) -> RunSummary:
-    """The run whose accepted length is nearest to the row's; the first where it is unknown."""
+    """The run whose accepted length is nearest to the row's; the first if lengths are unknown."""
     wanted = accepted_length(row)
     distances = [abs(accepted_length(other) - wanted) for other in others]
     return others[int(np.argmin(np.nan_to_num(distances, nan=np.inf)))]
 
 
 def _differences(row: RunSummary, baseline: RunSummary) -> dict[str, dict[str, float]]:
-    """By metric key, over the prompts that both runs have."""
+    """The differences by metric key, over the prompts that both runs share."""
     ours, theirs = row["prompts"], baseline["prompts"]
     shared = sorted(ours.keys() & theirs.keys())
     result = {}
@@ -114,8 +117,11 @@ def _paired_t(differences: Array) -> float:
 
 
 def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:
-    """The difference of two weighted means over the same prompts, whose values and weights are the
-    columns of `left` and `right`, [n, 2]; prompts are resampled together.
+    """The difference of two weighted means over the same prompts, which are resampled together.
+
+    Args:
+        left, right: [n, 2], values and weights in columns.
+        resamples: number of bootstrap resamples.
     """
     with np.errstate(invalid="ignore"):  # log-probabilities may be -inf
         keep = ~np.isnan(left[:, 0] - right[:, 0])

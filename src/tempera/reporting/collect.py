@@ -14,7 +14,7 @@ from tempera.runtime.row_store import read_table
 
 ReportRow = dict[str, Any]
 HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
-"""Settings that identify a run but do not describe it to a reader."""
+"""Settings that identify a run but tell a reader nothing; reports leave them out."""
 
 
 def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
@@ -27,7 +27,8 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
     for path in places:
         if not path.is_dir():
             raise TemperaError(
-                f"{path} is not a directory: give run directories, or a directory that holds some."
+                f"{path} is not a directory: give run directories, or a directory that contains "
+                "some."
             )
     runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
     finished = [run for run in runs if (run / "metrics.json").is_file()]
@@ -43,19 +44,20 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
 def collect(
     directories: Sequence[Path], baseline: str | None = None
 ) -> tuple[list[ReportRow], list[str]]:
-    """One sorted row per run: its name, settings, metrics with intervals, and its differences from
-    the baseline.
+    """One sorted row per run: its name, settings, metrics with intervals, and differences from the
+    baseline.
 
     Args:
         directories: finished runs.
-        baseline: the runs to compare with, by name, family or directory; plain autoregression
-            unless given.
+        baseline: the runs to compare with, by name, family or directory; plain autoregression by
+            default.
 
     Returns:
-        The rows, and a sentence about each run that is left out because a file of it is damaged.
+        The rows, and a sentence about each run that is left out because one of its files is
+        damaged.
 
     Raises:
-        TemperaError: all runs are damaged, or none is the baseline.
+        TemperaError: all runs are damaged, or no run matches `baseline`.
     """
     rows, damaged = [], []
     for directory in directories:
@@ -64,7 +66,7 @@ def collect(
         except TemperaError as problem:
             damaged.append(str(problem))
     if damaged and not rows:
-        raise TemperaError(f"no run can be read; of the first one, {damaged[0]}")
+        raise TemperaError(f"no run can be read; the first problem: {damaged[0]}")
     for row, family in zip(rows, _families([row["settings"] for row in rows]), strict=True):
         row["family"] = family
     compare(rows, baseline)
@@ -95,12 +97,12 @@ def row_of(
     """A run's row, without its family and its differences from others.
 
     Args:
-        directory: of the run.
-        content: of its metrics.json.
+        directory: the run's directory.
+        content: the content of its metrics.json.
         prompts: the rows of its results.parquet.
 
     Raises:
-        TemperaError: either is not an evaluation's.
+        TemperaError: one of the two was not written by an evaluation.
     """
     try:
         settings = content["settings"]
@@ -141,7 +143,7 @@ def row_of(
 
 
 def _check_types(row: ReportRow) -> None:
-    """Raise TypeError where a value is not what an evaluation writes."""
+    """Raise TypeError if a value has a type that no evaluation writes."""
     number = int | float | None
     kinds: dict[str, Any] = {"name": str, "method": str, "model": str, "machine": str}
     kinds |= {"delta": number, "seed": int | str | None, "images": int, "time": dict}
@@ -155,7 +157,7 @@ def _check_types(row: ReportRow) -> None:
 
 
 def _values(prompt: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """A prompt's values of the paired metrics and their weights, by key."""
+    """A prompt's value and weight of each paired metric, by key."""
     values = {metric.key: metric.of_prompt(prompt) for metric in table.METRICS if metric.paired}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -173,8 +175,8 @@ def _order(row: ReportRow) -> tuple[Any, ...]:
 
 
 def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The curve that each run lies on: the method, its unusual settings, and any other setting
-    apart from δ and seed in which runs of the method that have it differ.
+    """The name of the curve that each run lies on: its method, its unusual settings, and every
+    other setting, apart from δ, seed and model, in which runs of that method differ.
     """
     names = []
     for one in settings:

@@ -16,8 +16,8 @@ def print_results(
     notes: list[str],
     console: Console | None = None,
 ) -> None:
-    """Print the table of a run: every metric with its 95% interval and the number of prompts behind
-    it, then the notes.
+    """Print a run's metrics as a table, each with its 95% interval and its number of prompts, then
+    the notes.
     """
     console = console or Console()
     shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -37,7 +37,7 @@ def print_results(
 
 
 def row(name: str, interval: Mapping[str, Any], form: str) -> tuple[str, str, str, str]:
-    """Name, value, interval and n as text; – where there is no number."""
+    """Name, value, interval and n as text; a dash for a missing number."""
     value, low, high = (interval.get(key) for key in ("value", "low", "high"))
     if value is None:
         return name, "–", "–", str(interval.get("n", ""))
@@ -50,6 +50,6 @@ def row(name: str, interval: Mapping[str, Any], form: str) -> tuple[str, str, st
 
 
 def number(value: float, form: str) -> str:
-    """A metric's value in its format; large numbers short, and no minus before a zero."""
+    """A metric's value in its format; large numbers are shortened, and zero has no minus sign."""
     sign = "+" if form.startswith("+") else ""
     return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"

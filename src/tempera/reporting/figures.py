@@ -1,4 +1,4 @@
-"""Figures of one run: the grid of pictures with their captions, and the map of accepted tokens."""
+"""Figures of one run: the grid of pictures with captions, and maps of its accepted tokens."""
 
 import textwrap
 from bisect import bisect_left
@@ -29,7 +29,7 @@ def grid(
     captions: Sequence[str],
     columns: int = COLUMNS,
 ) -> None:
-    """Write pictures (uint8 [3, H, W]) in rows, each over its caption, under a title."""
+    """Write a titled grid of pictures (uint8 [3, H, W]), each above its caption."""
     columns = max(1, min(columns, len(pictures)))
     body, head = font(13), font(18)
     width = GAP + columns * (TILE + GAP)
@@ -63,7 +63,9 @@ def comparison(
     pictures: Sequence[Sequence[NDArray[np.uint8]]],
     captions: Sequence[str],
 ) -> None:
-    """Write a row of images for each label, with a note under it and captions over the columns."""
+    """Write one row of images per label, with a note below each label and a caption above each
+    column.
+    """
     edge, margin = 128, 190
     body, head = font(12), font(14)
     texts = [wrap(caption, body, edge, most=5) for caption in captions]
@@ -90,7 +92,9 @@ def comparison(
 
 
 def enlarged(picture: NDArray[np.uint8], size: int) -> Image.Image:
-    """A picture (uint8 [3, H, W]) at a given edge length; small ones keep their pixels."""
+    """A picture (uint8 [3, H, W]) resized to a square of `size` pixels. Whole-number enlargements
+    keep sharp pixels; other sizes are smoothed.
+    """
     image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
     smooth = image.width > size or size % image.width
     return image.resize(
@@ -99,15 +103,15 @@ def enlarged(picture: NDArray[np.uint8], size: int) -> Image.Image:
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's own DejaVu Sans, which has Greek and the signs that Pillow's default lacks."""
+    """Matplotlib's DejaVu Sans; unlike Pillow's default font it has Greek letters and signs."""
     return ImageFont.truetype(
         str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size
     )
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[str]:
-    """Lines of at most `width` pixels; what does not fit in `most` lines ends in an ellipsis. Takes
-    time in proportion to the lines, however long the text is.
+    """Break text into at most `most` lines of at most `width` pixels; an ellipsis replaces what
+    does not fit. The time depends on the number of lines, not on the length of the text.
     """
     words, lines, place = text.split(), list[str](), 0
     while place < len(words) and len(lines) < most - 1:
@@ -122,7 +126,7 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width: int, most: int = 4) -> 
 
 
 LONGEST = 4
-"""No line has more characters a pixel, those without a width included."""
+"""Most characters per pixel of a line; it bounds the work on characters that have no width."""
 
 
 def _fits(line: str, face: ImageFont.FreeTypeFont, width: int) -> bool:
@@ -141,11 +145,11 @@ def _clip(line: str, face: ImageFont.FreeTypeFont, width: int) -> str:
 def acceptance_map(
     path: Path, title: str, rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]
 ) -> None:
-    """Write where on the image grid tokens were accepted drafts (mean over prompts), beside the
-    acceptance rate at each depth.
+    """Write a map of where in the image tokens were accepted drafts (mean over prompts), beside
+    the acceptance rate at each depth.
 
     Args:
-        rows: records; `depth` [T] by place in the image, `tested` [L] and `accepted` [L] are read.
+        rows: records with `depth` [T], by place in the image, `tested` [L] and `accepted` [L].
         shape: rows and columns of the token grid.
     """
     share = (np.array([row["depth"] for row in rows]) > 0).mean(0).reshape(shape)
@@ -220,11 +224,11 @@ def accepted(
     rows: Sequence[Mapping[str, Any]],
     shape: tuple[int, int],
 ) -> None:
-    """Write the first pictures (uint8 [3, H, W]) over maps of their tokens: dark green an accepted
-    draft, light green not.
+    """Write the first pictures (uint8 [3, H, W]) above maps of their tokens: accepted drafts in
+    dark green, the other tokens in light green.
 
     Args:
-        rows: the pictures' records; `depth` [T] by place in the image is read.
+        rows: the pictures' records with `depth` [T], by place in the image.
         shape: rows and columns of the token grid.
     """
     kept = np.array([row["depth"] for row in rows[:COLUMNS]])[..., None] > 0
@@ -237,7 +241,7 @@ def accepted(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure in inches, without any global state."""
+    """An empty figure of this size in inches, independent of pyplot's global state."""
     figure = Figure(
         figsize=(width, height), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.06, hspace=0.06)
     )
@@ -246,12 +250,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(path: Path, figure: Figure) -> None:
-    """As PNG, atomically; equal figures give equal files."""
+    """Write a PNG atomically; equal figures give equal files."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})
 
 
 def save_image(path: Path, image: Image.Image) -> None:
-    """As PNG, atomically."""
+    """Write a PNG atomically."""
     with replacing(path) as temporary:
         image.save(temporary, format="PNG")

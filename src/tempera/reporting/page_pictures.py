@@ -1,4 +1,4 @@
-"""Pictures inside a page: small, and each file once, however many runs share it."""
+"""Pictures embedded in a page: small, and each distinct picture only once."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from tempera.runtime.image_files import Picture
 
 @dataclass(frozen=True)
 class _WebP:
-    """A way to encode: longest edge in pixels (None: as it is), and quality (None: lossless)."""
+    """A WebP encoding: longest edge in pixels (None: unchanged) and quality (None: lossless)."""
 
     edge: int | None
     quality: int | None
@@ -30,40 +30,44 @@ class _WebP:
 
 
 LOSSLESS_PIXELS = 128 * 128
-"""Larger pictures are never tried without loss."""
-WAYS = (
+"""Pictures with more pixels are never stored losslessly."""
+ENCODINGS = (
     _WebP(None, None),
     _WebP(None, 90),
     *(_WebP(edge, 80) for edge in (512, 384, 256, 192, 128, 96)),
     *(_WebP(64, quality) for quality in (70, 40, 10)),
     _WebP(32, 10),
 )
-"""From the best to the smallest."""
+"""From the best quality to the smallest file."""
 SAMPLE = 8
-"""Pictures by which a way is judged before all are encoded."""
+"""Number of pictures on which an encoding is tried before it is applied to all."""
 
 
 def data_addresses(pictures: Sequence[Picture], budget: int) -> list[str]:
-    """Each picture as a `data:` address, all together of at most `budget` characters as far as the
-    smallest way to encode them allows; equal pictures have equal addresses and count once.
+    """Each picture as a `data:` URL. The first of `ENCODINGS` that keeps all of them within
+    `budget` characters is used, or the last if none does. Equal pictures have equal URLs and count
+    once.
     """
     keys = [(picture.shape, picture.tobytes()) for picture in pictures]
     distinct = dict(zip(keys, pictures, strict=True))
     large = any(picture[0].size > LOSSLESS_PIXELS for picture in pictures)
     known: dict[tuple[tuple[int, ...], bytes], str] = {}
-    for way in WAYS[1:] if large else WAYS:
-        if not _promises(way, list(distinct.values()), budget) and way is not WAYS[-1]:
+    for encode in ENCODINGS[1:] if large else ENCODINGS:
+        last = encode is ENCODINGS[-1]
+        if not last and not _seems_to_fit(encode, list(distinct.values()), budget):
             continue
-        known = {key: _address(way(picture)) for key, picture in distinct.items()}
+        known = {key: _address(encode(picture)) for key, picture in distinct.items()}
         if sum(map(len, known.values())) <= budget:
             break
     return [known[key] for key in keys]
 
 
-def _promises(way: Callable[[Picture], bytes], pictures: Sequence[Picture], budget: int) -> bool:
-    """Whether a few of the pictures are small enough for all of them to be."""
+def _seems_to_fit(
+    encode: Callable[[Picture], bytes], pictures: Sequence[Picture], budget: int
+) -> bool:
+    """Whether all pictures would fit the budget, judged by a few of them."""
     few = pictures[:: max(1, len(pictures) // SAMPLE)]
-    return sum(len(_address(way(one))) for one in few) * len(pictures) <= budget * len(few)
+    return sum(len(_address(encode(one))) for one in few) * len(pictures) <= budget * len(few)
 
 
 def _address(content: bytes) -> str:

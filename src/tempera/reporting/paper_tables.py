@@ -1,9 +1,9 @@
-"""A paper's numbers next to ours: a preset of conf/experiment/ names a table of
-`data/paper_results.yaml`, whose rows are matched with the runs here.
+"""A paper's numbers beside ours. A preset of conf/experiment/ names a table of
+`paper_results.yaml`, whose rows are matched with runs.
 
-A run belongs to a row of the paper if it has the row's options. If the shipped model needs another
-value, because its codebook is smaller than the papers', the preset lists it under `paper.same` as
-{option: {the paper's value: ours}}.
+A run belongs to a row of the paper if it has the row's options. Where the shipped model needs
+another value, because its codebook is smaller than the papers', the preset gives it under
+`paper.same` as {option: {the paper's value: ours}}.
 """
 
 import math
@@ -26,13 +26,13 @@ DATA = Path(__file__).resolve().with_name("paper_results.yaml")
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A quantity of the papers.
+    """A quantity that the papers report.
 
     Attributes:
         title: heading.
         form: format of the values.
-        ours: our value from a run's row; None where it is not measured here.
-        note: printed under the table.
+        ours: reads our value from a run's row; None if the run did not measure it.
+        note: text printed below the table.
     """
 
     title: str
@@ -43,7 +43,7 @@ class PaperColumn:
 
 @dataclass
 class PaperComparison:
-    """A table: a line for each row of the paper, and in it two cells for each quantity, the paper's
+    """A table with one line per row of the paper; each quantity has two cells, the paper's value
     and ours.
     """
 
@@ -54,7 +54,7 @@ class PaperComparison:
 
 
 def _metric(*names: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]:
-    """The first of the metrics that a run has."""
+    """The first of these metrics that a run has a value for."""
 
     def value(row: PaperRow) -> float | None:
         known = (row["metrics"].get(name, {}).get("value") for name in names)
@@ -65,7 +65,7 @@ def _metric(*names: str, scale: float = 1.0) -> Callable[[PaperRow], float | Non
 
 
 def _part(*names: str) -> Callable[[PaperRow], float | None]:
-    """Seconds a round of some parts together."""
+    """Seconds per round that these parts take together."""
 
     def seconds(row: PaperRow) -> float | None:
         parts = row["time"].get("parts", {})
@@ -120,32 +120,32 @@ def _perplexity(row: PaperRow) -> float | None:
     return None if logprob is None else math.exp(-logprob)
 
 
-_PUBLISHED = "Inception score, ImageReward and HPSv2 are of metrics=real, with their names."
+_PUBLISHED = "metrics=real computes inception score, ImageReward and HPSv2 under these names."
 _BY_VGG = (
-    "The paper's precision and recall are by VGG-16; ours too where a run has precision_vgg and "
-    "recall_vgg, and by the features of its FID otherwise."
+    "The paper computes precision and recall from VGG-16 features. So do we if a run has "
+    "precision_vgg and recall_vgg; otherwise ours use the features of its FID."
 )
 SPECIAL = {
     "step": PaperColumn(
         "step compression",
         ".2f",
         _metric("accepted_length"),
-        "Step compression is passes of AR ÷ passes.",
+        "Step compression is AR's forward passes ÷ the method's.",
     ),
     "speedup": PaperColumn(
-        "speed-up", ".2f", _metric("speedup"), "Speed-ups are each machine's own."
+        "speed-up", ".2f", _metric("speedup"), "Speed-ups hold for the machine they ran on."
     ),
     "latency_s": PaperColumn(
         "latency, s",
         ".3g",
         _metric("latency"),
-        "Latencies are each machine's own: the paper's GPU, this machine.",
+        "Latencies hold for the machine they ran on: the paper's GPU, and ours.",
     ),
     "alpha": PaperColumn(
         "α",
         ".2f",
         _metric("acceptance_rate"),
-        "α is accepted ÷ tested draft tokens; those after a rejected one are not tested.",
+        "α is accepted ÷ tested draft tokens; tokens after a rejected one are not tested.",
     ),
     **{
         f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth))
@@ -189,16 +189,16 @@ SPECIAL = {
     "proximity_first": PaperColumn("|A|, first column", ".1f", _proximity(True)),
     "proximity_others": PaperColumn("|A|, other columns", ".1f", _proximity(False)),
 }
-"""Quantities of the papers, by their name in the data, that are no metric of the table, or are
-shown otherwise.
+"""Quantities that are not in the table of metrics, or that the papers show in another way, by their
+name in paper_results.yaml.
 """
 
 
 def column(name: str) -> PaperColumn:
-    """The papers' quantity of this name: a special one, or the metric of this key.
+    """The quantity of this name: one of `SPECIAL`, or the metric with this key.
 
     Raises:
-        TemperaError: there is neither.
+        TemperaError: neither exists.
     """
     if name in SPECIAL:
         return SPECIAL[name]
@@ -214,8 +214,10 @@ def results() -> dict[str, Any]:
 
 
 def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
-    """The tables of all papers that the runs were made for; nothing for runs of no preset. Rows as
-    `report.collect` gives them.
+    """The papers' tables that the runs' presets reproduce; runs without such a preset are ignored.
+
+    Args:
+        rows: runs as `tempera.reporting.collect` reads them.
     """
     found = []
     for name in dict.fromkeys(row["paper"]["table"] for row in rows if row.get("paper")):
@@ -225,8 +227,8 @@ def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
 
 
 def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComparison]:
-    """One comparison for each model in the paper's table; runs that are in no row come at the end
-    of the last.
+    """One comparison per model in the paper's table; runs that match no row are appended to the
+    last one.
     """
     citation = results()["papers"][data["paper"]]
     models = data.get("models") or {"": []}
@@ -286,9 +288,7 @@ def _name(run: PaperRow) -> str:
 
 
 def _cell(column: PaperColumn, paper: float | None, runs: Sequence[PaperRow]) -> tuple[str, str]:
-    """The paper's value and ours, the mean over runs that differ in their seed; – where there is
-    none.
-    """
+    """The paper's value and ours (the mean over runs with different seeds); a dash if missing."""
     values = [value for value in map(column.ours, runs) if value is not None]
     ours = sum(values) / len(values) if values else None
     return _number(paper, column.form), _number(ours, column.form)
@@ -307,14 +307,14 @@ def _about(runs: Sequence[PaperRow]) -> list[str]:
     ]
     if any(model.startswith("shapes") for model in models):
         notes.append(
-            "The shipped models and their evaluators are tiny and know one small world: compare "
-            "differences between rows, not levels."
+            "The shipped models and their evaluators are tiny and know only a small world of "
+            "shapes: compare differences between rows, not levels."
         )
     return notes
 
 
 def markdown(tables: Sequence[PaperComparison]) -> list[str]:
-    """Lines of a report; none without tables."""
+    """The lines of the report's section; none without tables."""
     lines = ["## Beside the paper", ""] if tables else []
     for comparison in tables:
         head = [

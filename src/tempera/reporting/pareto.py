@@ -1,4 +1,4 @@
-"""The frontier: what acceptance and speed cost in quality."""
+"""The Pareto plot: what acceptance and speed cost in quality."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,20 +12,18 @@ from tempera.reporting.figures import new_figure, save_figure
 from tempera.reporting.run_names import is_plain
 
 FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_more": "more"}
-"""Files, and which metrics are on the y-axes of each."""
+"""Names of the files, and which metrics their y-axes show."""
 COLOURS = ("#3b6ea5", "#d1603d", "#4f9d69", "#8e5ea2", "#c79a2b", "#3aa6a6", "#b3446c", "#7a7a7a")
 MARKERS = "os^Dv<>P"
 
 
 def axes(kind: Literal["gain", "quality", "more"]) -> list[Metric]:
-    """The metrics on axes of this kind, in a report's order."""
+    """The metrics for axes of this kind, in the report's order."""
     return [metric for metric in table.report_order() if metric.in_pareto == kind]
 
 
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
-    """Draw pareto.png and pareto_more.png, for each model its own when there are several; returns
-    their paths.
-    """
+    """Draw pareto.png and pareto_more.png, one of each per model, and return their paths."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     paths = []
     for model in models:
@@ -80,8 +78,8 @@ def _panel(
     quality: Metric,
     families: Sequence[str],
 ) -> None:
-    """One gain against one quality: a curve per family through its δ, plain autoregression as a
-    level.
+    """One gain against one quality: a curve per family, in the order of δ, and plain
+    autoregression as a horizontal line.
     """
     panel.set(xlabel=gain.title, ylabel=quality.heading)
     panel.spines[["top", "right"]].set_visible(False)
@@ -107,8 +105,8 @@ def _panel(
 def _curve(
     panel: Axes, points: Sequence[Mapping[str, Any]], gain: Metric, quality: Metric, place: int
 ) -> None:
-    """A family's runs with their intervals, each labelled with its δ; `place` chooses colour and
-    marker.
+    """A family's runs with their intervals, each labelled with its δ; `place` selects the colour
+    and marker.
     """
     turn, step = divmod(place, len(COLOURS))
     colour, marker = COLOURS[step], MARKERS[(step + 3 * turn) % len(MARKERS)]  # no pair twice

@@ -1,8 +1,8 @@
 """Many runs side by side: results.csv, report.md, report.html, Pareto plots and a comparison of
 pictures.
 
-`tempera.reporting.collect` reads run directories into rows; `write_report` depends on nothing but
-the rows and the pictures they point to: the same rows always write the same files.
+`tempera.reporting.collect` reads run directories into rows. `write_report` depends only on these
+rows and the pictures they point to, so the same rows always give the same files.
 """
 
 import csv
@@ -40,14 +40,14 @@ def write_report(
     damaged: Sequence[str] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, report.html, pareto*.png and comparison.png; returns their
+    """Write results.csv, report.md, report.html, pareto*.png and comparison.png, and return their
     paths.
 
     Args:
         rows: runs as `tempera.reporting.collect` reads them.
-        output: directory of the files.
+        output: directory to write to.
         unfinished: run directories that the report names as left out.
-        damaged: sentences about runs that are left out because a file of theirs is damaged.
+        damaged: sentences about runs that are left out because one of their files is damaged.
         baseline: what `collect` compared the runs with.
     """
     shared = _shared_prompts(rows)
@@ -102,8 +102,8 @@ def report_markdown(
     cautions: Sequence[str] = (),
     baseline: str | None = None,
 ) -> str:
-    """The text of the report: the results, the differences from the baseline, the papers' tables,
-    the figures, and links to each run's files.
+    """The report as Markdown: results, differences from the baseline, the papers' tables, figures,
+    and links to each run's files.
     """
     parts = ["# Evaluation report", ""]
     parts += [line for caution in cautions for line in (f"> {_escaped(caution)}", "")]
@@ -135,14 +135,14 @@ def _results(rows: Sequence[ReportRow]) -> list[str]:
     return [
         "## Results",
         "",
-        "Each value with its 95% bootstrap interval; prompts are the units.",
+        "Each value has its 95% bootstrap interval over prompts.",
         "",
         *_table(["run", "δ", "images", *(metric.heading for metric in shown)], cells),
     ]
 
 
 def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
-    """The table of differences from the baseline; nothing without any."""
+    """The table of differences from the baseline; empty if no run has any."""
     compared = [row for row in rows if row["differences"]]
     if not compared:
         return []
@@ -152,14 +152,14 @@ def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
         if any(metric.key in row["differences"] for row in compared)
     ]
     text = (
-        "On the same prompts and seeds, prompt by prompt. Of intervals where nothing differs, one "
-        "in twenty excludes 0 by chance."
+        "Compared prompt by prompt, on the same prompts and seeds. Where nothing differs, one "
+        "interval in twenty still excludes 0 by chance."
     )
     if baseline is not None:
         text += (
-            " Each run is compared with the baseline run of the nearest accepted length: ≈ where "
-            "the two are equal to 2%, ≠ where they are not. t is the paired t statistic of the "
-            "accepted lengths of single prompts."
+            " Each run is compared with the baseline run whose accepted length is nearest: ≈ if "
+            "the two lengths agree to 2%, ≠ if not. t is the paired t statistic of the prompts' "
+            "accepted lengths."
         )
     pair = _pair if baseline is not None else (lambda _: [])
     cells = [
@@ -173,7 +173,7 @@ def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
     ]
     head = ["run", "δ", *([] if baseline is None else ["baseline", "accepted lengths", "t"])]
     return [
-        f"## Difference to {_escaped(baseline or 'plain autoregression')}",
+        f"## Difference from {_escaped(baseline or 'plain autoregression')}",
         "",
         text,
         "",
@@ -182,7 +182,7 @@ def _differences(rows: Sequence[ReportRow], baseline: str | None) -> list[str]:
 
 
 def _pair(row: ReportRow) -> list[str]:
-    """The run that the row is compared with, both accepted lengths, and t of their difference."""
+    """The row's baseline run, both accepted lengths, and t of their difference."""
     sign = "≈" if of_equal_length(row) else "≠"
     t = row["differences"].get("accepted_length", {}).get("t", float("nan"))
     return [
@@ -213,13 +213,13 @@ def _cautions(
     if len({row["images"] for row in rows}) > 1:
         cautions.append(
             "The runs differ in their number of images, on which FID and recall depend: compare "
-            "those of equal size only."
+            "only runs with the same number of images."
         )
     if len({row["machine"] for row in rows if "speedup" in row["metrics"]}) > 1:
         cautions.append("Speed was measured on different machines.")
     if not any(is_plain(row["settings"]) for row in rows):
         cautions.append(
-            "There is no run of plain autoregression here (method=ar) to compare quality with."
+            "No run here is plain autoregression (method=ar), the baseline to compare quality with."
         )
     if unfinished:
         names = ", ".join(map(str, unfinished))
@@ -232,7 +232,7 @@ def _delta(row: ReportRow) -> str:
 
 
 def _span(interval: Mapping[str, Any] | None, form: str) -> str:
-    """A value and its interval; an infinite value (a mean of log-probabilities may be -inf) has no
+    """A value and its interval. An infinite value, such as a mean log-probability of -inf, has no
     interval.
     """
     if not interval or interval.get("value") is None:
@@ -249,7 +249,7 @@ def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """The text with Markdown's special characters escaped."""
     for sign in "\\`*[]<|":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
@@ -264,7 +264,7 @@ def _shared_prompts(rows: Sequence[ReportRow]) -> list[str]:
 def _read_pictures(
     rows: Sequence[ReportRow], prompts: Sequence[str]
 ) -> tuple[list[list[NDArray[np.uint8]]], list[str]]:
-    """Every run's pictures of the prompts, and a sentence about each that cannot be read."""
+    """Every run's pictures of the prompts, and a sentence about each unreadable picture."""
     pictures, problems = [], []
     for row in rows:
         line = []

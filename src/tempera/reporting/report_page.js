@@ -165,7 +165,11 @@
     });
     if (!runs.length) {
       svg.append(
-        draw("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "No run has both."),
+        draw(
+          "text",
+          { x: width / 2, y: height / 2, "text-anchor": "middle" },
+          "No run has both metrics.",
+        ),
       );
       box.replaceChildren(svg);
       legend();
@@ -412,11 +416,11 @@
       notes.push(`Left ${title(other)}, right ${title(run)}, on the same prompts${seed}.`);
     } else if (!run.plain)
       notes.push(
-        "No run of plain autoregression with the same sampling and seed is here to stand beside.",
+        "No run here is plain autoregression with the same sampling and seed.",
       );
     notes.push(
       run.prompts.some((one) => one.replay)
-        ? "A picture opens its tokens and the replay of its decode."
+        ? "Open a picture to see its tokens and a replay of its decode."
         : "This run kept no replays: run it again in another directory with replays=24.",
     );
     at("pictures-note").textContent = notes.join(" ");
@@ -437,7 +441,7 @@
         const length =
           prompt.length === null
             ? null
-            : make("span", {}, `${prompt.length.toFixed(2)} tokens a round`);
+            : make("span", {}, `${prompt.length.toFixed(2)} tokens per round`);
         return make(
           "figure",
           {},
@@ -871,7 +875,7 @@
       at("drafted").replaceChildren();
       if (!replay) return;
       const tell = (words) => (text.textContent = `Round ${round} of ${this.rounds}: ${words}.`);
-      if (round === 0) return tell("nothing is there yet");
+      if (round === 0) return tell("no tokens yet");
       if (round > replay.rounds)
         return tell(`${data.runs[this.main.run].name} finished in round ${replay.rounds}`);
       const end = replay.starts[round],
@@ -1024,9 +1028,9 @@
     );
     at("table-note").textContent =
       kind === "metrics"
-        ? "Each value with its 95% bootstrap interval; prompts are the units. A column's head sorts."
-        : `Difference to ${data.against}, prompt by prompt on the same seeds; ` +
-          "bold where the interval excludes 0, which one in twenty does by chance.";
+        ? "Each value has its 95% bootstrap interval over prompts. Click a column's head to sort."
+        : `Difference from ${data.against}, prompt by prompt on the same seeds; ` +
+          "bold if the interval excludes 0, which one in twenty does by chance.";
   }
   function value(cell, kind) {
     if (!cell) return make("td", {}, "–");

@@ -1,8 +1,7 @@
-"""report.html: the runs of a report on one page that needs nothing else, neither a network nor a
-server.
+"""report.html: a report's runs on one self-contained page, which needs no network and no server.
 
-The page is report_page.html with its style and script put in, and one JSON object that holds the
-numbers, the pictures and the replays. Arrays of whole numbers are packed (`packed`).
+The page is report_page.html with style and script inlined, and one JSON object that holds the
+numbers, pictures and replays. Integer arrays are packed (`packed`).
 """
 
 import base64
@@ -27,23 +26,23 @@ from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.row_store import Row, Store
 
 SHOWN = 24
-"""Prompts whose pictures a run shows, its first ones."""
+"""The page shows the pictures of this many prompts of each run, its first ones."""
 PICTURE_BUDGET, REPLAY_BUDGET = 6_000_000, 3_000_000
-"""Characters for pictures and for replays; with the rest of a page they stay below 10 MB."""
+"""Most characters for pictures and for replays; they keep the whole page below 10 MB."""
 SCALE, LEAST = 1000, -65.535
-"""Log-probabilities are packed in thousandths of a nat, and not below this."""
+"""Log-probabilities are packed as thousandths of a nat, and clipped below at `LEAST`."""
 
 
 def write(
     path: Path, rows: Sequence[Mapping[str, Any]], cautions: Sequence[str] = (), against: str = ""
 ) -> Path:
-    """Write the page of some runs; returns its path.
+    """Write the page and return its path.
 
     Args:
-        path: of the file.
+        path: the file to write.
         rows: runs as `tempera.reporting.collect` reads them.
         cautions: what a reader must know before comparing.
-        against: what the runs' differences are from.
+        against: the baseline of the runs' differences; plain autoregression if empty.
     """
     here = Path(__file__)
     page = here.with_suffix(".html").read_text(encoding="utf-8")
@@ -60,7 +59,7 @@ def write(
 
 
 def embedded(value: object) -> str:
-    """JSON that can stand inside a script element, whatever its strings hold."""
+    """JSON that is safe inside a script element, whatever its strings contain."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -68,7 +67,7 @@ def embedded(value: object) -> str:
 def page_data(
     rows: Sequence[Mapping[str, Any]], cautions: Sequence[str], against: str
 ) -> dict[str, Any]:
-    """All that the script shows."""
+    """The data that the page's script shows."""
     pictures, unreadable = _pictures(rows)
     replays, left_out = _replays(rows, pictures["sizes"])
     shown = [metric for metric in table.report_order() if any(_known(row, metric) for row in rows)]
@@ -138,8 +137,8 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packed(values: Sequence[int]) -> str:
-    """Whole numbers from 0 on, as their width in bytes (1, 2 or 4) and base64 of the little-endian
-    array: `2:AQACAA==` for [1, 2] in two bytes each.
+    """Pack non-negative integers: their width in bytes (1, 2 or 4), a colon, and base64 of the
+    little-endian array. [1, 2] in two bytes each is `2:AQACAA==`.
     """
     largest = max(values, default=0)
     width, kind = (1, "B") if largest < 2**8 else (2, "H") if largest < 2**16 else (4, "I")
@@ -154,8 +153,8 @@ def packed_replay(replay: Row, size: tuple[int, int] | None) -> dict[str, Any]:
 
     Args:
         replay: the row.
-        size: height and width of the picture, by whose proportions a last column of tokens without
-            pixels (line ends) is known.
+        size: height and width of the picture. Its proportions show whether the last column of
+            tokens has no pixels (line ends).
     """
     firsts = [at for at, place in enumerate(replay["place"]) if place == 1]
     ends = [*firsts[1:], len(replay["place"])]
@@ -188,16 +187,17 @@ def _thousandths(logprob: float | None) -> int:
 
 
 def _blank_columns(replay: Row, size: tuple[int, int] | None) -> int:
-    """Columns of tokens at the right without pixels: 1 where lines end with a token, else 0."""
+    """Token columns at the right that have no pixels: 1 if lines end with a token, else 0."""
     if size is None:
         return 0
     return int(round(size[1] * replay["rows"] / size[0]) == replay["columns"] - 1)
 
 
 def _pictures(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """The distinct `addresses`; by (place of the run, prompt id) the place among them of each
-    picture (`of`) and its height and width (`sizes`); and a sentence about each picture that cannot
-    be read.
+    """The pictures, and a sentence about each one that cannot be read.
+
+    `addresses` lists the distinct `data:` URLs. For each (place of the run, prompt id), `of` gives
+    the picture's index among them and `sizes` its height and width.
     """
     found: dict[tuple[int, str], Picture] = {}
     problems = []
@@ -220,8 +220,8 @@ def _pictures(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
 def _replays(
     rows: Sequence[Mapping[str, Any]], sizes: Mapping[tuple[int, str], tuple[int, int]]
 ) -> tuple[dict[tuple[int, str], Any], list[str]]:
-    """The replays by (place of the run, prompt id), of as many first prompts as the budget allows,
-    the same in all runs; and sentences about what is left out.
+    """The replays by (place of the run, prompt id), and sentences about what is left out. The
+    budget limits the number of prompts, which is the same for all runs.
     """
     stored: list[dict[str, Row]] = []
     problems = []
@@ -245,12 +245,12 @@ def _replays(
                 except (KeyError, TypeError, ValueError, OverflowError) as problem:
                     where = Path(row["directory"]) / REPLAYS
                     problems.append(
-                        f"Replays left out: {where} holds none of {name} ({problem!r})."
+                        f"Replays left out: that of {name} in {where} is damaged ({problem!r})."
                     )
                     stored[place] = {}
         room -= sum(len(json.dumps(one)) for one in column.values())
         if room < 0:
-            problems.append(f"Replays of the first {turn} prompts only, so that the page is small.")
+            problems.append(f"Replays of the first {turn} prompts only, to keep the page small.")
             break
         result |= column
     return result, problems
@@ -262,8 +262,8 @@ def _first(row: Mapping[str, Any]) -> list[str]:
 
 
 def _reference(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The place of the run of plain autoregression whose pictures belong beside a run's: the same
-    model, sampling and seed.
+    """The place of the plain autoregressive run with the row's model, sampling and seed, whose
+    pictures the page shows beside the row's; None if there is none.
     """
     for place, other in enumerate(rows):
         same = all(other["settings"].get(name) == row["settings"].get(name) for name in CONTEXT)
@@ -283,7 +283,9 @@ def _known(row: Mapping[str, Any], metric: table.Metric) -> bool:
 
 
 def _cell(interval: Mapping[str, Any], form: str) -> list[Any]:
-    """Value, low, high, n, and value and interval as text; None for what is not finite."""
+    """Value, low, high and n, then value and interval as text; None for numbers that are not
+    finite.
+    """
     value, low, high = (_finite(interval.get(key)) for key in ("value", "low", "high"))
     text = "–" if interval.get("value") is None else number(interval["value"], form)
     span = "" if low is None or high is None else f"{number(low, form)} … {number(high, form)}"

@@ -14,7 +14,7 @@ USUAL = {
 }
 USUAL |= {"price": 0.7, "expected_length": None}
 USUAL |= {"gamma": 8, "prefill": 0.05, "alignment": True, "steps": None}
-"""Default settings, which names leave out."""
+"""Default settings; names leave them out."""
 IMPLIED: dict[str, dict[str, Any]] = {
     "uniform_rsd": {"schedule": "uniform"},
     "optimal_rsd": {"schedule": "constant_price"},
@@ -22,16 +22,16 @@ IMPLIED: dict[str, dict[str, Any]] = {
     "lanternpp": {"tree": "naive_extend_57", "residual": "published"},
     "gsd": {"residual": "published"},
 }
-"""Settings that a method implies, which its names leave out."""
+"""Settings that a method implies; its names leave them out."""
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether a run is plain autoregression: method=ar with one token a step."""
+    """Whether a run is plain autoregression: method=ar with one token per step."""
     return settings.get("method") == "ar" and settings.get("steps") is None
 
 
 def family_label(settings: Mapping[str, Any]) -> str:
-    """The method with its unusual settings but δ, such as `coolsd floor=1`: names one curve."""
+    """The name of a curve: the method and its unusual settings except δ, as in `coolsd floor=1`."""
     method = str(settings.get("method", "run"))
     usual = USUAL | IMPLIED.get(method, {})
     unusual = {
@@ -45,7 +45,7 @@ def family_label(settings: Mapping[str, Any]) -> str:
 
 
 def method_label(settings: Mapping[str, Any]) -> str:
-    """The family with δ, such as `coolsd δ=2`."""
+    """The family and δ, as in `coolsd δ=2`."""
     delta = settings.get("delta")
     return family_label(settings) + ("" if delta is None else f" δ={delta:g}")
 

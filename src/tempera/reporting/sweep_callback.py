@@ -1,4 +1,4 @@
-"""Hydra's callback of a sweep that reproduces a paper's table: the paper's figures beside ours."""
+"""A Hydra callback for sweeps that reproduce a paper's table: prints its numbers beside ours."""
 
 import shlex
 from typing import Any
@@ -11,12 +11,12 @@ from tempera.runtime.installation import command
 
 
 class BesidePaper(Callback):
-    """At the end of a sweep with a `paper`, print the paper's figures beside those of the sweep's
-    directory. For hydra.callbacks.
+    """After a sweep whose preset names a `paper`, print the paper's numbers beside those of the
+    runs in the sweep's directory. Used in `hydra.callbacks`.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Read all finished runs in the directory, those of earlier sweeps as well."""
+        """Read all finished runs in the directory, including those of earlier sweeps."""
         if not config.get("paper"):
             return
         from tempera.reporting.collect import collect, find_runs

@@ -1,4 +1,4 @@
-"""A W&B report from the rows of `tempera.reporting.report`; only this needs the network."""
+"""A W&B report from the rows of `tempera.reporting.collect`; only this module needs the network."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ def publish(
     project: str = "tempera",
     entity: str | None = None,
 ) -> str:
-    """Log the written report's table and figures as a W&B run, and save a W&B report around it;
-    returns its address.
+    """Log the report's tables and figures as a W&B run, save a W&B report that shows them, and
+    return its URL.
 
     Raises:
         TemperaError: wandb-workspaces is not installed, nobody is logged in, or W&B refuses.
@@ -29,7 +29,7 @@ def publish(
     if not wandb.login(prompt=False, verify=False):
         raise TemperaError(
             "publish=true needs a W&B account: run `wandb login` first (the report's files are "
-            "written already)."
+            "already written)."
         )
     try:
         run = wandb_tracker(
@@ -74,8 +74,8 @@ def blocks(
     project: str,
     entity: str | None,
 ) -> list[Any]:
-    """The report's blocks: the tables, the figures, and scatter plots over all evaluation runs of
-    the project.
+    """The report's blocks: tables, figures, and scatter plots over all evaluation runs of the
+    project.
     """
     text = "\n".join(
         line
