@@ -211,7 +211,7 @@ FAULTS = (
     Fault("accumulated parts are not averaged", "training/trainer.py",
           "parts[TOTAL] / recipe.gradient_accumulation", "parts[TOTAL]", TRAINER),
     Fault("a file is written in place", "runtime/files.py",
-          'temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")', "temporary = path",
+          'temporary = path.with_name(f".{path.name}.{_writer()}.tmp")', "temporary = path",
           ("runtime/test_files.py",)),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ texture. Scene `i` of a world is a pure function of `(world seed, i)`.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,25 +185,32 @@ class World:
         return [self.sample(index) for index in range(first, first + count)]
 
 
+def one_of(
+    options: Sequence[str], rng: np.random.Generator, p: Sequence[float] | None = None
+) -> str:
+    """Draw an option. It is drawn by number: given texts, `Generator.choice` can lose a Ctrl-C."""
+    return options[int(rng.choice(len(options), p=p))]
+
+
 def _draw_scene(rng: np.random.Generator) -> Scene:
-    relation = str(rng.choice(RELATIONS)) if rng.random() < 0.1 else None
+    relation = one_of(RELATIONS, rng) if rng.random() < 0.1 else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
         things=_place_pair(kinds, relation, rng)
         if relation
         else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
         relation=relation,
-        background=str(rng.choice(list(BACKGROUNDS))),
-        pattern=str(rng.choice(PATTERNS, p=(0.5, 0.25, 0.25))),
+        background=one_of(list(BACKGROUNDS), rng),
+        pattern=one_of(PATTERNS, rng, p=(0.5, 0.25, 0.25)),
         seed=int(rng.integers(2**31)),
     )
 
 
 def _draw_kind(rng: np.random.Generator) -> Thing:
     return Thing(
-        str(rng.choice(SHAPES)),
-        str(rng.choice(list(COLOURS))),
-        str(rng.choice(list(SIZES), p=(0.35, 0.65))),
+        one_of(SHAPES, rng),
+        one_of(list(COLOURS), rng),
+        one_of(list(SIZES), rng, p=(0.35, 0.65)),
     )
 
 
