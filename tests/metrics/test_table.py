@@ -128,9 +128,7 @@ def test_keys_and_titles_are_unique() -> None:
 def test_a_distance_without_an_entry_is_refused() -> None:
     networks = Networks(lambda pictures: pictures, distances={"cmmd": shift})
     rows = [{"features": [0.0, 1.0]}] * 16
-    with pytest.raises(
-        TemperaError, match="there is no metric `cmmd`: give it an entry in METRICS"
-    ):
+    with pytest.raises(TemperaError, match="there is no metric `cmmd`: add an entry to METRICS"):
         quality(rows, networks, np.zeros((16, 2)), 10)
 
 

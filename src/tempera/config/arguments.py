@@ -79,7 +79,7 @@ def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequen
         return
     for key in default:
         if cfg._get_node(key, validate_access=False) is None:
-            raise TemperaError(f"`{key!s}` cannot be taken away: {_put_back(arguments, key)}")
+            raise TemperaError(f"`{key!s}` cannot be taken away: {_put_back(arguments, str(key))}")
     _compare(cfg, default, default, "")
 
 

@@ -1,1 +1,1 @@
-"""Metrics: quality of images, and the networks that measure it."""
+"""Metrics of decoding and of image quality, and the networks that measure quality."""

@@ -1,4 +1,4 @@
-"""Metrics of decoding itself, from a run's records; prompts are the units of every interval."""
+"""Metrics of decoding itself, from a run's records. Intervals resample prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tempera.metrics.bootstrap import Array, Interval
 
 def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """Acceptance, throughput and divergence by metric key, from one record per prompt (see
-    `tempera.evaluation.pipeline.records`); what the records lack is left out.
+    `tempera.evaluation.pipeline.records`). Metrics whose columns are missing are left out.
     """
     column = {
         name: np.array([row[name] for row in rows], np.float64)

@@ -26,12 +26,13 @@ URL = (
 
 @dataclass(frozen=True)
 class Aesthetic(Adapter):
-    """The aesthetic score, about 1 to 10: a chain of linear layers, without activations, on the
-    normalised embedding of the picture. The prompt does not enter.
+    """The aesthetic score, about 1 to 10: linear layers without activations between them, applied
+    to the picture's normalised CLIP embedding. It ignores the prompt.
 
     Args:
         weights: sac+logos+ava1-l14-linearMSE.pth, its directory or a URL.
-        clip_model, clip_weights: the CLIP it was trained on; see `tempera.metrics.clip.ClipModel`.
+        clip_model, clip_weights: the CLIP model that it was trained on; see
+            `tempera.metrics.clip_model.ClipModel`.
     """
 
     weights: str = URL

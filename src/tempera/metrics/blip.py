@@ -1,4 +1,4 @@
-"""The encoders of BLIP (Li et al. 2022), in its authors' layout, as ImageReward keeps it."""
+"""BLIP's encoders (Li et al. 2022), from weights in its authors' layout, kept by ImageReward."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tempera.runtime.huggingface import (
 )
 
 HEAD = 64
-"""Channels of an attention head, in both encoders."""
+"""Channels per attention head, in both encoders."""
 RENAMED = (
     ("cls_token", "embeddings.class_embedding"),
     ("pos_embed", "embeddings.position_embedding"),
@@ -27,18 +27,18 @@ RENAMED = (
     (r"blocks\.", "encoder.layers."),
     ("norm.", "post_layernorm."),
 )
-"""BLIP's names of its picture encoder, and those of transformers; the first that fits counts."""
+"""BLIP's names of picture-encoder weights and those of transformers; the first match counts."""
 
 
 def blip_encoders(
     state: Mapping[str, Tensor], path: Path, what: str
 ) -> tuple[nn.Module, nn.Module]:
-    """The encoder of pictures, and the encoder of texts that attends to it.
+    """The picture encoder, and the text encoder that attends to its output.
 
     Args:
-        state: tensors by BLIP's names, after `blip.`; their shapes give the sizes.
-        path: the file they are from.
-        what: whose weights they should be, for errors.
+        state: tensors by BLIP's names without the prefix `blip.`; their shapes set the sizes.
+        path: the file that they come from, for errors.
+        what: what the weights should be, for errors.
     """
     try:
         vision, text = _configurations(state)
@@ -56,7 +56,7 @@ def blip_encoders(
 
 
 def _configurations(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    """Sizes of the encoders of pictures and of texts, from the shapes of the weights."""
+    """Configurations of the picture and the text encoder, from the shapes of the weights."""
     patch = state["blip.visual_encoder.patch_embed.proj.weight"]
     places = state["blip.visual_encoder.pos_embed"].shape[1] - 1
     words = state["blip.text_encoder.embeddings.word_embeddings.weight"]
@@ -70,7 +70,7 @@ def _configurations(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
         num_attention_heads=max(1, len(patch) // HEAD),
         image_size=round(places**0.5) * patch.shape[-1],
         patch_size=patch.shape[-1],
-        layer_norm_eps=1e-6,  # of BLIP's own code, where transformers has 1e-5
+        layer_norm_eps=1e-6,  # as in BLIP's own code; transformers' default is 1e-5
     )
     text = BlipTextConfig(
         vocab_size=len(words),

@@ -1,4 +1,4 @@
-"""Bootstrap confidence intervals (Efron and Tibshirani, 1993). The units of resampling are prompts.
+"""Bootstrap confidence intervals (Efron and Tibshirani, 1993), by resampling prompts.
 
 A resample is a row of counts: how often each of n prompts was drawn. The same seed draws the same
 resamples, so intervals are reproducible.
@@ -17,7 +17,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95% interval; `n` is the number of units behind it."""
+    """An estimate and its 95% interval, from `n` units (prompts or images)."""
 
     value: float
     low: float
@@ -53,7 +53,7 @@ def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: i
     if not len(above):
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     drawn = counts(len(above), resamples, seed)
-    with np.errstate(invalid="ignore"):  # one infinite unit makes the interval NaN, as it should
+    with np.errstate(invalid="ignore"):  # an infinite unit makes the interval NaN, as intended
         replicates = (drawn @ above) / (drawn @ below)
         return percentile(float(above.sum() / below.sum()), replicates, len(above))
 
@@ -95,10 +95,10 @@ def percentile(value: float, replicates: Array, n: int) -> Interval:
 def centred(
     value: float, replicates: Array, n: int, bounds: tuple[float, float] = (-np.inf, np.inf)
 ) -> Interval:
-    """A percentile interval of the replicates, shifted to be centred on the estimate.
+    """A percentile interval of the replicates, shifted so that its centre is the estimate.
 
-    For estimates that resampling biases (repeated images raise FID and lower recall): their
-    replicates have the right spread around the wrong centre.
+    It is meant for estimates that resampling biases, such as FID and recall (repeated images raise
+    the one and lower the other): their replicates have the right spread around the wrong centre.
     """
     interval = percentile(value, replicates - replicates.mean() + value, n)
     return Interval(
@@ -110,5 +110,5 @@ def centred(
 
 
 def replicate(statistic: Callable[[Array], float], n: int, resamples: int, seed: int = 0) -> Array:
-    """`statistic(counts [n])` of every resample, [resamples]."""
+    """`statistic(counts [n])` for every resample, [resamples]."""
     return np.array([statistic(row) for row in counts(n, resamples, seed)])

@@ -1,4 +1,4 @@
-"""CLIP score, by any model that open_clip knows."""
+"""CLIP score, computed by any model that open_clip knows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from tempera.metrics.weights import WeightsFile
 
 @dataclass(frozen=True)
 class ClipScore(Adapter):
-    """CLIP score: the cosine of the picture's and the prompt's embedding.
+    """CLIP score: the cosine between the embeddings of picture and prompt.
 
     Args:
-        model, weights: see `ClipModel`. LANTERN, LlamaGen and Cool-SD take ViT-B-32 of OpenAI.
-        prefix: put before every prompt; LANTERN and LlamaGen put "A photo depicts ".
+        model, weights: see `ClipModel`. LANTERN, LlamaGen and Cool-SD use OpenAI's ViT-B-32.
+        prefix: put before every prompt; LANTERN and LlamaGen use "A photo depicts ".
     """
 
     model: str = "ViT-B-32"
@@ -53,8 +53,8 @@ def clip_scorer(
     device: torch.device,
     prefix: str = "",
 ) -> Score:
-    """The score `clip_score` (Hessel et al. 2021) without its factor 2.5: the cosine of the image's
-    and the prompt's embedding by an open_clip model.
+    """The score `clip_score` (Hessel et al. 2021) without its factor 2.5: the cosine between an
+    open_clip model's embeddings of image and prompt.
     """
     model = model.to(device).eval()
 

@@ -1,4 +1,4 @@
-"""Models of open_clip: a tag, a `hf-hub:` id, a directory or a file."""
+"""open_clip models, given by a tag, a `hf-hub:` id, a directory or a file."""
 
 import logging
 import zipfile
@@ -23,12 +23,12 @@ _NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 @dataclass(frozen=True)
 class ClipModel:
-    """A CLIP of open_clip.
+    """A CLIP model of open_clip.
 
     Args:
         model: name of an architecture (`ViT-B-32`), `hf-hub:owner/name` or `local-dir:DIRECTORY`;
-            the last two bring their weights.
-        weights: tag of open_clip's list (`openai`) or a file.
+            the last two include weights.
+        weights: one of open_clip's tags for the architecture (`openai`), or a file.
     """
 
     model: str = "ViT-B-32"
@@ -36,7 +36,7 @@ class ClipModel:
 
     @property
     def files(self) -> tuple[WeightsFile, ...]:
-        """Its weights, after its configuration where it brings one."""
+        """The model's files: its configuration if it has one, then its weights."""
         scheme, _, place = self.model.rpartition(":")
         if scheme:
             return WeightsFile(place, ("open_clip_config.json",)), WeightsFile(place, _NAMES)
@@ -56,13 +56,13 @@ class ClipModel:
             tags = open_clip.list_pretrained_tags_by_model(self.model)
             raise TemperaError(
                 f"{self.weights} is neither a file nor a tag of open_clip's {self.model}: give a "
-                f"file, or one of {', '.join(tags) or 'no tag, as it has none'}."
+                + (f"file, or one of {', '.join(tags)}." if tags else "file, as it has no tags.")
             )
         return (WeightsFile(self.weights, _NAMES),)
 
     @property
     def _tag(self) -> dict[str, Any]:
-        """What open_clip knows of the weights."""
+        """open_clip's entry for the weights; empty for a file."""
         tag: dict[str, Any] = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
         return tag
 
@@ -85,8 +85,10 @@ class ClipModel:
         return network
 
     def _check_activation(self, weights: Path, quick: bool) -> None:
-        """open_clip itself computes OpenAI's weights with the activation that the model's name
-        says, which is the wrong one unless that ends in -quickgelu; here they get their own.
+        """Warn where weights and activation do not match.
+
+        OpenAI's weights were trained with QuickGELU, but open_clip uses it only if the model's name
+        ends in -quickgelu. Here these weights always get it.
         """
         named = import_open_clip().get_model_config(self.model)
         if quick and not named.get("quick_gelu", False):
@@ -94,8 +96,8 @@ class ClipModel:
                 print(f"warning: {weights} holds OpenAI's weights: computing with QuickGELU.")
         elif named.get("quick_gelu", False) and not quick:
             print(
-                f"warning: {self.model} computes with QuickGELU, which {self.weights} may not be "
-                "trained with: compare with the model of that name without -quickgelu."
+                f"warning: {self.model} uses QuickGELU, but {self.weights} may have been trained "
+                "without it: compare with the model of that name without -quickgelu."
             )
 
     def tools(self) -> tuple[nn.Module, Tokenizer, Preprocess]:
@@ -131,7 +133,7 @@ def architecture(name: str, quick_gelu: bool = False) -> nn.Module:
 
 
 def preprocessed(pictures: Tensor, preprocess: Preprocess) -> Tensor:
-    """Pictures uint8 [B, 3, h, w] → a network's input [B, 3, h', w'], each by way of Pillow."""
+    """Pictures uint8 [B, 3, h, w] → a network's input [B, 3, h', w'], one by one through Pillow."""
     return torch.stack(
         [
             preprocess(Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()))
@@ -147,7 +149,7 @@ def _preprocess_of(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_openai(path: Path) -> bool:
-    """Whether a file is as OpenAI publishes its models, or kept under their name."""
+    """Whether a file has the format, or the name, in which OpenAI publishes its weights."""
     return _is_archive(path) or "openai" in str(path.resolve()).lower()
 
 
@@ -160,7 +162,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of open_clip's files, and of the programs that OpenAI publishes."""
+    """The tensors of a file of open_clip, or of a TorchScript program as OpenAI publishes it."""
     if _is_archive(path):
         program = torch.jit.load(str(path), map_location="cpu").state_dict()
         sizes = ("input_resolution", "context_length", "vocab_size")

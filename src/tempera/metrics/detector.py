@@ -1,4 +1,4 @@
-"""Objects in a picture by Mask2Former (Cheng et al. 2022), as MMDetection computes them."""
+"""Object detection with Mask2Former (Cheng et al. 2022), computed as MMDetection does."""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from tempera.metrics.weights import not_of
 from tempera.runtime.huggingface import Mask2FormerForUniversalSegmentation
 
 SHORT, LONG, DIVISOR, MOST = 800, 1333, 32, 100
-"""Pixels of the shorter and the longer side at most, what both are filled up to, and objects."""
+"""Pixel limits of the shorter and the longer side, the number that both are padded to multiples of,
+and the most objects per picture.
+"""
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def load_detector(config: Path, weights: Path) -> nn.Module:
-    """A Mask2Former of MS-COCO's classes in transformers' layout, from one directory.
+    """A Mask2Former for MS-COCO's classes, in transformers' layout, from one directory.
 
     Raises:
         TemperaError: the files hold another model.
@@ -40,12 +42,12 @@ def load_detector(config: Path, weights: Path) -> nn.Module:
 
 
 def detect(network: Any, picture: Tensor, least: float) -> dict[str, list[Found]]:
-    """Objects by GenEval's name of their class, the surest first.
+    """The objects found, by GenEval's name of their class, highest score first.
 
     Args:
         network: from `load_detector`.
         picture: uint8 [3, h, w].
-        least: smallest score.
+        least: objects with lower scores are left out.
     """
     device = next(network.parameters()).device
     size = picture.shape[-2:]
@@ -73,7 +75,7 @@ def detect(network: Any, picture: Tensor, least: float) -> dict[str, list[Found]
 
 
 def _input(picture: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """A picture → the network's input [1, 3, H, W], and the part of it that is no filling."""
+    """A picture → the network's input [1, 3, H, W], and the size of its part without padding."""
     high, wide = picture.shape[-2:]
     scale = min(SHORT / min(high, wide), LONG / max(high, wide))
     inner = int(high * scale + 0.5), int(wide * scale + 0.5)

@@ -1,9 +1,9 @@
 """Metrics of whole sets of pictures, from features of each picture: FID, KID, precision, recall and
 the inception score, each with a 95% interval over the generated pictures.
 
-Features are float64 [n, D], arrays or tensors; the work is done on the device that tensors are on.
-The reference set is held fixed. FID and recall depend on the number of images, so compare runs of
-equal size.
+Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
+hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
+with the same number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +19,24 @@ from tempera.metrics.bootstrap import Array, Interval
 
 Features: TypeAlias = Array | Tensor
 Distance = Callable[[Features, Features, int], Interval]
-"""Features of generated [n, D] and of real [m, D] pictures, and how many resamples -> the distance
-of the two sets with its interval.
+"""(features of generated pictures [n, D], features of real pictures [m, D], number of resamples) ->
+the distance between the two sets with its interval.
 """
 ROWS = 2048
-"""Rows of a matrix of pairs that are held in memory at once."""
+"""Rows of a pairwise matrix that are held in memory at once."""
 SUBSETS = 50
-"""Subsets behind the interval of recall, at most."""
+"""Most subsets drawn for the interval of recall."""
 
 
 def frechet(generated: Features, real: Features, resamples: int = 200, seed: int = 0) -> Interval:
     """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² +
     tr(Σ + Σ' − 2(ΣΣ')^½).
 
-    A resample changes the distance by its derivative in the images' weights (infinitesimal
-    jackknife; Jaeckel 1972). That takes one eigendecomposition for all resamples, and its spread is
-    nearer to that of repeated experiments than the bootstrap's: copies of images make Σ narrower
-    and the bootstrap too wide where there are few images for each feature.
+    Resamples are linearised: each changes the distance by its derivative with respect to the
+    images' weights (infinitesimal jackknife; Jaeckel 1972). This needs one eigendecomposition for
+    all resamples, and its spread is closer to that of repeated experiments than the bootstrap's:
+    with few images per feature, the bootstrap's repeated images narrow Σ and its interval becomes
+    too wide.
     """
     x, y = _checked(generated, real)
     centre, root = y.mean(0), _root(y)
@@ -56,8 +57,8 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
 
 
 def _root(features: Tensor) -> Tensor:
-    """A root of their covariance, [D, r]: root rootᵀ = Σ'. It enters FID by way of the eigenvalues
-    of rootᵀ Σ root alone, which are those of Σ'^½ Σ Σ'^½ for any root.
+    """A root of the features' covariance, [D, r]: root rootᵀ = Σ'. Any root will do: FID needs only
+    the eigenvalues of rootᵀ Σ root, which are those of Σ'^½ Σ Σ'^½.
     """
     centred: Tensor = (features - features.mean(0)) / (len(features) - 1) ** 0.5
     if len(features) <= features.shape[1]:
@@ -65,15 +66,15 @@ def _root(features: Tensor) -> Tensor:
     covariance = centred.T @ centred
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:  # features depend on each other
+    if failed:  # the features are linearly dependent
         values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0).sqrt()
     return root
 
 
 def _root_trace(half: Tensor) -> tuple[Tensor, Tensor]:
-    """tr (halfᵀ half)^½ and hᵀ (halfᵀ half)^-½ h for every row h, twice its part in the trace's
-    derivative, from the smaller of the two Gram matrices of half [n, D].
+    """tr (halfᵀ half)^½, and hᵀ (halfᵀ half)^-½ h for every row h, which is twice the row's share
+    of the trace's derivative. Both come from the smaller of the two Gram matrices of half [n, D].
     """
     wide = len(half) <= half.shape[1]
     values, vectors = torch.linalg.eigh(half @ half.T if wide else half.T @ half)
@@ -90,7 +91,7 @@ def kernel(generated: Features, real: Features, resamples: int = 200, seed: int 
     """Kernel distance (KID; Bińkowski et al. 2018): unbiased MMD² with k(x, y) = (x·y/D + 1)³ over
     all pairs.
 
-    In a resample, pairs of copies of one image are left out, so that repeats do not shift it.
+    A resample leaves out the pairs of an image with its own copies, so repeats do not bias it.
     """
     x, y = _checked(generated, real)
     n, m = len(x), len(y)
@@ -121,8 +122,9 @@ def _cubic(left: Tensor, right: Tensor) -> Tensor:
 def precision(
     generated: Features, real: Features, neighbours: int = 3, resamples: int = 200, seed: int = 0
 ) -> Interval:
-    """Improved precision (Kynkäänniemi et al. 2019): the share of generated images within the real
-    manifold, the union of balls around its points that reach to their k-th neighbour.
+    """Improved precision (Kynkäänniemi et al. 2019): the share of generated images within the
+    manifold of the real ones. The manifold is the union of balls around the images' features; each
+    ball reaches to its centre's k-th nearest neighbour.
     """
     x, y = _checked(generated, real, 2 * (neighbours + 1))
     radius = _radius(y, neighbours)
@@ -136,9 +138,9 @@ def recall(
     """Improved recall (Kynkäänniemi et al. 2019): the share of real images within the manifold of
     the generated ones.
 
-    Repeated images would shrink the balls of the manifold, so the interval comes from subsets
-    without repeats (delete-d jackknife; Shao and Wu 1989), `SUBSETS` of them at most, whose spread
-    is scaled by √(b/(n−b)).
+    Repeated images would shrink the manifold's balls, so the interval comes from at most `SUBSETS`
+    subsets without repeats (delete-d jackknife; Shao and Wu 1989), whose spread is scaled by
+    √(b/(n−b)).
     """
     x, y = _checked(generated, real, 2 * (neighbours + 1))
     n = len(x)
@@ -160,17 +162,17 @@ def recall(
 def inception_score(
     logits: Features, resamples: int = 200, splits: int = 10, seed: int = 2020
 ) -> Interval:
-    """Inception score (Salimans et al. 2016): exp of the mean KL divergence of a picture's classes
-    from those of all pictures; the mean over `splits` parts of the shuffled pictures, as
-    torch-fidelity computes it, splits and seed included.
+    """Inception score (Salimans et al. 2016): exp of the mean KL divergence of each picture's class
+    distribution from the mean distribution. The pictures are shuffled and split, and the score is
+    the mean over the parts, as in torch-fidelity, whose number of splits and seed are the defaults.
 
-    The interval resamples all pictures as one part, and is centred on the score.
+    The interval resamples all pictures as one part and is centred on the score.
 
     Args:
-        logits: of the classes, [n, classes].
-        resamples: bootstrap resamples behind the interval.
-        splits: parts; one for each picture where there are fewer.
-        seed: of the shuffle.
+        logits: class logits, [n, classes].
+        resamples: number of bootstrap resamples for the interval.
+        splits: number of parts; at most one per picture.
+        seed: seed of the shuffle.
     """
     classes = torch.as_tensor(logits).double()
     n = len(classes)
@@ -190,12 +192,12 @@ def inception_score(
 
 
 def feature_distances(neighbours: int = 3) -> dict[str, Distance]:
-    """FID, KID, precision and recall by metric key; `neighbours` is the k of the last two."""
+    """FID, KID, precision and recall by metric key; `neighbours` is k of precision and recall."""
     return {"fid": frechet, "kid": kernel, **manifold_distances(neighbours)}
 
 
 def manifold_distances(neighbours: int = 3, suffix: str = "") -> dict[str, Distance]:
-    """Precision and recall by metric key, which ends in `suffix`."""
+    """Precision and recall by metric key; `suffix` ends the keys."""
     return {
         f"precision{suffix}": lambda generated, real, resamples: precision(
             generated, real, neighbours, resamples
@@ -220,7 +222,7 @@ def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list
 
     Args:
         features: [n, D].
-        subsets: places of the points in increasing order.
+        subsets: the points' indices, in increasing order.
         neighbours: k.
     """
     parts: list[list[Tensor]] = [[] for _ in subsets]

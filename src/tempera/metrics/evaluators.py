@@ -1,8 +1,7 @@
-"""Evaluators: the networks and the reference images behind FID, CLIP score and other numbers of
-pictures.
+"""Evaluators: the networks and reference images that FID, CLIP score and other image metrics need.
 
-Pictures are uint8 [B, 3, h, w]. Options are checked before anything is generated; networks are
-loaded one after the other when the pictures exist.
+Pictures are uint8 [B, 3, h, w]. Options are checked before anything is generated; once the pictures
+exist, the networks are loaded one after another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +22,11 @@ from tempera.metrics.distances import Distance, Features, feature_distances
 Pictures = NDArray[np.uint8]
 
 Score = Callable[[Tensor, Sequence[Prompt]], Mapping[str, Tensor]]
-"""Pictures, uint8 [B, 3, h, w], and their prompts -> named scores [B] of each picture; NaN where a
-prompt leaves a score open.
+"""(pictures uint8 [B, 3, h, w], their prompts) -> named scores [B] of each picture; NaN if one
+does not apply to the prompt.
 """
 Statistic = Callable[[Features, int], Interval]
-"""Features of generated pictures [n, D], and how many resamples -> a number of the set."""
+"""(features of generated pictures [n, D], number of resamples) -> a metric of the whole set."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Networks:
     """Loaded networks; metrics whose network is missing are left out.
 
     Attributes:
-        features: pictures, uint8 [B, 3, h, w] -> [B, D].
-        scores: what scores each picture; the entries of `tempera.metrics.table` name the scores
-            whose means are metrics.
-        distances: between the features of generated and of real pictures, by metric key.
-        statistics: of the features of generated pictures alone, by metric key.
-        identity: names networks and settings where scores may be kept apart from those of the
-            evaluator's other networks; the evaluator's own unless given.
+        features: pictures uint8 [B, 3, h, w] -> features [B, D].
+        scores: scores each picture; the entries of `tempera.metrics.table` name the scores whose
+            means are metrics.
+        distances: distances between features of generated and of real pictures, by metric key.
+        statistics: metrics of the generated pictures' features alone, by metric key.
+        identity: names these networks and their settings, so that their scores can be stored apart
+            from those of the evaluator's other networks; by default the evaluator's identity.
     """
 
     features: Callable[[Tensor], Tensor] | None = None
@@ -56,36 +55,36 @@ class Evaluator(Protocol):
 
     @property
     def identity(self) -> str:
-        """Names networks and settings: scores made under another identity are not reused."""
+        """Names networks and settings; scores computed under another identity are not reused."""
 
     @property
     def resamples(self) -> int:
-        """Bootstrap resamples behind each interval."""
+        """Number of bootstrap resamples for each interval."""
 
     def check(self, model: str) -> None:
-        """Check, before anything is generated, that all files are there and that this evaluator
-        fits the model preset.
+        """Check, before anything is generated, that all files are available and that this
+        evaluator suits the model preset.
 
         Raises:
-            TemperaError: something is missing, or the evaluator is for other models.
+            TemperaError: a file is missing, or the evaluator is for other models.
         """
 
     def fetch(self) -> None:
-        """Download what is not on this machine yet."""
+        """Download the files that are not on this machine yet."""
 
     def load(self, device: torch.device) -> Iterator[Networks]:
-        """Load the networks, one group after the other."""
+        """Load the networks, one group after another."""
 
     def reference(self, edge: int) -> Iterator[Pictures]:
-        """Real pictures in batches, uint8 [B, 3, h, w]; no batches without a reference.
+        """Real pictures in batches, uint8 [B, 3, h, w]; none if there is no reference.
 
         Args:
-            edge: of the generated pictures, in pixels.
+            edge: edge length of the generated pictures, in pixels.
         """
 
 
 def at_least_1(**numbers: int) -> None:
-    """Raise TemperaError where a number that metrics are computed with is below 1."""
+    """Raise TemperaError if one of these options is below 1."""
     for name, number in numbers.items():
         if number < 1:
             raise TemperaError(f"{name}={number} is too small: give at least 1.")

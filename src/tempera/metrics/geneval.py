@@ -28,19 +28,20 @@ TEMPLATES = (
     "a photo of a {colour} object",
 )
 MOST = 16
-"""Objects of a class that are looked at."""
+"""At most this many objects of a class are considered."""
 
 
 @dataclass(frozen=True)
 class GenEval(Adapter):
-    """GenEval with Mask2Former Swin-S in transformers' conversion of the authors' weights. GenEval
-    itself runs MMDetection's training of the same model: scores are near its own, not equal.
+    """GenEval with a Mask2Former Swin-S whose weights transformers converted from its authors'.
+    GenEval itself uses MMDetection's own training of this model, so scores are close but not equal
+    to the published ones.
 
     Args:
-        detector: directory of the detector (config.json, model.safetensors), or a hub id.
-        clip_model, clip_weights: the CLIP that names colours; see
+        detector: the detector's directory (config.json, model.safetensors), or a hub id.
+        clip_model, clip_weights: the CLIP model that names colours; see
             `tempera.metrics.clip_model.ClipModel`.
-        sure, sure_counted: least score of an object, and of one that is counted.
+        sure, sure_counted: lowest score of an object, and of one that is counted.
     """
 
     detector: str = "facebook/mask2former-swin-small-coco-instance"
@@ -96,8 +97,8 @@ class GenEval(Adapter):
 def colour_namer(
     clip: ClipModel, device: torch.device
 ) -> Callable[[Tensor, Sequence[Found], str], list[str]]:
-    """Names the colours of a picture's objects of one class: each object, cut out on grey, against
-    three sentences a colour.
+    """A function that names the colours of a picture's objects of one class. CLIP compares each
+    object, cut out on grey, with three sentences per colour.
     """
     made, tokenizer, preprocess = clip.tools()
     network: Any = made.to(device)
@@ -118,7 +119,7 @@ def colour_namer(
 
 
 def _cut(picture: Tensor, one: Found) -> Image.Image:
-    """An object's box, its background grey (#999)."""
+    """The picture inside the object's box, with a grey (#999) background."""
     colours = picture.permute(1, 2, 0).cpu().numpy()
     cut = np.where(one.mask[:, :, None], colours, np.uint8(0x99))
     return Image.fromarray(cut).crop(tuple(map(round, one.box)))  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
-"""GenEval's tasks (Ghosh et al. 2023): what a prompt asks for, and whether found objects fulfil it.
+"""GenEval's tasks (Ghosh et al. 2023): what a prompt asks for, and whether the objects found
+fulfil it.
 
-Its 553 prompts follow six forms, from which their requests are read; no file of them is needed.
+Its 553 prompts have six forms. The request is read from the prompt's form, so GenEval's metadata is
+not needed.
 """
 
 import re
@@ -25,7 +27,7 @@ _CLASSES = (
     "clock,vase,scissors,teddy bear,hair drier,toothbrush"
 )
 CLASSES = tuple(_CLASSES.split(","))
-"""MS-COCO's 80 classes in its detectors' order, as GenEval calls them."""
+"""MS-COCO's 80 classes in the order that detectors use, by GenEval's names."""
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 _THING = rf"an? (?:({'|'.join(COLOURS)}) )?({'|'.join(CLASSES)})"
 _PLURAL = rf"({'|'.join(NUMBERS)}) ({'|'.join(CLASSES)})(?:s|es)"
@@ -38,9 +40,9 @@ class Wanted:
     Attributes:
         name: their class.
         count: how many.
-        colour: of all of them.
-        relation: where they are from the object before them in the request: left of, right of,
-            above or below.
+        colour: the colour of all of them.
+        relation: their position relative to the object named before them: left of, right of, above
+            or below.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Task:
-    """One of `TASKS`, and what it wants; `exactly` forbids more of the last."""
+    """One of `TASKS` and the objects that it wants; `exactly` forbids more of the last kind."""
 
     name: str
     wanted: tuple[Wanted, ...]
@@ -60,7 +62,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Found:
-    """An object: corners x0, y0, x1, y1 of its box in pixels, its mask [h, w] and its score."""
+    """A detected object: the corners x0, y0, x1, y1 of its box in pixels, its mask [h, w] and its
+    score.
+    """
 
     box: tuple[float, float, float, float]
     mask: NDArray[np.bool_]
@@ -92,9 +96,9 @@ def fulfilled(
     """Whether a picture shows what the task wants.
 
     Args:
-        task: what it wants.
-        objects: found ones by class, the surest first.
-        colours: of objects of a class.
+        task: the task.
+        objects: detected objects by class, highest score first.
+        colours: names the colours of objects of a class.
     """
     before: Sequence[Found] = ()
     for wanted in task.wanted:
@@ -115,8 +119,8 @@ def fulfilled(
 
 
 def relations(one: Found, other: Found, slack: float = 0.1) -> set[str]:
-    """Where `one` is from `other`: the offset of the centres, less `slack` of both sizes, must be
-    more than half of the whole offset in that direction.
+    """The position of `one` relative to `other`. A direction counts if the offset of the centres
+    along it, less `slack` times both sizes, is more than half of the whole offset.
     """
     boxes = np.array([one.box, other.box]).reshape(2, 2, 2)
     centres, sizes = boxes.mean(1), np.abs(boxes[:, 1] - boxes[:, 0])

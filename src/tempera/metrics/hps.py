@@ -20,12 +20,12 @@ from tempera.runtime.torchvision import import_open_clip
 
 @dataclass(frozen=True)
 class HPS(Adapter):
-    """HPSv2.1: 100 × the cosine of the picture's and the prompt's embedding, as `hpsv2.evaluate`
-    prints it. (`hpsv2.score` gives the cosine, and takes v2.0 unless told otherwise.)
+    """HPSv2.1: 100 × the cosine between the embeddings of picture and prompt, as `hpsv2.evaluate`
+    prints it. (`hpsv2.score` returns the cosine itself, and uses v2.0 by default.)
 
     Args:
         weights: HPS_v2.1_compressed.pt, its directory or a hub id; HPS_v2_compressed.pt gives v2.0.
-        model: its architecture, among open_clip's.
+        model: open_clip's name of the architecture.
     """
 
     weights: str = "xswu/HPSv2"
@@ -60,8 +60,8 @@ class HPS(Adapter):
 
 
 def _input(pictures: Tensor, edge: int) -> Tensor:
-    """Pictures uint8 [B, 3, h, w] → [B, 3, edge, edge]: HPSv2 turns them to floats before it fits
-    the longer side, bicubic, and fills up with zeros.
+    """Pictures uint8 [B, 3, h, w] → [B, 3, edge, edge]. As in HPSv2, they become floats before the
+    longer side is resized to `edge` (bicubic), and zeros fill the rest.
     """
     constants = import_open_clip().constants
     scale = edge / max(pictures.shape[-2:])

@@ -20,14 +20,14 @@ from tempera.runtime.pretrained import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
-"""Of the raw rewards, in ImageReward's code."""
+"""Of the raw rewards, from ImageReward's code; scores are normalised by them."""
 WORDS = 35
 """Tokens of a prompt; the rest is cut."""
 
 
 @dataclass(frozen=True)
 class ImageReward(Adapter):
-    """ImageReward: about normal over pictures of common models, higher is better.
+    """ImageReward: roughly standard normal over pictures of common models; higher is better.
 
     Args:
         weights: ImageReward.pt, its directory or a hub id.

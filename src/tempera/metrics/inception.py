@@ -1,4 +1,4 @@
-"""FID, KID, precision, recall and the inception score, by the Inception network of FID."""
+"""FID, KID, precision, recall and inception score, from the Inception network that defines FID."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +22,14 @@ POOL = 2048
 
 @dataclass(frozen=True)
 class Inception(Adapter):
-    """TensorFlow's Inception of 2015 with the resizing that FID was defined by, as torch-fidelity
-    has it: FID and KID of the 2,048 features before the classifier, precision and recall of the
-    same (as ADM), and the inception score of the logits.
+    """TensorFlow's Inception of 2015 with the resizing that defines FID, as in torch-fidelity. FID,
+    KID, precision and recall (as in ADM) use the 2,048 features before the classifier; the
+    inception score uses the logits.
 
     Args:
         weights: torch-fidelity's weights-inception-2015-12-05-6726825d.pth, its directory or a URL.
         neighbours: k of precision and recall.
-        splits: parts of the inception score.
+        splits: number of parts for the inception score.
     """
 
     weights: str = URL
@@ -54,7 +54,9 @@ class Inception(Adapter):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         path = self.files[0].path()
-        state = read_tensors(path)  # refuses a file of more than tensors, which the next one reads
+        state = read_tensors(
+            path
+        )  # refuses files that hold more than tensors; the next call doesn't
         try:
             network: nn.Module = FeatureExtractorInceptionV3(
                 "inception-v3-compat",
@@ -88,7 +90,7 @@ class Inception(Adapter):
 
 
 def _of_pool(distance: Distance) -> Distance:
-    """The distance of the features, without the logits."""
+    """The distance computed from the features alone, without the logits."""
 
     def of_pool(generated: Features, real: Features, resamples: int) -> Any:
         return distance(generated[:, :POOL], real[:, :POOL], resamples)

@@ -1,4 +1,4 @@
-"""Heads of published scores that are linear layers one after the other."""
+"""Heads of published scores that are a chain of linear layers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,14 +9,14 @@ from tempera.metrics.weights import filled, not_of
 
 
 def linear_chain(state: Mapping[str, Tensor], prefix: str, path: Path, what: str) -> nn.Module:
-    """Linear layers one after the other, from a checkpoint that numbers them with the dropouts in
-    between.
+    """A chain of linear layers, from a checkpoint whose numbering also counts the dropout layers
+    between them.
 
     Args:
         state: tensors by name.
-        prefix: before the layers' numbers.
-        path: the file they are from.
-        what: whose weights they should be, for errors.
+        prefix: the part of the names before the layers' numbers.
+        path: the file that they come from, for errors.
+        what: what the weights should be, for errors.
     """
     numbers = sorted(
         int(name[len(prefix) : -len(".weight")])

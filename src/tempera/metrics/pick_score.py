@@ -1,4 +1,4 @@
-"""PickScore (Kirstain et al. 2023), a CLIP ViT-H-14 trained on choices of users."""
+"""PickScore (Kirstain et al. 2023), a CLIP ViT-H-14 trained on users' choices between pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ from tempera.runtime.torchvision import import_open_clip
 
 @dataclass(frozen=True)
 class PickScore(Adapter):
-    """PickScore: exp(logit scale) × the cosine of the picture's and the prompt's embedding.
+    """PickScore: exp(logit scale) × the cosine between the embeddings of picture and prompt.
 
-    Its own processor is that of laion/CLIP-ViT-H-14-laion2B-s32B-b79K: open_clip's tokenizer and
-    preprocessing. It pads texts otherwise, which a causal text encoder does not see.
+    We use open_clip's tokenizer and preprocessing. PickScore's own processor, that of
+    laion/CLIP-ViT-H-14-laion2B-s32B-b79K, differs only in the padding of texts, which a causal text
+    encoder ignores.
 
     Args:
         weights: a directory with config.json and model.safetensors, or a hub id.

@@ -1,5 +1,5 @@
-"""Quality of a set of pictures: scores of each picture, then metrics over the set, each with a
-bootstrap interval.
+"""Quality of a set of pictures: each picture's scores, then metrics of the set with bootstrap
+intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from tempera.runtime.files import cache_directory, replacing
 from tempera.runtime.row_store import Row, Store
 
 ENOUGH = 16
-"""Distances between sets (FID, KID, precision, recall) need this many pictures."""
+"""Distances between sets (FID, KID, precision, recall) need at least this many pictures."""
 
 
 def score_pictures(
@@ -28,17 +28,17 @@ def score_pictures(
     store: Store,
     batch: int = 64,
 ) -> dict[str, Row]:
-    """Score each prompt's picture, in batches, unless the store holds its scores already.
+    """Score each prompt's picture, in batches, unless the store already holds its scores.
 
     Args:
-        networks: what scores them.
-        prompts: what was asked for.
-        picture: the prompt's picture, uint8 [3, h, w].
-        store: where scores are kept.
-        batch: pictures scored at once.
+        networks: the networks that score pictures.
+        prompts: the prompts of the pictures.
+        picture: returns a prompt's picture, uint8 [3, h, w].
+        store: keeps the scores.
+        batch: number of pictures scored at once.
 
     Returns:
-        All rows of the store by prompt id: `features` [D] and a column for each score.
+        All rows of the store by prompt id: `features` [D] and one column per score.
     """
     missing = set(store.missing([prompt.id for prompt in prompts]))
     todo = [prompt for prompt in prompts if prompt.id in missing]
@@ -67,15 +67,14 @@ def _scored(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -
 def reference_features(
     evaluator: Evaluator, networks: Networks, edge: int, cache: Path | None = None
 ) -> Array | None:
-    """Features of the evaluator's real pictures, float64 [m, D], or None where it has none.
-
-    They are kept in `cache` (the user's unless given) under the evaluator's identity.
+    """Features of the evaluator's real pictures, float64 [m, D], or None if it has none. They are
+    cached on disk under the evaluator's identity.
 
     Args:
-        evaluator: has the real pictures.
-        networks: those of its networks that give the features.
-        edge: of the generated pictures, in pixels.
-        cache: a directory.
+        evaluator: provides the real pictures.
+        networks: the group of its networks that computes features.
+        edge: edge length of the generated pictures, in pixels.
+        cache: directory of the cache; the user's cache directory by default.
     """
     if networks.features is None or not networks.distances:
         return None
@@ -108,15 +107,15 @@ def quality(
     resamples: int,
     device: torch.device | None = None,
 ) -> dict[str, Interval]:
-    """The metrics over a set of pictures, by key: distances from the reference features [m, D],
-    other numbers of the set, and means of the scores.
+    """The metrics of a set of pictures, by key: distances from the reference, other metrics of the
+    whole set, and means of the pictures' scores.
 
     Args:
-        rows: `features` [D] and scores of each picture.
-        networks: what they were made with.
-        reference: features of real pictures.
-        resamples: bootstrap resamples behind each interval.
-        device: where distances are computed; the CPU unless it is CUDA.
+        rows: each picture's `features` [D] and scores.
+        networks: the networks that computed them.
+        reference: features of real pictures, [m, D].
+        resamples: number of bootstrap resamples for each interval.
+        device: computes the distances if it is CUDA; otherwise the CPU does.
 
     Raises:
         TemperaError: a distance has no entry in the table of metrics.
@@ -148,8 +147,8 @@ def _of_sets(
 
 
 def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Interval]:
-    """The mean of every metric's scores; prompts are the units, and what a prompt leaves open does
-    not count.
+    """The mean over prompts of every metric's scores; prompts that a score does not apply to do not
+    count.
     """
     metrics = {}
     for metric in table.METRICS:

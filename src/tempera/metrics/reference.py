@@ -17,25 +17,26 @@ from tempera.runtime.hub import Repository
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16
-"""Fewer images are no reference."""
+"""A reference needs at least this many images."""
 COCO = Repository(
     "lmms-lab/COCO-Caption2017", "dataset", "ba347b1dc8dcc9c2c07f0d51c073403ae2ab5d42"
 )
-"""Pictures of MS-COCO 2017's validation images, 815 MB of Parquet."""
+"""MS-COCO 2017's validation images, 815 MB of Parquet."""
 _PARTS = "data/val*.parquet"
 _ARRAY = "arr_0"
-"""Name of the pictures in ADM's files, uint8 [n, h, w, 3]."""
+"""ADM's .npz files keep the pictures under this name, uint8 [n, h, w, 3]."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Real images, cut to their central square and resized to the size of the generated pictures.
+    """Real images, cropped to their central square and resized to the size of the generated
+    pictures.
 
     Args:
         place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
             for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, or None
             for no reference.
-        size: edge length in pixels, instead of that of the generated pictures.
+        size: edge length in pixels; that of the generated pictures by default.
     """
 
     place: str | None = None
@@ -48,14 +49,14 @@ class Reference:
 
     @property
     def identity(self) -> str:
-        """A hash of the options and of the names and sizes of the files."""
+        """A hash of the options and of the files' names and sizes."""
         text = [repr(self), *(f"{file.name}:{file.stat().st_size}" for file in self._files())]
         if self._of_hub:
             text.append(str(COCO))
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise TemperaError unless there are enough images, or the hub would give them."""
+        """Raise TemperaError unless there are enough images, or the hub offers them."""
         if self.size is not None:
             at_least_1(size=self.size)
         if self._of_hub:
@@ -69,7 +70,7 @@ class Reference:
             )
 
     def fetch(self) -> None:
-        """Download what is not on this machine yet."""
+        """Download the files that are not on this machine yet."""
         if self._of_hub:
             COCO.snapshot([_PARTS])
 
@@ -77,7 +78,7 @@ class Reference:
         """The images in batches, uint8 [B, 3, h, w].
 
         Args:
-            edge: of the generated pictures, in pixels.
+            edge: edge length of the generated pictures, in pixels.
         """
         images = self._images()
         while group := list(islice(images, 50)):

@@ -1,4 +1,4 @@
-"""`metrics=real`: the field's published networks on pictures of any model."""
+"""`metrics=real`: the networks that the field publishes, applied to pictures of any model."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
-"""What is measured unless names are given, as far as it is at hand."""
+"""What is measured by default, as far as its files are on this machine."""
 
 
 class Adapter(Protocol):
-    """A published network and the metrics that it gives. Making one reads nothing.
+    """A published network and the metrics that it computes. Constructing one reads no files.
 
     Attributes:
         metrics: keys of the table of metrics.
-        distances: those of them that compare with reference pictures.
+        distances: the metrics among them that need reference pictures.
     """
 
     metrics: tuple[str, ...]
@@ -34,27 +34,29 @@ class Adapter(Protocol):
 
     @property
     def files(self) -> Sequence[WeightsFile]:
-        """All files that it reads."""
+        """All files that the network reads."""
 
     def network(self) -> nn.Module:
-        """The network on the CPU with its weights mapped: quick, and an error where the files are
-        those of another one.
+        """The network on the CPU with memory-mapped weights, which is quick.
+
+        Raises:
+            TemperaError: the files are those of another network.
         """
 
     def load(self, device: torch.device) -> Networks:
-        """What measures pictures, on a device."""
+        """The networks that measure pictures, on the device."""
 
 
 @dataclass(frozen=True)
 class StandardEvaluator(Evaluator):
-    """Networks by their names, each loaded when it is its turn.
+    """Networks chosen by name, each loaded when its turn comes.
 
     Args:
-        networks: all that can be named.
-        names: of networks, or keys of single metrics. None takes `USUAL`, without those whose files
-            or reference are missing.
+        networks: all networks that can be chosen, by name.
+        names: names of networks, or keys of single metrics. None takes those of `USUAL` whose files
+            and reference are available.
         images: the reference.
-        resamples: bootstrap resamples behind each interval.
+        resamples: number of bootstrap resamples for each interval.
     """
 
     networks: Mapping[str, Adapter]
@@ -103,10 +105,10 @@ class StandardEvaluator(Evaluator):
 
     @cached_property
     def _chosen(self) -> tuple[dict[str, list[str]], list[str]]:
-        """The metrics to measure by network, and why usual ones are left out.
+        """The metrics to measure, by network, and why some of `USUAL` are left out.
 
         Raises:
-            TemperaError: a named metric is unknown, or cannot be measured.
+            TemperaError: a named metric is unknown or cannot be measured.
         """
         wanted: dict[str, list[str]] = {}
         for name in USUAL if self.names is None else self.names:
@@ -139,11 +141,11 @@ class StandardEvaluator(Evaluator):
         self.images.check()
 
     def _compared(self, name: str, metrics: Sequence[str]) -> list[str]:
-        """Those of a network's metrics that compare with the reference."""
+        """The network's metrics that need the reference."""
         return [key for key in metrics if key in self.networks[name].distances]
 
     def _find(self, name: str) -> tuple[str, list[str]]:
-        """The network of a name, and the metrics that the name means."""
+        """The network that a name refers to, and the metrics that it selects."""
         if name in self.networks:
             return name, list(self.networks[name].metrics)
         for network, adapter in self.networks.items():
@@ -166,14 +168,14 @@ def standard_evaluator(
         names: see `StandardEvaluator`.
         reference, reference_size: place and size of a `Reference`.
         resamples: bootstrap resamples behind each interval.
-        networks: all that can be named.
+        networks: all networks that can be chosen, by name.
     """
     images = Reference(reference, reference_size)
     return StandardEvaluator(networks, names, images, resamples)
 
 
 def _check(adapter: Adapter) -> None:
-    """Ask for all files; those that are here are compared with the network."""
+    """Check that all files are available; those on this machine are checked against the network."""
     for file in adapter.files:
         file.check()
     if all(file.local for file in adapter.files):
@@ -181,7 +183,7 @@ def _check(adapter: Adapter) -> None:
 
 
 def _identity(adapter: Adapter) -> str:
-    """A hash of its options and of the sizes of the files that the user gave."""
+    """A hash of the adapter's options and of the sizes of the user's own files."""
     given = [Path(file.place).expanduser() for file in adapter.files]
     sizes = [str(path.stat().st_size) for path in given if path.is_file()]
     return hashlib.sha256(" ".join([repr(adapter), *sizes]).encode()).hexdigest()[:16]

@@ -1,5 +1,5 @@
-"""The table of metrics: one entry each, from which the console, report.md, results.csv, the Pareto
-plots, the paper tables and the W&B report are derived.
+"""The table of metrics. The console, report.md, results.csv, the Pareto plots, the paper tables and
+the W&B report are all derived from its entries.
 
 A new metric is one entry here and the function that computes it: a score of each picture or a
 distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a number from the
@@ -14,12 +14,12 @@ from tempera.errors import TemperaError
 
 Section = Literal["acceptance", "divergence", "speed", "quality"]
 BATCHES = (8, 32, 128, 256)
-"""Larger batches that can be timed."""
+"""Batch sizes above 1 at which a speed-up can be measured."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What readers see of a metric, and where they see it.
+    """How a metric is shown, and where.
 
     Args:
         key: its name in metrics.json, results.csv and W&B.
@@ -27,18 +27,19 @@ class Metric:
         unit: unit or explanation, for the console.
         format: format of its values.
         higher_is_better: which way quality improves, shown as an arrow; None for acceptance, speed
-            and what only describes.
-        section: what kind of number it is; reports show acceptance and speed first, then quality,
-            then divergence from the target's distribution.
-        in_report: whether it is a column of report.md; the console, results.csv and W&B have all.
-        in_pareto: an axis of the Pareto plots: `gain` on x; `quality` on y of pareto.png, `more` on
-            y of pareto_more.png.
+            and descriptive metrics.
+        section: the kind of metric; reports show acceptance and speed first, then quality, then
+            divergence from the target's distribution.
+        in_report: whether report.md has a column for it; the console, results.csv and W&B show
+            every metric.
+        in_pareto: its axis in the Pareto plots: `gain` for x; `quality` for y of pareto.png, `more`
+            for y of pareto_more.png.
         paired: whether reports compare it with a baseline prompt by prompt.
-        scores: columns of results.parquet whose mean over prompts is the metric, empty cells left
-            out; `key` unless given.
+        scores: columns of results.parquet whose mean over prompts is the metric, empty cells
+            excluded; `key` by default.
         per_token: divide a prompt's value by its number of tokens.
-        weight: column that weights the prompts' values; all count the same unless given.
-        macro: the mean of the columns' means, rather than of all their entries.
+        weight: column that weights the prompts' values; equal weights by default.
+        macro: average the columns' means, rather than all their entries.
     """
 
     key: str
@@ -57,19 +58,17 @@ class Metric:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of results.parquet behind it."""
+        """The columns of results.parquet that the metric is computed from."""
         return self.scores or (self.key,)
 
     @property
     def heading(self) -> str:
-        """The title with an arrow towards better quality."""
+        """The title with an arrow that points to better quality."""
         arrow = {None: "", True: " ↑", False: " ↓"}[self.higher_is_better]
         return self.title + arrow
 
     def of_prompt(self, row: Mapping[str, Any]) -> tuple[float, float] | None:
-        """A prompt's value from its row of results.parquet, and its weight; None where the row has
-        no value.
-        """
+        """A prompt's value and weight, from its row of results.parquet; None if it has no value."""
         known = [row[name] for name in self.columns if row.get(name) is not None]
         if not known:
             return None
@@ -97,7 +96,7 @@ def _accuracy(
     in_pareto: Literal["quality"] | None = None,
     paired: bool = False,
 ) -> Metric:
-    """The share of the attributes that the prompts name and the pictures show."""
+    """The share of the attributes named in the prompts that the pictures show."""
     return Metric(
         f"{name}_accuracy",
         f"{name} accuracy",
@@ -112,7 +111,7 @@ def _accuracy(
 
 
 def _preference(key: str, title: str, form: str) -> Metric:
-    """A network's guess at what people prefer."""
+    """A network's estimate of human preference."""
     return Metric(
         key,
         title,
@@ -166,7 +165,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "proximity",
         "proximity set",
-        "codes in LANTERN's A of the first draft",
+        "codes in LANTERN's A, first draft",
         ".1f",
         section="acceptance",
     ),
@@ -182,7 +181,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "residual_failures",
         "residual failures",
-        "per image; the target drew instead",
+        "per image; the target draws instead",
         ".2f",
         section="acceptance",
     ),
@@ -314,20 +313,20 @@ METRICS: tuple[Metric, ...] = (
 
 
 def find(key: str) -> Metric:
-    """The metric of that key.
+    """The metric with this key.
 
     Raises:
-        TemperaError: the table has none.
+        TemperaError: the table has no such metric.
     """
     found = next((metric for metric in METRICS if metric.key == key), None)
     if found is None:
         raise TemperaError(
-            f"there is no metric `{key}`: give it an entry in METRICS of tempera/metrics/table.py."
+            f"there is no metric `{key}`: add an entry to METRICS in tempera/metrics/table.py."
         )
     return found
 
 
 def report_order() -> list[Metric]:
-    """All metrics in the order of a report's columns and panels."""
+    """All metrics, in the order of the report's columns and panels."""
     sections: tuple[Section, ...] = ("acceptance", "speed", "quality", "divergence")
     return sorted(METRICS, key=lambda metric: sections.index(metric.section))

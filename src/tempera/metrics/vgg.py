@@ -1,4 +1,4 @@
-"""Precision and recall by VGG-16, as LANTERN measures them."""
+"""Precision and recall from VGG-16 features, as LANTERN measures them."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ NAME = "vgg16-397923af.pth"
 EDGE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _POOLED = ("features.5.", "features.10.", "features.17.", "features.24.")
-"""The convolutions that follow a max-pooling; one more ends the convolutions."""
+"""The convolutions that follow a max-pooling layer; one more pooling follows the last convolution.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class VGG(Adapter):
     """torchvision's VGG-16 up to its second fully connected layer (`classifier[:4]`): 4,096
     features.
 
-    Kynkäänniemi et al. (2019) take the same layer, after its ReLU, of a network of their own
-    training; those numbers are near these, not equal.
+    Kynkäänniemi et al. (2019) use the same layer, after its ReLU, of a differently trained VGG-16;
+    their numbers are close to these, but not equal.
 
     Args:
         weights: torchvision's vgg16-397923af.pth, its directory or a URL.
@@ -78,7 +79,7 @@ class VGG(Adapter):
 
 
 def _network(state: Mapping[str, Tensor]) -> nn.Module:
-    """The network of a checkpoint's widths, from torchvision's layers; its last one is left out."""
+    """A VGG-16 of torchvision's layers with the checkpoint's widths, without its last layer."""
     vgg = import_torchvision().models.vgg
     layers: list[int | str] = []
     for name in (name for name in state if re.fullmatch(r"features\.\d+\.weight", name)):

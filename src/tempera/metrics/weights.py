@@ -1,5 +1,5 @@
-"""Weights of published metrics: a local file, a file of the hub, or one behind a URL. Whether they
-can be had is asked before anything is generated; they are downloaded once.
+"""Weights of published metrics: a local file, a file on the hub, or one at a URL. Availability is
+checked before anything is generated; the weights are downloaded once.
 """
 
 import re
@@ -21,12 +21,12 @@ from tempera.runtime.pretrained import fill, on_meta
 Told = TypeVar("Told")
 
 SECONDS = 20
-"""How long a server may take to say that it has a file."""
+"""Time limit for a server's answer whether it has a file."""
 
 
 @dataclass(eq=False)
 class NoMetricWeights(TemperaError):
-    """Weights of a metric cannot be had. file: which; problem: why; advice: what to do."""
+    """A metric's weights are unavailable. file: which; problem: why; advice: what to do."""
 
     file: "WeightsFile"
     problem: str
@@ -41,9 +41,9 @@ class WeightsFile:
     """A file that a metric reads.
 
     Attributes:
-        place: the file itself, a directory that holds it, a hub id (`owner/name`, or
-            `owner/name@revision`), or a URL.
-        names: what it may be called in the directory or repository, the usual name first.
+        place: the file itself, its directory, a hub id (`owner/name` or `owner/name@revision`), or
+            a URL.
+        names: the names that it may have in the directory or repository, the usual one first.
     """
 
     place: str
@@ -51,7 +51,7 @@ class WeightsFile:
 
     @property
     def local(self) -> Path | None:
-        """Where it is on this machine without a download; None where it is not."""
+        """The file on this machine; None if it must be downloaded."""
         place, repository = Path(self.place).expanduser(), self._repository
         if place.is_file():
             return place
@@ -65,13 +65,13 @@ class WeightsFile:
         return None
 
     def check(self) -> None:
-        """Raise TemperaError unless the file is here or its server would give it; downloads
+        """Raise TemperaError unless the file is on this machine or its server offers it. Downloads
         nothing.
         """
         if self.local is not None:
             return
         if self._is_url:
-            if constants.HF_HUB_OFFLINE:  # whoever sets it wants no request of any kind
+            if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
                 raise self._unreachable(OSError("HF_HUB_OFFLINE=1"))
             request = urllib.request.Request(self.place, method="HEAD")
             try:
@@ -82,10 +82,10 @@ class WeightsFile:
             self._first(lambda repository, name: repository.check(name))
 
     def path(self) -> Path:
-        """The file on this machine, downloaded first unless it is here.
+        """The file on this machine, downloaded first if necessary.
 
         Raises:
-            TemperaError: it cannot be had.
+            TemperaError: it is unavailable.
         """
         found = self.local
         if found is None and self._is_url:
@@ -105,7 +105,7 @@ class WeightsFile:
         return self._kept
 
     def _first(self, ask: Callable[[Repository, str], Told]) -> Told:
-        """What the repository answers for the first of the names that it has."""
+        """The answer of `ask` for the first of the names that the repository has."""
         if self._repository is None:
             raise NoMetricWeights(
                 self, f"is not at {self.place}", "give the file, its directory or a hub id"
@@ -131,7 +131,7 @@ class WeightsFile:
 
     @property
     def _kept(self) -> Path:
-        """Where torch.hub keeps the file of a URL, and torch-fidelity and torchvision with it."""
+        """Where torch.hub, torch-fidelity and torchvision store the file of a URL."""
         return Path(torch.hub.get_dir()) / "checkpoints" / self.names[0]
 
     def _unreachable(self, problem: Exception) -> NoMetricWeights:
@@ -149,9 +149,9 @@ def filled(
 
     Args:
         make: builds the network; called on the meta device.
-        state: in the network's layout.
-        source: the file that they are from, for errors.
-        what: whose weights they should be, for errors.
+        state: tensors in the network's layout.
+        source: the file that they come from, for errors.
+        what: what the weights should be, for errors.
 
     Raises:
         TemperaError: they are the weights of another network.
@@ -166,7 +166,7 @@ def filled(
 
 
 def not_of(source: Path, what: str, reason: str) -> TemperaError:
-    """The error of a file that holds something else."""
+    """The error for a file that holds something else."""
     return TemperaError(
         f"{source} does not hold the weights of {what} ({reason.rstrip('.')}): give the file that "
         "its authors publish."
@@ -174,7 +174,9 @@ def not_of(source: Path, what: str, reason: str) -> TemperaError:
 
 
 def _restore_tables(network: nn.Module) -> None:
-    """Compute what no file holds: positions, and the causal masks of open_clip's texts."""
+    """Compute the buffers that no file holds: positions, and the causal masks of open_clip's text
+    encoders.
+    """
     tables: dict[str, Callable[[Any], Tensor]] = {
         "position_ids": lambda table: torch.arange(table.shape[-1]).expand(table.shape),
         "attn_mask": lambda table: torch.full(table.shape, float("-inf")).triu(1),
