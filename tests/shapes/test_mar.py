@@ -314,7 +314,7 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
         "mar_draft",
         "kl",
     }
-    with pytest.raises(TemperaError, match=r"there is no directory .*nowhere: train it with"):
+    with pytest.raises(TemperaError, match=r"there is no directory .*nowhere: train a model with"):
         read_mar(bundle / "nowhere")
 
 

@@ -71,7 +71,8 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
     file = Path(path)
     if file.suffix.lower() not in readers:
         raise TemperaError(
-            f"{path} is not a prompt file by its name: use an ending among {', '.join(readers)}."
+            f"the path {path} is not a prompt file by its name: use an ending among "
+            f"{', '.join(readers)}."
         )
     prompts = readers[file.suffix.lower()](file)
     if not prompts:
