@@ -61,7 +61,7 @@ def test_the_order_does_not_depend_on_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [("[1]", "is no MS-COCO captions file"), ("{", "is no MS-COCO captions")]
+    ("content", "told"), [("[1]", "is not an MS-COCO captions"), ("{", "is not an MS-COCO")]
 )
 def test_a_file_that_is_none(content: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(content)
@@ -99,7 +99,7 @@ def test_geneval_draws_each_prompt_four_times(tmp_path: Path) -> None:
     assert [prompt.id for prompt in prompts][3:6] == ["00000-0003", "00001-0000", "00001-0001"]
     assert len(prompts) == 8
     file.write_text('{"tag": "counting"}\n')
-    with pytest.raises(TemperaError, match=r"metadata\.jsonl:1 is no record of GenEval"):
+    with pytest.raises(TemperaError, match=r"metadata\.jsonl:1 is not a record of GenEval"):
         geneval_prompts(str(file))
     with pytest.raises(TemperaError, match="give path=evaluation_metadata"):
         geneval_prompts(None)

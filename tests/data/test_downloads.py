@@ -17,7 +17,7 @@ EXPECTED = {
     "good/a": None, "redirect/a": None, "flaky/a": None,
     "missing/a": "HTTP 404", "busy/a": "HTTP 429", "hang/a": "timed out", "slow/a": "timed out",
     "loop/a": "too many redirects", "html/a": "no image", "huge/a": "too large",
-    "bomb/a": "too large", "noai/a": "kept from training (X-Robots-Tag)", "cut/a": "broken off",
+    "bomb/a": "too large", "noai/a": "training forbidden (X-Robots-Tag)", "cut/a": "broken off",
     "tiny/a": "too small",
 }  # fmt: skip
 

@@ -78,7 +78,7 @@ def test_pairs_are_downloaded_until_there_are_enough(
     pairs.fetch(ALONE)
     assert pairs.count() == 20 == len(set(captions(pairs)))
     assert captions(pairs, 15) == captions(pairs)[15:]
-    assert "addresses passed over: HTTP 404" in capsys.readouterr().out
+    assert "URLs skipped: HTTP 404" in capsys.readouterr().out
     described = pairs.describe()
     assert described["commit"] == hub.repositories["datasets", "laion/relaion-coco"].names["main"]
     before = len(web.requests), len(hub.requests)
@@ -171,7 +171,7 @@ def test_a_gate_says_how_to_open_it_and_what_has_none(hub: Hub, web: Any, tmp_pa
     with pytest.raises(TemperaError) as problem:
         source(tmp_path).fetch(ALONE)
     for words in ("is gated, and you are not logged in: accept its conditions at https://",
-                  "without a gate with source.repository=Mayfull/laion-coco-1m"):  # fmt: skip
+                  "not gated, with source.repository=Mayfull/laion-coco-1m"):  # fmt: skip
         assert words in str(problem.value)
 
 

@@ -139,7 +139,7 @@ def test_manifest_counts_and_shards_read_back(tmp_path: Path) -> None:
     manifest = prepare(source, Counting(), tmp_path, shard_size=2, report=lines.append)
     assert (manifest.count, manifest.broken_count, manifest.complete) == (3, 2, True)
     assert manifest.broken == ("line 1: no caption", "line 4: no caption")
-    assert lines == [f"broken entry, passed over: {line}" for line in manifest.broken]
+    assert lines == [f"skipped a broken entry: {line}" for line in manifest.broken]
     content = json.loads((tmp_path / "manifest.json").read_text())
     assert content["tokenizer"] == "tok"
     assert content["count"] == 3
@@ -158,7 +158,7 @@ def test_manifest_counts_and_shards_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("other", 1000, GRID), "built by tokenizer tok, but the target's is other"),
+        (("other", 1000, GRID), "made with tokenizer tok, but the target's is other"),
         (("tok", 10, GRID), "2×3 codes below 1000, but the target draws 2×3 below 10"),
         (("tok", 1000, (3, 2)), "the target draws 3×2"),
     ],
@@ -429,7 +429,7 @@ def test_coco_captions(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="captions.json holds no JSON object"):
         CocoCaptions(str(path))
     path.write_text('{"annotations": null}')
-    with pytest.raises(TemperaError, match="no MS-COCO captions file"):
+    with pytest.raises(TemperaError, match="not an MS-COCO captions file"):
         CocoCaptions(str(path))
 
 
@@ -601,7 +601,7 @@ def test_an_estimate_is_the_steady_cost_of_what_is_left(tmp_path: Path) -> None:
 def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
     found = estimate(Endless(["a", None, "b", "c"]), Counting(), tmp_path)
     assert (found.left, found.images) == (None, 0.75)
-    assert "to do: 1,000 entries, as the source does not tell its size" in str(found)
+    assert "to do: 1,000 entries, as the source's size is unknown" in str(found)
     assert "for 750 images" in str(found)
     with pytest.raises(
         TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"

@@ -109,7 +109,7 @@ def coco(*annotations: object) -> str:
         ),
         ("a.json", coco({"id": "../x", "caption": "x"}), r"cannot name a file"),
         ("a.json", coco(), r"a\.json holds no prompts"),
-        ("a.csv", "x", r"a\.csv is not a prompt file by its name"),
+        ("a.csv", "x", r"a\.csv does not end like a prompt file"),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(

@@ -86,7 +86,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/calibrate.py", "seed=abc", "`seed=abc` is not possible; it must be a whole number"),
         ("eval/calibrate.py", "batch_size=0", "batch_size=0 is too small"),
         ("eval/run.py", "depth=2000", "depth=2000"),
-        ("eval/run.py", "data=file path=2024", "2024 is not a prompt file by its name"),
+        ("eval/run.py", "data=file path=2024", "2024 does not end like a prompt file"),
         ("train_draft/main.py", "lr=inf", "`lr=inf` is not possible; it must be a number"),
         ("train_draft/main.py", "hidden_noise=inf", "`hidden_noise=inf` is not possible"),
         ("train_draft/build_shapes.py", "stages=[clip] clip.steps=0", "clip.steps=0 is too small"),

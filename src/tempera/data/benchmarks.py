@@ -1,5 +1,5 @@
 """The field's prompt sets: MS-COCO captions, PartiPrompts, DrawBench, GenEval and ImageNet's
-classes. Each comes from the hub, at a fixed commit where one is known, or from a local file.
+classes. Each is read from the hub, at a fixed commit if one is known, or from a local file.
 """
 
 import json
@@ -19,7 +19,7 @@ from tempera.runtime.files import sha256_file
 from tempera.runtime.hub import Repository
 
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
-"""Captions of MS-COCO 2017 without pictures, 30 MB."""
+"""MS-COCO 2017's captions without images, 30 MB."""
 PARTI = Repository("nateraw/parti-prompts", "dataset")
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset")
 
@@ -31,16 +31,16 @@ def coco_prompts(
     per_image: int = 1,
     seed: int = 0,
 ) -> list[Prompt]:
-    """Captions of MS-COCO 2017's validation images; ids are the annotations'.
+    """Captions of MS-COCO 2017's validation images; ids are those of the annotations.
 
     Args:
-        path: captions_val2017.json; from the hub unless given.
-        limit, offset: which of the prompts.
-        per_image: captions taken of one image, the first ones; 0 takes all.
-        seed: of the order of the images.
+        path: captions_val2017.json; by default the hub's copy.
+        limit, offset: number of prompts to take, and to skip first.
+        per_image: number of captions to take per image, the first ones; 0 takes all.
+        seed: seed of the images' order.
 
     Raises:
-        TemperaError: the captions cannot be had or read.
+        TemperaError: the captions are unavailable or unreadable.
     """
     check_slice(limit, offset)
     images = _coco_images(path, "validation")
@@ -53,7 +53,7 @@ def coco_prompts(
 
 
 Captions = dict[int, list[tuple[int, str]]]
-"""By image id: the numbers and the texts of its captions, in order."""
+"""Image id -> the ids and texts of its captions, in order."""
 
 
 def _coco_images(path: str | None, split: str) -> Captions:
@@ -79,15 +79,15 @@ def _coco_file(path: Path) -> Captions:
         ) from None
     except (ValueError, KeyError, TypeError) as problem:
         raise TemperaError(
-            f"{path} is no MS-COCO captions file ({problem!r}): give one with annotations, each "
-            "with id, image_id and caption."
+            f"{path} is not an MS-COCO captions file ({problem!r}): give one with annotations, "
+            "each with id, image_id and caption."
         ) from None
     return {image: sorted(found) for image, found in images.items()}
 
 
 def _chosen(images: Captions, per_image: int, seed: int) -> Iterator[tuple[int, int, str]]:
-    """Image, number and text of the captions, image by image, in an order that depends on the image
-    ids and the seed alone; empty ones are left out.
+    """(image id, caption id, text) of the non-empty captions, image by image. The order depends
+    only on the image ids and the seed.
     """
     order = sorted(images)
     for place in np.random.default_rng(seed).permutation(len(order)):
@@ -100,7 +100,7 @@ def _chosen(images: Captions, per_image: int, seed: int) -> Iterator[tuple[int, 
 
 
 class Listed(Source):
-    """Captions without images from a list."""
+    """A list of captions without images."""
 
     def __init__(self, prompts: Sequence[Prompt], described: dict[str, Any]) -> None:
         self.prompts, self.described = prompts, described
@@ -120,15 +120,15 @@ class Listed(Source):
 
 
 class CocoTraining(Listed):
-    """`source=coco_captions`: captions of MS-COCO 2017's training images, for images that the
-    target draws.
+    """`source=coco_captions`: captions of MS-COCO 2017's training images, from which the target
+    generates its own images.
 
     Args:
-        captions: captions_train2017.json; from the hub unless given.
+        captions: captions_train2017.json; by default the hub's copy.
         per_image, seed: as for `coco_prompts`.
 
     Raises:
-        TemperaError: the captions cannot be had or read.
+        TemperaError: the captions are unavailable or unreadable.
     """
 
     def __init__(self, captions: str | None = None, per_image: int = 1, seed: int = 0) -> None:
@@ -150,9 +150,9 @@ def parti_prompts(
     """PartiPrompts; ids are PartiPrompts-<line>.
 
     Args:
-        path: PartiPrompts.tsv; from the hub unless given.
-        limit, offset: which of the prompts.
-        seed: of their order; None keeps the file's, which goes by category.
+        path: PartiPrompts.tsv; by default the hub's copy.
+        limit, offset: number of prompts to take, and to skip first.
+        seed: seed of their order; None keeps the file's order, which is by category.
     """
     check_slice(limit, offset)
     file = path or str(PARTI.file("PartiPrompts.tsv"))
@@ -166,12 +166,12 @@ def parti_prompts(
 def drawbench_prompts(
     path: str | None = None, limit: int | None = 64, offset: int = 0
 ) -> list[Prompt]:
-    """DrawBench in its order; ids are drawbench-<number>.
+    """DrawBench in its own order; ids are drawbench-<number>.
 
     Args:
-        path: .txt, .tsv with a Prompt column, or .parquet with a column prompts or prompt; from the
-            hub unless given.
-        limit, offset: which of the prompts.
+        path: .txt, .tsv with a Prompt column, or .parquet with a column prompts or prompt; by
+            default the hub's copy.
+        limit, offset: number of prompts to take, and to skip first.
     """
     check_slice(limit, offset)
     if path is not None and Path(path).suffix != ".parquet":
@@ -183,7 +183,7 @@ def drawbench_prompts(
         try:
             table = pq.read_table(file)
         except (OSError, ValueError) as problem:
-            raise TemperaError(f"{file} cannot be read ({problem}): get it again.") from None
+            raise TemperaError(f"{file} cannot be read ({problem}): download it again.") from None
         column = next((name for name in ("prompts", "prompt") if name in table.column_names), None)
         if column is None:
             raise TemperaError(
@@ -198,18 +198,18 @@ def drawbench_prompts(
 def geneval_prompts(
     path: str | None = None, limit: int | None = 64, offset: int = 0, per_prompt: int = 4
 ) -> list[Prompt]:
-    """GenEval's prompts; ids are <prompt>-<repetition>, as its sample files: 00012-0003.
+    """GenEval's prompts; ids are <prompt>-<repetition>, like its sample files: 00012-0003.
 
     Args:
         path: evaluation_metadata.jsonl.
-        limit, offset: which of the images.
-        per_prompt: images of a prompt.
+        limit, offset: number of images to take, and to skip first.
+        per_prompt: images per prompt.
     """
     check_slice(limit, offset)
     if not path:
         raise TemperaError(
-            "data=geneval needs GenEval's metadata: give path=evaluation_metadata.jsonl, of "
-            "https://github.com/djghosh13/geneval (in prompts/)."
+            "data=geneval needs GenEval's metadata: give path=evaluation_metadata.jsonl, which is "
+            "in prompts/ of https://github.com/djghosh13/geneval."
         )
     prompts = []
     for index, record in enumerate(geneval_records(Path(path))):
@@ -221,10 +221,10 @@ def geneval_prompts(
 
 
 def geneval_records(path: Path) -> list[dict[str, Any]]:
-    """GenEval's metadata: tag, include, perhaps exclude, and prompt, one record a line.
+    """GenEval's metadata, one record per line: tag, include, exclude (optional) and prompt.
 
     Raises:
-        TemperaError: with file and line.
+        TemperaError: the file is unreadable or broken; names file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -239,7 +239,8 @@ def geneval_records(path: Path) -> list[dict[str, Any]]:
             records.append({**record, "prompt": " ".join(record["prompt"].split())})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise TemperaError(
-                f"{path}:{number} is no record of GenEval ({problem!r}): get the file again."
+                f"{path}:{number} is not a record of GenEval ({problem!r}): download the file "
+                "again."
             ) from None
     return records
 
@@ -247,7 +248,7 @@ def geneval_records(path: Path) -> list[dict[str, Any]]:
 def imagenet_prompts(
     limit: int | None = 64, offset: int = 0, per_class: int = 50, seed: int = 0
 ) -> list[Prompt]:
-    """ImageNet's 1,000 class numbers, `per_class` of each in a seeded order; ids are
+    """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.
     """
     check_slice(limit, offset)
@@ -261,7 +262,7 @@ def imagenet_prompts(
 
 
 class ImageNetClasses(Listed):
-    """`source=imagenet`: class numbers, for images that the target draws."""
+    """`source=imagenet`: class numbers, from which the target generates its own images."""
 
     def __init__(self, per_class: int = 50, seed: int = 1) -> None:
         prompts = imagenet_prompts(None, 0, per_class, seed)

@@ -1,4 +1,4 @@
-"""Captions that a model cannot use count as broken entries before anything is computed."""
+"""Checks captions against a model: those it cannot use count as broken, before any computation."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -12,17 +12,17 @@ from tempera.runtime.distributed import Processes
 
 
 class CaptionCheck(Protocol):
-    """A model's text encoder, or what of it tells good captions from bad ones."""
+    """The part of a model's text encoder that tells usable captions from unusable ones."""
 
     def check(self, prompts: list[str]) -> None:
         """Raise TemperaError for a prompt that cannot be used."""
 
 
 class CheckedCaptions(Source):
-    """A source whose unusable captions are broken entries.
+    """A source in which entries with unusable captions are broken.
 
     Args:
-        source: the captions, perhaps with images.
+        source: captions, with or without images.
         captions: the model's check.
     """
 

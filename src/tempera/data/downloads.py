@@ -1,4 +1,4 @@
-"""Images from the web: many at a time, each within limits, and every failure with its kind."""
+"""Download images from the web: many at a time, within limits, with a kind for every failure."""
 
 import asyncio
 import io
@@ -14,27 +14,26 @@ import PIL.Image
 from tempera.errors import TemperaError
 
 FORBIDDEN = {"noai", "noimageai", "noindex", "noimageindex"}
-"""Directives of X-Robots-Tag with which a server keeps an image from training, as img2dataset has
-them."""
+"""X-Robots-Tag directives by which a server forbids training on an image, as in img2dataset."""
 
 USER_AGENT = "Mozilla/5.0 (compatible; tempera; research on image generation)"
 REDIRECTS = 5
 LARGEST = 50_000_000
-"""Pixels of an image; larger ones are not decoded."""
+"""Most pixels of an image; larger ones are not decoded."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a download may cost.
+    """Limits of a download.
 
     Attributes:
-        concurrency: downloads at a time.
+        concurrency: number of downloads at a time.
         timeout: seconds for one image, from the first request to the last byte.
         retries: further attempts after a time-out, a broken connection or a busy server.
-        max_bytes: of a file.
-        min_side: of an image, in pixels.
-        size: images are shrunk until their shorter side has this many pixels.
-        robots: leave out images whose server keeps them from training.
+        max_bytes: largest file.
+        min_side: shortest side of a usable image, in pixels.
+        size: larger images are shrunk until their shorter side has this many pixels.
+        robots: leave out images whose server forbids training on them.
     """
 
     concurrency: int = 64
@@ -57,24 +56,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an image could not be had; `again` if another attempt may help."""
+    """Why a download failed; `again` if another attempt may help."""
 
     kind: str
     again: bool = False
 
 
 Outcome = bytes | Failure
-"""A JPEG, or why there is none."""
+"""A JPEG, or the failure."""
 
 
 def download(addresses: Sequence[str], limits: Limits) -> list[Outcome]:
     """Download images and turn them into JPEGs of a usable size, in the order of the addresses."""
-    with ThreadPoolExecutor(1) as thread:  # notebooks have an event loop in this one
+    with ThreadPoolExecutor(1) as thread:  # in a notebook this thread already runs an event loop
         return thread.submit(lambda: asyncio.run(_download(addresses, limits))).result()
 
 
 def kinds(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How often each kind of failure came, most frequent first."""
+    """How often each kind of failure occurred, most frequent first."""
     failures = Counter(outcome.kind for outcome in outcomes if isinstance(outcome, Failure))
     return dict(failures.most_common())
 
@@ -106,7 +105,7 @@ async def _download(addresses: Sequence[str], limits: Limits) -> list[Outcome]:
 
 
 async def _fetched(client: httpx.AsyncClient, address: str, limits: Limits) -> Outcome:
-    """The bytes of a file, one attempt."""
+    """One attempt to download a file."""
     try:
         async with asyncio.timeout(limits.timeout):
             async with client.stream("GET", address) as response:
@@ -131,18 +130,20 @@ async def _fetched(client: httpx.AsyncClient, address: str, limits: Limits) -> O
 
 
 def _refused(response: httpx.Response, limits: Limits) -> Failure | None:
-    """What the head of an answer says against it."""
+    """The failure that the response's status and headers show, if any."""
     if response.status_code >= 400:
         again = response.status_code in (408, 425, 429) or response.status_code >= 500
         return Failure(f"HTTP {response.status_code}", again)
     if limits.robots and not _allowed(response.headers):
-        return Failure("kept from training (X-Robots-Tag)")
+        return Failure("training forbidden (X-Robots-Tag)")
     size = response.headers.get("content-length", "")
     return Failure("too large") if size.isdigit() and int(size) > limits.max_bytes else None
 
 
 def _allowed(headers: httpx.Headers) -> bool:
-    """Directives for one crawler begin with its name and a colon, and pass: this one has none."""
+    """Whether the headers permit training. Directives for a named crawler (`name: directive`) do
+    not apply to this one.
+    """
     directives = [
         directive.strip().lower()
         for value in headers.get_list("x-robots-tag")
@@ -152,7 +153,7 @@ def _allowed(headers: httpx.Headers) -> bool:
 
 
 def usable(body: bytes, limits: Limits) -> Outcome:
-    """A downloaded file as a JPEG whose shorter side is at most `limits.size`."""
+    """A downloaded file as a JPEG whose shorter side has at most `limits.size` pixels."""
     try:
         with PIL.Image.open(io.BytesIO(body)) as opened:
             if opened.width * opened.height > LARGEST:
@@ -163,7 +164,7 @@ def usable(body: bytes, limits: Limits) -> Outcome:
             image: Any = opened.convert("RGB")
     except PIL.Image.DecompressionBombError:
         return Failure("too large")
-    except Exception:  # PIL's decoders raise of every kind on damaged files
+    except Exception:  # PIL's decoders may raise anything on damaged files
         return Failure("no image")
     scale = limits.size / min(image.size)
     if scale < 1:

@@ -1,4 +1,6 @@
-"""Encoders of captions and images: the image tokenizer, or the target that generates the codes."""
+"""Encoders that turn captions and images into codes: an image tokenizer encodes the images, or the
+target generates codes for the captions.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -22,7 +24,7 @@ from tempera.targets.transformer import TransformerTarget
 
 @dataclass(frozen=True)
 class Encoded:
-    """Codes int32 [n, length] of `entries`, and the entries that could not be encoded."""
+    """Codes int32 [n, length] of the n `entries`, and the entries that could not be encoded."""
 
     entries: list[Entry]
     codes: NDArray[np.int32]
@@ -37,18 +39,18 @@ class CodeEncoder(Protocol):
     vocab_size: int
 
     def describe(self) -> dict[str, Any]:
-        """Kind and model identities, for the manifest."""
+        """The encoder's kind and the identities of its models, for the manifest."""
 
     def encode(self, entries: list[Entry]) -> Encoded:
         """One batch."""
 
 
 class VQEncoder:
-    """The images' own codes: resize the shorter side, crop the centre, encode.
+    """Encodes the images themselves: resizes the shorter side, crops the centre, encodes.
 
     Args:
         vq: the target's tokenizer, on its device; `tokenizer`: its identity.
-        grid: rows and columns of codes; with the tokenizer's factor they fix the picture's size.
+        grid: rows and columns of codes; they and the tokenizer's factor set the picture's size.
     """
 
     def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
@@ -62,7 +64,7 @@ class VQEncoder:
 
     @torch.no_grad()
     def encode(self, entries: list[Entry]) -> Encoded:
-        """Encode the pictures; one that cannot be decoded is broken."""
+        """Encode the pictures; those that cannot be decoded are broken."""
         kept: list[Entry] = []
         pixels: list[Tensor] = []
         broken: list[Broken] = []
@@ -84,12 +86,12 @@ class VQEncoder:
 
 
 class TargetEncoder:
-    """Codes that the target generates for the captions, autoregressively under its own guidance
-    and temperature: self-distillation.
+    """Lets the target generate codes for the captions, autoregressively with its own guidance and
+    temperature (self-distillation).
 
     Args:
         target: the target; `tokenizer`: the identity of its image tokenizer.
-        seed: with an entry's key it fixes the image.
+        seed: the seed and an entry's key determine its image.
     """
 
     def __init__(self, target: TransformerTarget, tokenizer: str, seed: int = 0) -> None:
@@ -116,7 +118,7 @@ class TargetEncoder:
 
 def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
     """An RGB image as float32 [3, height, width] in [−1, 1]: scaled to cover `size` = (height,
-    width), centre cropped.
+    width), then cropped to its centre.
     """
     height, width = size
     scale = max(height / image.height, width / image.width)

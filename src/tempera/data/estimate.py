@@ -1,4 +1,4 @@
-"""Time and disk that a preparation will take, from a small timed sample. Writes nothing."""
+"""Estimates the time and disk space of a preparation from a small timed sample. Writes nothing."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ from tempera.data.shards import CodedImages, shard_bytes
 from tempera.data.sources import Broken, Entry, Source
 
 SECONDS = 10.0
-"""Seconds of encoding; at least one batch is encoded."""
+"""How long the sample is encoded, in seconds; at least one batch."""
 
 PROCESSES = (1, 2, 4, 8)
-"""Numbers of processes that times are printed for."""
+"""Numbers of processes for which times are printed."""
 
 RESAMPLED = 1000
-"""Images in the sampled shard; a larger shard takes about the same space per image."""
+"""Images in the shard whose size is measured; larger shards take about the same space per image."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Estimate:
     """The cost of a job, per entry of its source.
 
     Attributes:
-        done: entries that the directory covers already; `left`: entries still to read, None if the
+        done: entries that the directory already covers; `left`: entries still to read, None if the
             source's size is unknown.
         sampled: entries encoded for this estimate; `images`: the share of them that became images.
-        reading, encoding: seconds per entry. Every process reads the whole source and encodes its
-            share; it reads pictures in files and archives only for its share.
-        size: bytes per image on disk, codes and caption.
+        reading, encoding: seconds per entry. Every process reads the whole source, but reads
+            pictures from files and archives, and encodes, only for its own share.
+        size: bytes per image on disk, codes and caption together.
     """
 
     done: int
@@ -45,7 +45,7 @@ class Estimate:
     size: float
 
     def seconds(self, processes: int, entries: int) -> float:
-        """Seconds for a number of entries, shared by processes with a device each."""
+        """Seconds for this many entries, shared by processes that each have a device."""
         return entries * (self.reading + self.encoding / processes)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Estimate:
         entries, what = (
             (self.left, "entries are left")
             if self.left is not None
-            else (1000, "entries, as the source does not tell its size")
+            else (1000, "entries, as the source's size is unknown")
         )
         times = ", ".join(f"{duration(self.seconds(n, entries))} with {n}" for n in PROCESSES)
         rate = _short(1 / max(self.reading + self.encoding, 1e-9))
@@ -84,11 +84,11 @@ def estimate(
     seconds: float = SECONDS,
     now: Callable[[], float] = time.perf_counter,
 ) -> Estimate:
-    """Encode batches of what `prepare` would do next, for a few seconds and in memory.
+    """Encode the batches that `prepare` would encode next, in memory and for a few seconds.
 
     Args:
         source, encoder, directory, shard_size, batch_size, limit: as for `prepare`.
-        seconds: after this time no new batch starts.
+        seconds: no new batch starts after this time.
         now: the clock.
 
     Raises:
@@ -103,7 +103,7 @@ def estimate(
     kept = [batch.encoded for batch in batches if batch.encoded and batch.encoded.entries]
     if not kept:
         raise no_images(source, [broken for batch in batches for broken in batch.broken])
-    steady = batches[1:] or batches  # the first one warms up, and skips what is done
+    steady = batches[1:] or batches  # the first one includes warm-up, and skipping what is done
     entries, timed = sum(batch.entries for batch in batches), sum(batch.entries for batch in steady)
     return Estimate(
         done=done,
@@ -118,7 +118,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Batch:
-    """A number of entries, the seconds they took, and the result."""
+    """Entries encoded, the seconds that reading and encoding took, and the result."""
 
     entries: int
     reading: float
@@ -134,7 +134,7 @@ def _timed(
     seconds: float,
     now: Callable[[], float],
 ) -> Iterator[_Batch]:
-    """Batches until the time is over or the source ends."""
+    """Timed batches, until the time is up or the source ends."""
     began = start = now()
     while items := list(islice(entries, batch_size)):
         read = now()
@@ -151,8 +151,8 @@ def _timed(
 
 
 def _size(parts: list[Encoded], rows: int) -> float:
-    """Bytes per image: codes as they compress in a shard of `rows` images drawn from the sample,
-    captions and keys uncompressed.
+    """Bytes per image: codes as compressed in a shard of `rows` images drawn from the sample, plus
+    uncompressed captions and keys.
     """
     codes = np.concatenate([part.codes for part in parts])
     drawn = np.random.default_rng(0).choice(codes.reshape(-1), (rows, codes.shape[1]))

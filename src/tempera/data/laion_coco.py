@@ -1,11 +1,12 @@
-"""LAION-COCO: addresses and captions in Parquet files, images on the web.
+"""LAION-COCO: image URLs and captions in Parquet files, images on the web.
 
-addresses (hub, by commit)  →  shards of images: 00000.tar …, each with 00000_stats.json
-                            →  entries, as of any WebDataset
+URLs (hub, by commit)  →  shards of images: 00000.tar …, each with 00000_stats.json
+                       →  entries, as from any WebDataset
 
-The order of the rows is a function of the files and the seed. Shard n holds what could be
-downloaded of rows n·shard_size …; a shard is written once and whole, whichever process does it, so
-a killed download goes on at the shards that are missing, and several models share the images.
+The files and the seed determine the order of the rows. Shard n holds the images of rows
+n·shard_size … (n + 1)·shard_size − 1 that could be downloaded. Each shard is written once and
+whole, by any process, so an interrupted download resumes with the missing shards, and several
+models can share the images.
 """
 
 import io
@@ -37,12 +38,12 @@ MANIFEST = "images.json"
 URLS = ("URL", "url")
 CAPTIONS = ("top_caption", "caption", "TEXT", "text")
 OPEN_SAMPLE = "Mayfull/laion-coco-1m"
-"""A million rows of LAION-COCO without a gate."""
+"""A million rows of LAION-COCO that are not gated."""
 
 
 @dataclass(frozen=True)
 class AddressRow:
-    """A row of the table: its place, an address and a caption."""
+    """A row of the table: its place, the image's URL and the caption."""
 
     key: str
     url: str
@@ -50,14 +51,14 @@ class AddressRow:
 
 
 class AddressTable:
-    """Rows of Parquet files in a seeded order: files, row groups of a file, and rows of a group are
-    shuffled, so that a few consecutive rows are read from one row group.
+    """Rows of Parquet files in a seeded order. Files, row groups within a file, and rows within a
+    group are shuffled, so consecutive rows usually come from one row group.
 
     Args:
         names: the files, in any order.
-        locate: a file's name → its place on this machine, downloaded on use.
-        url, caption: columns; None tries the usual names.
-        seed: of the order.
+        locate: a file's name → its path on this machine, downloaded on demand.
+        url, caption: names of the columns; None tries the usual ones.
+        seed: seed of the order.
     """
 
     def __init__(
@@ -95,15 +96,15 @@ class AddressTable:
             return pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as problem:
             raise TemperaError(
-                f"{path} cannot be read ({str(problem).splitlines()[0]}): delete it, and it is "
-                "downloaded again."
+                f"{path} cannot be read ({str(problem).splitlines()[0]}): delete it to download "
+                "it again."
             ) from None
 
     def _permutation(self, file: int, group: int, size: int) -> NDArray[np.int64]:
         return np.random.default_rng([self.seed, file, group + 1]).permutation(size)
 
     def _rows(self, file: pq.ParquetFile, number: int, group: int) -> list[AddressRow]:
-        """The rows of a group in their order; the last group is kept."""
+        """The rows of a group in their order; the latest group stays in memory."""
         if self._group is None or self._group[0] != (number, group):
             url, caption = self._columns(file, number)
             table = file.read_row_group(group, columns=[url, caption])
@@ -134,16 +135,16 @@ class AddressTable:
 
 
 class LaionCoco(Source):
-    """Pairs of LAION-COCO whose images could be downloaded.
+    """LAION-COCO's pairs of image and caption, as far as the images can be downloaded.
 
     Args:
-        repository: of the hub.
-        revision: a commit, branch or tag; the commit is fixed by the first run.
-        path: a directory or a glob pattern of Parquet files to read instead.
+        repository: the hub repository.
+        revision: a commit, branch or tag; the first run fixes the commit.
+        path: a directory or a glob pattern of Parquet files to read instead of the repository.
         images: directory for the images.
-        limit: pairs; None takes what the table has.
-        url, caption: columns; None tries the usual names.
-        seed: of the order.
+        limit: number of pairs; None takes all.
+        url, caption: names of the columns; None tries the usual ones.
+        seed: seed of the order.
         shard_size: rows per shard.
         concurrency, timeout, retries, max_bytes, min_side, size, robots: see `downloads.Limits`.
     """
@@ -198,11 +199,11 @@ class LaionCoco(Source):
 
     @override
     def fetch(self, processes: Processes) -> None:
-        """Download shards until there are `limit` pairs, this process every n-th.
+        """Download shards until there are `limit` pairs. Each of n processes takes every n-th one.
 
         Raises:
-            TemperaError: the addresses cannot be had, hold too few images, or the directory holds
-                the images of another table.
+            TemperaError: the URLs are unavailable, no image could be downloaded, or the directory
+                holds images of another table.
         """
         writable_directory(self.images)
         table = self._table(processes)
@@ -225,17 +226,17 @@ class LaionCoco(Source):
                 "check the network, or give another source."
             )
         if processes.is_main and (failures := self.failures()):
-            print(f"{self.count():,} pairs in {self.images}; addresses passed over: {failures}")
+            print(f"{self.count():,} pairs in {self.images}; URLs skipped: {failures}")
 
     def failures(self) -> str:
-        """How many addresses failed, by kind."""
+        """How many URLs failed, by kind of failure."""
         counted: Counter[str] = Counter()
         for number in range(self._shards()):
             counted.update(self._stats(number)["failures"])
         return ", ".join(f"{kind} {count:,}" for kind, count in counted.most_common())
 
     def _shards(self) -> int:
-        """Shards that are there, without a gap."""
+        """Number of shards on disk before the first missing one."""
         number = 0
         while (self.images / f"{number:05d}_stats.json").is_file():
             number += 1
@@ -245,7 +246,7 @@ class LaionCoco(Source):
         return dict(read_json(self.images / f"{number:05d}_stats.json"))
 
     def _download(self, table: AddressTable, number: int) -> bool:
-        """Make one shard; False where the table has no rows for it."""
+        """Make one shard; False if the table has no rows for it."""
         stats = self.images / f"{number:05d}_stats.json"
         if stats.is_file():
             return True
@@ -266,7 +267,7 @@ class LaionCoco(Source):
         return self.path or self.repository.id
 
     def _manifest(self) -> dict[str, Any]:
-        """What the images directory says it holds; before the first download, what is asked for."""
+        """The manifest of the images directory; before the first download, that of this request."""
         if (self.images / MANIFEST).is_file():
             return dict(read_json(self.images / MANIFEST))
         return self._asked
@@ -281,7 +282,7 @@ class LaionCoco(Source):
         return {**asked, "revision": self.repository.revision if self.path is None else None}
 
     def _table(self, processes: Processes) -> AddressTable:
-        """The table, as the manifest fixes it; the first process writes the manifest."""
+        """The table that the manifest describes; the main process writes the manifest first."""
         if processes.is_main:
             self._keep_manifest()
         processes.wait()
@@ -296,8 +297,8 @@ class LaionCoco(Source):
             if known and known.get(name) != value:
                 raise TemperaError(
                     f"{self.images} holds images of another {name} ({known.get(name)}, now "
-                    f"{value}): give another directory with source.images=DIR, or the options "
-                    "that it was started with."
+                    f"{value}): give another directory with source.images=DIR, or the original "
+                    "options."
                 )
         if known is None:
             commit, files = self._resolved()
@@ -317,17 +318,17 @@ class LaionCoco(Source):
             pinned = Repository(self.repository.id, "dataset", commit)
             files = pinned.files("*.parquet")
             if files:
-                pinned.file(files[0])  # whether the gate is open
+                pinned.file(files[0])  # fails if the repository is gated
         except Gated as problem:
             raise TemperaError(
-                f"{str(problem).removesuffix('.')}; or take a sample without a gate with "
+                f"{str(problem).removesuffix('.')}; or use a sample that is not gated, with "
                 f"source.repository={OPEN_SAMPLE}."
             ) from None
         except CannotReach as problem:
             raise TemperaError(
                 f"{problem.repository.id} cannot be reached ({problem.reason}), and "
-                f"{self.images} holds no images yet: run this with network, or give Parquet files "
-                "of addresses with source.path=DIR."
+                f"{self.images} holds no images yet: run this with a network, or give Parquet "
+                "files of URLs with source.path=DIR."
             ) from None
         if not files:
             raise TemperaError(
@@ -337,7 +338,7 @@ class LaionCoco(Source):
 
 
 def _write_tar(path: Path, rows: list[AddressRow], outcomes: list[Outcome]) -> None:
-    """A WebDataset archive of the images that could be had, with their captions and addresses."""
+    """Write a WebDataset archive of the downloaded images, with their captions and URLs."""
     with replacing(path) as temporary, tarfile.open(temporary, "w") as archive:
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, Failure):

@@ -1,9 +1,9 @@
-"""Captions and images → shards of codes, restartable at every shard.
+"""Encodes captions and images into shards of codes; can be resumed at every shard.
 
 source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
 
-Several processes share the batches of every shard, and the first one writes it: their number does
-not change the files.
+Several processes share the batches of every shard, and the main process writes it, so the number of
+processes does not change the files.
 """
 
 import json
@@ -25,7 +25,7 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
 
 LISTED = 100
-"""Broken entries that the manifest lists one by one; all are counted."""
+"""The manifest counts all broken entries, and lists at most this many one by one."""
 
 
 def prepare(
@@ -41,28 +41,28 @@ def prepare(
     bar: Any = None,
     processes: Processes | None = None,
 ) -> Manifest:
-    """Encode a source into a shards directory; intact shards that it already holds are kept.
+    """Encode a source into a directory of shards, and keep the intact shards that it already holds.
 
     Args:
         source: what to encode, in order.
         encoder: turns entries into codes.
-        directory: the shards directory, new or with part of the shards.
+        directory: the directory of shards, new or partly filled.
         batch_size: entries per encoder call.
         shard_size: source entries per shard; a shard with broken entries holds fewer images.
         limit: largest number of entries to read.
         max_broken: stop when more entries than this are broken.
         report: receives one line per broken entry.
-        bar: a `tqdm` that counts the source's entries, with those done before; it gets a total if
-            the source's size is known.
-        processes: the processes that share the work; each must call this function. Unless given,
-            all that torchrun started.
+        bar: a `tqdm` that counts the source's entries, including those done before; it gets a total
+            if the source's size is known.
+        processes: the processes that share the work; each must call this function. By default all
+            that torchrun started.
 
     Returns:
-        the manifest of the directory; only in the first process with the hashes of the new shards.
+        The directory's manifest; only the main process has the hashes of the new shards.
 
     Raises:
-        TemperaError: an empty source, too many broken entries, a directory of other shards, or one
-            that cannot be written.
+        TemperaError: the source is empty, too many entries are broken, or the directory holds other
+            shards or cannot be written.
     """
     if max_broken < 0:
         raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
@@ -82,7 +82,7 @@ def prepare(
             raise TemperaError(
                 f"{manifest.broken_count} entries of the source are broken, more than "
                 f"max_broken={max_broken} (the first: "
-                f"{manifest.broken[0]}): mend them or raise max_broken."
+                f"{manifest.broken[0]}): repair them or raise max_broken."
             )
     if not manifest.count:
         job.withdraw(manifest)
@@ -98,8 +98,8 @@ def existing_manifest(
     batch_size: int,
     limit: int | None,
 ) -> Manifest:
-    """The manifest to resume from: up to the first missing or damaged shard, or without shards in a
-    new directory.
+    """The manifest to resume from: it ends before the first missing or damaged shard, and is empty
+    for a new directory.
 
     Raises:
         TemperaError: the directory holds shards of another job, or a size is not positive.
@@ -128,7 +128,7 @@ def existing_manifest(
         raise TemperaError(
             f"{directory} holds shards of another {name} ({old.recipe[name]}, now "
             f"{fresh.recipe[name]}): "
-            "give another output directory, or the options that it was started with."
+            "give another output directory, or the original options."
         )
     good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
     if len(good) == len(old.shards):
@@ -139,18 +139,18 @@ def existing_manifest(
 
 
 def entries_to_read(source: Source, limit: int | None) -> int | None:
-    """Number of entries that the whole job reads; None if neither source nor limit says it."""
+    """Number of entries that the whole job reads; None if neither source nor limit sets it."""
     known = [count for count in (source.count(), limit) if count is not None]
     return min(known) if known else None
 
 
 def no_images(source: Source, broken: Sequence[object]) -> TemperaError:
-    """The error for a source without a usable image."""
+    """The error for a source without usable images."""
     reason = (
         f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
     )
     return TemperaError(
-        f"the source {source.describe()} gives no images, as {reason}: give another source."
+        f"the source {source.describe()} yields no images, as {reason}: give another source."
     )
 
 
@@ -175,7 +175,7 @@ class _Job:
         while items := list(islice(entries, min(manifest.shard_size, end - first))):
             images, broken = self._encode(items)
             for line in broken:
-                self.report(f"broken entry, passed over: {line}")
+                self.report(f"skipped a broken entry: {line}")
             name = f"shard-{len(manifest.shards):05d}.parquet"
             digest = write_shard(self.directory / name, images) if self.processes.is_main else ""
             shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
@@ -191,7 +191,7 @@ class _Job:
         return manifest
 
     def withdraw(self, manifest: Manifest) -> None:
-        """Leave no claim on the directory where no entry became an image."""
+        """Release the directory if no entry became an image."""
         if manifest.count or not self.processes.is_main:
             return
         (self.directory / MANIFEST).unlink(missing_ok=True)
@@ -199,8 +199,8 @@ class _Job:
             (self.directory / shard.file).unlink(missing_ok=True)
 
     def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
-        """Encode one shard's entries, this process every n-th batch, and join the results of all
-        processes.
+        """Encode one shard's entries and join the results of all processes; each of n processes
+        encodes every n-th batch.
         """
         good = [item for item in items if isinstance(item, Entry)]
         rank, count = self.processes.rank, self.processes.count
@@ -209,7 +209,7 @@ class _Job:
             mine.append(
                 _without_pictures(self.encoder.encode(good[start : start + self.batch_size]))
             )
-            now = min(start + count * self.batch_size, len(good))  # the others are about as far
+            now = min(start + count * self.batch_size, len(good))  # assumes all are equally far
             self.bar.update(now - seen)
             seen = now
         every = self.processes.gather(mine)
@@ -229,5 +229,5 @@ class _Job:
 
 
 def _without_pictures(part: Encoded) -> Encoded:
-    """A batch as other processes need it, without its pictures."""
+    """A batch without its pictures, which other processes do not need."""
     return replace(part, entries=[replace(entry, image=None) for entry in part.entries])

@@ -1,4 +1,4 @@
-"""Prompts and their sources: the shapes world, a text, TSV or MS-COCO file, or a string."""
+"""Prompts from class numbers, a string, or a text, TSV or MS-COCO file."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) 
 
 
 def one_prompt(text: str) -> list[Prompt]:
-    """A single prompt given as a string; its id is a hash of the text, so that other texts may
+    """A single prompt, given as a string. Its id is a hash of the text, so different prompts can
     share a run directory.
     """
     text = str(text).strip()
@@ -46,20 +46,21 @@ def one_prompt(text: str) -> list[Prompt]:
 
 
 def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) -> list[Prompt]:
-    """Read prompts from a file, by its ending.
+    """Read prompts from a file. Its ending decides the format.
 
-    - `.txt`: one prompt a line; ids are `<file stem>-<line number>`.
-    - `.tsv`: a header with a `Prompt` column, as PartiPrompts; ids are `<file stem>-<line number>`.
+    - `.txt`: one prompt per line; ids are `<file stem>-<line number>`.
+    - `.tsv`: a header with a `Prompt` column, as in PartiPrompts; ids are as for `.txt`.
     - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`); ids are the annotation
       ids.
 
     Args:
+        path: the file.
         limit: number of prompts to take, None for all.
         offset: number of prompts to skip first.
 
     Raises:
-        TemperaError: with file and line: the file is missing, empty or not UTF-8, or holds a broken
-            line, an empty prompt or an id twice.
+        TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
+            prompt or a repeated id; the message names file and line.
     """
     if not path:
         raise TemperaError(
@@ -71,8 +72,7 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
     file = Path(path)
     if file.suffix.lower() not in readers:
         raise TemperaError(
-            f"the path {path} is not a prompt file by its name: use an ending among "
-            f"{', '.join(readers)}."
+            f"the path {path} does not end like a prompt file: use one of {', '.join(readers)}."
         )
     prompts = readers[file.suffix.lower()](file)
     if not prompts:
@@ -86,7 +86,7 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
 
 
 def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """How many prompts a list holds, and a hash of their ids and texts."""
+    """The number of prompts, and a hash of their ids and texts."""
     lines = "\n".join(f"{prompt.id}\t{prompt.text}" for prompt in prompts)
     return {"count": len(prompts), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
 
@@ -97,7 +97,7 @@ def check_slice(limit: int | None, offset: int) -> None:
         raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
     if offset < 0:
         raise TemperaError(
-            f"offset={offset} is negative: give how many prompts to pass over, 0 or more."
+            f"offset={offset} is negative: give how many prompts to skip, 0 or more."
         )
 
 
@@ -123,7 +123,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _line_prompt(file: Path, number: int, text: str) -> Prompt:
-    """The prompt on a line, checked."""
+    """The prompt on a line, after checking it."""
     text = " ".join(text.split())
     if not text:
         raise TemperaError(
@@ -132,7 +132,7 @@ def _line_prompt(file: Path, number: int, text: str) -> Prompt:
     controls = [character for character in text if unicodedata.category(character) == "Cc"]
     if controls:
         raise TemperaError(
-            f"{file}:{number} is broken (it holds the control character {controls[0]!r}): mend "
+            f"{file}:{number} is broken (it holds the control character {controls[0]!r}): repair "
             "or delete the line."
         )
     return Prompt(_file_name(f"{file}:{number}", f"{_safe(file.stem)}-{number:06d}"), text)
@@ -163,7 +163,7 @@ def _read_tsv(file: Path) -> list[Prompt]:
         if len(fields) > len(header) or len(fields) <= column:
             raise TemperaError(
                 f"{file}:{number} is broken ({len(fields)} fields where the header has "
-                f"{len(header)}): mend or delete the line."
+                f"{len(header)}): repair or delete the line."
             )
         prompts.append(_line_prompt(file, number, fields[column]))
     return prompts
@@ -177,12 +177,12 @@ def _read_coco(file: Path) -> list[Prompt]:
         content = json.loads("\n".join(lines))
     except json.JSONDecodeError as problem:
         raise TemperaError(
-            f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): get the file again or "
-            "mend the line."
+            f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): download the file again "
+            "or repair the line."
         ) from None
     except (RecursionError, ValueError) as problem:
         raise TemperaError(
-            f"{file} is not valid JSON ({shortened(str(problem))}): get the file again."
+            f"{file} is not valid JSON ({shortened(str(problem))}): download the file again."
         ) from None
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
@@ -210,7 +210,7 @@ def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
         )
     text = " ".join(annotation["caption"].split())
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise TemperaError(f"{where} is broken (its caption is not UTF-8 text): mend it.")
+        raise TemperaError(f"{where} is broken (its caption is not UTF-8 text): repair it.")
     if not text:
         raise TemperaError(
             f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or "
@@ -226,15 +226,16 @@ def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
 
 
 LONGEST_ID = 200
-"""Characters of an id; with the ending of a temporary file a name may have 255 bytes."""
+"""Most characters of an id: file names have at most 255 bytes, including a temporary file's ending.
+"""
 
 
 def _file_name(where: str, name: str) -> str:
-    """An id that can name a picture's file."""
+    """The id, if it is short enough to name a picture's file."""
     if len(name) > LONGEST_ID:
         raise TemperaError(
             f"{where} has an id of {len(name)} characters ('{shortened(name, 40)}'), which is too "
-            f"long to name a file: give at most {LONGEST_ID}, and name the file of prompts shorter."
+            f"long to name a file: give at most {LONGEST_ID}, or shorten the prompt file's name."
         )
     return name
 

@@ -1,8 +1,8 @@
-"""Sharded image codes with captions: parquet files and one `manifest.json` that describes them.
+"""Sharded image codes with captions: Parquet files and one `manifest.json` that describes them.
 
-A shard holds columns key (string), caption (string) and codes (fixed-size list of int32, one image
-in raster order). The manifest is rewritten after every shard, so a directory is consistent at any
-moment: shards it does not list do not exist.
+A shard has the columns key (string), caption (string) and codes (fixed-size list of int32, one
+image in raster order). The manifest is rewritten after every shard, so a directory is consistent at
+any moment: shards that the manifest does not list do not count.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """One parquet file. It covers source positions `first` … `next` − 1, of which `count` became
-    codes and `broken` did not.
+    """One Parquet file. It covers source positions `first` … `next` − 1; `count` of them became
+    codes, and `broken` did not.
     """
 
     file: str
@@ -43,15 +43,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a shards directory holds.
+    """The content of a directory of shards.
 
     Attributes:
-        tokenizer: identity of the image tokenizer whose codes these are.
+        tokenizer: identity of the image tokenizer that the codes belong to.
         encoder: how the codes were made: `{"kind": "vq" | "target", ...}` with the identities of
             the models used.
-        source: where captions and images came from, with a fingerprint.
+        source: where captions and images come from, with a fingerprint.
         grid: rows and columns of an image's codes.
-        vocab_size: every code is below it.
+        vocab_size: every code is less than this.
         broken: the first broken entries, as "place: reason".
     """
 
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def broken_count(self) -> int:
-        """Source entries that did not become codes."""
+        """Number of source entries that did not become codes."""
         return sum(shard.broken for shard in self.shards)
 
     @property
@@ -84,13 +84,13 @@ class Manifest:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything that determines the shards' contents: equal recipes give equal codes."""
+        """Everything that determines the shards' contents; equal recipes give equal codes."""
         skipped = ("complete", "shards", "broken")
         return {name: value for name, value in asdict(self).items() if name not in skipped}
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What training records of its data: source, encoder, counts, and a hash of the shards."""
+        """What training records about its data: source, encoder, counts, and the shards' hash."""
         digest = hashlib.sha256(" ".join(shard.sha256 for shard in self.shards).encode())
         return {
             "source": self.source,
@@ -113,7 +113,7 @@ class Manifest:
         """Read `directory/manifest.json`.
 
         Raises:
-            TemperaError: it is missing, unreadable, or of another format.
+            TemperaError: it is missing, unreadable or in another format.
         """
         path = directory / MANIFEST
         if not path.is_file():
@@ -124,7 +124,7 @@ class Manifest:
         try:
             if value["format"] != FORMAT:
                 raise TemperaError(
-                    f"{path} is of format {value['format']}, this version reads {FORMAT}: "
+                    f"{path} has format {value['format']}, but this version reads {FORMAT}: "
                     "prepare the shards again."
                 )
             known = {name: value[name] for name in cls.__dataclass_fields__}
@@ -142,10 +142,10 @@ class Manifest:
 
 
 def _shard(**fields: Any) -> Shard:
-    """A shard as the manifest lists it.
+    """A shard from its entry in the manifest.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the entry is malformed.
     """
     shard = Shard(**fields)
     counts = (shard.count, shard.broken, shard.first, shard.next)
@@ -154,7 +154,7 @@ def _shard(**fields: Any) -> Shard:
     ):
         raise TypeError(f"shard {shard.file!r}")
     if Path(shard.file).name != shard.file:
-        raise TypeError(f"shard {shard.file!r} lies elsewhere")
+        raise TypeError(f"shard {shard.file!r} is in another directory")
     return shard
 
 
@@ -163,7 +163,7 @@ class CodedImages:
     """Images as codes, with their captions.
 
     Attributes:
-        keys: one per image; captions of one image have equal keys up to the first `#`.
+        keys: one per image; keys of the same image are equal up to the first `#`.
         captions: one per image.
         codes: int32 [n, rows × columns], in raster order.
     """
@@ -176,7 +176,7 @@ class CodedImages:
         return len(self.keys)
 
     def __getitem__(self, rows: Sequence[int]) -> "CodedImages":
-        """These of the images, in this order."""
+        """The images with these indices, in this order."""
         return CodedImages(
             [self.keys[row] for row in rows],
             [self.captions[row] for row in rows],
@@ -197,7 +197,7 @@ def write_shard(path: Path, images: CodedImages) -> str:
 
 
 def shard_bytes(images: CodedImages) -> int:
-    """Size of the shard that these images would make."""
+    """Size in bytes of a shard with these images."""
     buffer = io.BytesIO()
     _write(images, buffer)
     return buffer.tell()
@@ -218,10 +218,10 @@ def _write(images: CodedImages, to: Path | io.BytesIO) -> None:
 
 
 def read_shard(path: Path) -> CodedImages:
-    """Read one shard whole.
+    """Read a whole shard.
 
     Raises:
-        TemperaError: the file is no shard.
+        TemperaError: the file is not a shard.
     """
     try:
         table = pq.read_table(path)
@@ -235,12 +235,12 @@ def read_shard(path: Path) -> CodedImages:
     except (pa.ArrowException, KeyError, AttributeError, OSError, ValueError) as problem:
         reason = shortened(str(problem))
         raise TemperaError(
-            f"{path} is no shard of codes ({reason}): prepare the shards again."
+            f"{path} is not a shard of codes ({reason}): prepare the shards again."
         ) from problem
 
 
 def check_shard(directory: Path, shard: Shard) -> str | None:
-    """The fault of a listed shard, or None."""
+    """What is wrong with a listed shard; None if it is intact."""
     path = directory / shard.file
     if not path.is_file():
         return f"shard {path} is missing"
@@ -252,12 +252,12 @@ def check_shard(directory: Path, shard: Shard) -> str | None:
 def read_shards(
     directory: Path, tokenizer: str, vocab_size: int, grid: tuple[int, int]
 ) -> CodedImages:
-    """All images of a finished shards directory, checked against their hashes and the target they
-    are meant for.
+    """All images of a finished directory of shards, checked against the shards' hashes and against
+    the target's tokenizer, vocabulary and grid.
 
     Raises:
-        TemperaError: unfinished, empty, missing or damaged shards, or codes of another tokenizer,
-            vocabulary or grid.
+        TemperaError: shards are unfinished, empty, missing or damaged, or their codes are for
+            another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
     if not manifest.complete:
@@ -267,7 +267,7 @@ def read_shards(
         )
     if manifest.tokenizer != tokenizer:
         raise TemperaError(
-            f"the shards in {directory} were built by tokenizer {manifest.tokenizer}, but the "
+            f"the shards in {directory} were made with tokenizer {manifest.tokenizer}, but the "
             f"target's is {tokenizer}: "
             "prepare shards with this target's tokenizer."
         )

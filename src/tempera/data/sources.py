@@ -1,9 +1,9 @@
 """Sources of training captions and images: ordered sequences of entries, readable from any
 position.
 
-The readers are small and direct rather than the builders of `datasets`, because a builder stops at
-the first damaged row and cannot say which line of which file it was; `Dataset` wraps any builder or
-hub data set for everything that has no reader here.
+These readers do not use the builders of `datasets`, because a builder stops at the first damaged
+row and cannot say which line of which file it was. `Dataset` wraps builders and hub data sets for
+all other formats.
 """
 
 import csv
@@ -32,12 +32,12 @@ from tempera.runtime.files import read_json, regular_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
-"""Column or field names tried in turn when none is given."""
+"""Names of columns or fields that are tried in turn if none is given."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes inside a file, read on use: each of several processes reads only the pictures that it
+    """A byte range of a file, read on demand, so that each process reads only the pictures that it
     encodes.
     """
 
@@ -53,15 +53,13 @@ class Span:
 
 
 EncodedPicture = bytes | Path | Span | NDArray[np.float32] | PIL.Image.Image
-"""Encoded bytes, a file or where in one they stand, an array [h, w, 3] in [0, 1], or a decoded
-image.
-"""
+"""Encoded bytes, a file or a part of one, an array [h, w, 3] in [0, 1], or a decoded image."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A caption and perhaps its image. `where` names file and line; entries of one image share the
-    part of `key` before "#".
+    """A caption, with or without its image. `where` names file and line; entries of the same image
+    share the part of `key` before "#".
     """
 
     where: str
@@ -72,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Broken:
-    """An unusable entry: its place in the source, and the reason."""
+    """An unusable entry: its place in the source and the reason."""
 
     where: str
     why: str
@@ -85,26 +83,26 @@ class Source(Protocol):
     """An ordered sequence of entries."""
 
     def describe(self) -> dict[str, Any]:
-        """Kind, place and fingerprint, for the manifest; it changes when the source does."""
+        """Kind, place and a fingerprint that changes when the source does, for the manifest."""
 
     def count(self) -> int | None:
-        """Number of entries, broken ones included; None if only reading all of them would tell."""
+        """Number of entries, including broken ones; None if counting means reading them all."""
 
     def fetch(self, processes: Processes) -> None:
-        """Bring to this machine what `count` and `read` need, before any other work; all processes
-        call it, and share it.
+        """Download what `count` and `read` need, before any other work. All processes call this and
+        share the downloads.
         """
         return
 
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        """Entries from position `start`; broken ones take a position too."""
+        """The entries from position `start` on; broken ones occupy a position too."""
 
 
 def decode_picture(image: EncodedPicture) -> PIL.Image.Image:
-    """Any picture as an RGB image.
+    """Decode any picture into an RGB image.
 
     Raises:
-        OSError: it cannot be decoded, or is too large to be a picture.
+        OSError: it cannot be decoded, or is implausibly large.
     """
     try:
         return _decoded(image)
@@ -128,9 +126,9 @@ def _decoded(image: EncodedPicture) -> PIL.Image.Image:
 
 
 class ImageFolder(Source):
-    """A folder of images with captions in `metadata.jsonl` or `metadata.csv` (columns file_name and
-    a caption), as Hugging Face's imagefolder, or in a .txt file beside each image. `caption` names
-    the caption column; by default the first of `CAPTION_NAMES`.
+    """A folder of images with captions, either in `metadata.jsonl` or `metadata.csv` with a column
+    file_name (like Hugging Face's imagefolder), or in a .txt file beside each image. `caption`
+    names the caption column; by default the first of `CAPTION_NAMES` that exists.
     """
 
     def __init__(self, path: str, caption: str | None = None) -> None:
@@ -204,8 +202,8 @@ class ImageFolder(Source):
 
 
 class TarShards(Source):
-    """WebDataset tar files: members sharing a name up to the first dot are one sample; the caption
-    is its .txt or a field of its .json.
+    """WebDataset tar files. Members whose names agree up to the first dot form a sample; its
+    caption is the .txt or a field of the .json.
     """
 
     def __init__(self, path: str, caption: str | None = None) -> None:
@@ -224,7 +222,7 @@ class TarShards(Source):
     def count(self) -> int | None:
         records = [
             file.with_name(f"{file.stem}_stats.json") for file in self.files
-        ]  # img2dataset's, one beside each archive
+        ]  # img2dataset writes one beside each archive
         try:
             return sum(int(json.loads(record.read_text())["successes"]) for record in records)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -262,7 +260,7 @@ class TarShards(Source):
                     yield self._sample(file, key, members)
                 elif not seen:
                     yield Broken(str(file), "the archive is empty")
-        except Exception as problem:  # what damaged archives and compressions raise
+        except Exception as problem:  # damaged archives and compression raise many kinds
             yield Broken(
                 str(file), f"the archive is damaged after {seen} members ({_reason(problem)})"
             )
@@ -288,9 +286,9 @@ class TarShards(Source):
 
 
 class ParquetShards(Source):
-    """Parquet files with a caption column and an image column: encoded bytes, a {bytes, path}
-    struct (Hugging Face's Image), or a path relative to the file. LAION-COCO as published holds
-    only URLs: download it first, for example with img2dataset.
+    """Parquet files with a caption column and an image column, which holds encoded bytes, {bytes,
+    path} structs (Hugging Face's Image) or paths relative to the file. Files of URLs, such as
+    LAION-COCO, are read by `tempera.data.laion_coco`.
     """
 
     def __init__(self, path: str, image: str = "image", caption: str | None = None) -> None:
@@ -362,7 +360,7 @@ class ParquetShards(Source):
                 pa.ArrowException,
                 OSError,
                 ValueError,
-            ) as problem:  # the rest of the group cannot be told row from row
+            ) as problem:  # the rest of the group cannot be read row by row
                 for lost in range(max(position, skip), end):
                     yield Broken(f"{file} row {lost}", f"unreadable row group ({_reason(problem)})")
             position = end
@@ -380,9 +378,9 @@ class ParquetShards(Source):
 
 
 class CocoCaptions(Source):
-    """An MS-COCO captions file. With `images` each entry carries that directory's image; without,
-    captions alone, for the target to generate from. `per_image` limits the captions kept of one
-    image; 0 keeps all.
+    """An MS-COCO captions file. With `images`, each entry has its image from that directory;
+    without, entries are captions from which the target generates images. `per_image` is the most
+    captions per image; 0 keeps all.
     """
 
     def __init__(self, path: str, images: str | None = None, per_image: int = 1) -> None:
@@ -390,15 +388,15 @@ class CocoCaptions(Source):
         self.images = _existing(images, "an image directory") if images else None
         if per_image < 0:
             raise TemperaError(
-                f"per_image={per_image} is not possible: give how many captions of an image to "
-                "take, or 0 for all."
+                f"per_image={per_image} is not possible: give how many captions to take per "
+                "image, or 0 for all."
             )
         self.per_image = per_image
         content = read_json(self.path)
         images_known, annotations = content.get("images", []), content.get("annotations")
         if not isinstance(annotations, list) or not isinstance(images_known, list):
             raise TemperaError(
-                f"{self.path} is no MS-COCO captions file: give one with lists of images and "
+                f"{self.path} is not an MS-COCO captions file: give one with lists of images and "
                 "annotations."
             )
         self.annotations: list[Any] = annotations
@@ -442,9 +440,7 @@ class CocoCaptions(Source):
                 )
 
     def _chosen(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Annotations with their numbers, at most `per_image` for an image; None for a malformed
-        one.
-        """
+        """Annotations with their numbers, at most `per_image` per image; None if malformed."""
         seen: dict[Any, int] = {}
         for index, annotation in enumerate(self.annotations):
             if not isinstance(annotation, dict) or not isinstance(
@@ -467,7 +463,7 @@ class CocoCaptions(Source):
 
 
 class PromptFile(Source):
-    """Captions without images from a text, TSV or MS-COCO file, read as evaluation's prompts are
+    """Captions without images from a text, TSV or MS-COCO file, read in the same way as prompts
     (`tempera.data.prompts`).
     """
 
@@ -489,8 +485,8 @@ class PromptFile(Source):
 
 
 class Dataset(Source):
-    """Anything the `datasets` library can stream: a builder with local files, a local data set
-    directory, or a hub name.
+    """Anything that the `datasets` library can stream: a builder with local files, a local data
+    set's directory, or a data set on the hub.
     """
 
     def __init__(
@@ -511,7 +507,7 @@ class Dataset(Source):
 
     @override
     def count(self) -> int | None:
-        splits = self._stream().info.splits or {}  # where the data set's card or builder tells
+        splits = self._stream().info.splits or {}  # known from the data set's card or builder
         split = splits.get(str(self.options["split"]))
         return split.num_examples or None if split else None
 
@@ -524,7 +520,7 @@ class Dataset(Source):
                 row = next(rows)
             except StopIteration:
                 return
-            except Exception as problem:  # a builder may raise anything, and cannot go on
+            except Exception as problem:  # a builder may raise anything, and cannot continue
                 yield Broken(where, f"the data set ends here ({_reason(problem)})")
                 return
             value = row.get(self.image) if self.image else None
@@ -555,7 +551,7 @@ class Dataset(Source):
 
 
 def _entry(where: str, key: str, caption: Any, image: EncodedPicture | None) -> Entry | Broken:
-    """An entry, or the reason why its caption is unusable."""
+    """The entry; a broken one if the caption is unusable."""
     if not isinstance(caption, str) or not caption.strip():
         return Broken(where, "no caption")
     if not _is_text(caption) or not _is_text(key):
@@ -563,16 +559,16 @@ def _entry(where: str, key: str, caption: Any, image: EncodedPicture | None) -> 
     return Entry(where, key, " ".join(caption.split()), image)
 
 
-OUTSIDE = "its name points outside the data set"
+OUTSIDE = "its file name points outside the data set"
 
 
 def _is_text(text: str) -> bool:
-    """Whether UTF-8 can hold it: names of files and escapes in JSON may be broken."""
+    """Whether UTF-8 can encode the text; file names and JSON escapes may hold lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _fault(folder: Path, name: str) -> str | None:
-    """Why a name in metadata is not that of an image in its folder; None if it is."""
+    """Why a file name in the metadata names no image in its folder; None if it does."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         return OUTSIDE
@@ -594,7 +590,7 @@ def _caption_of(row: Any, name: str | None) -> Any:
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Each non-empty line as ("file:line", its object, or what is wrong with it)."""
+    """("file:line", object) for each non-empty line; a string says what is wrong with a line."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -625,7 +621,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
 
 
 def _parquet_rows(file: Path) -> int:
-    """Rows by the file's footer; an unreadable file is one broken entry."""
+    """Number of rows, from the file's footer; an unreadable file counts as one broken entry."""
     try:
         return int(pq.read_metadata(regular_file(file)).num_rows)
     except (pa.ArrowException, OSError, ValueError):
@@ -643,7 +639,7 @@ def _existing(path: str, what: str) -> Path:
 
 
 def _matching(pattern: str, suffix: str) -> list[Path]:
-    """Files of a directory, or of a glob pattern, in order."""
+    """The files of a directory, or those that match a glob pattern, in order."""
     folder = Path(pattern)
     try:
         files = (
@@ -662,13 +658,13 @@ def _matching(pattern: str, suffix: str) -> list[Path]:
 
 
 def _fingerprint(files: list[Path]) -> str:
-    """Short hash of names and sizes: notices that a source changed."""
+    """A short hash of names and sizes, to notice that a source has changed."""
     listing = "\n".join(f"{file} {_size(file)}" for file in files)
     return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _size(file: Path) -> int | None:
-    """Bytes; None for a link to nothing."""
+    """The file's size in bytes; None for a broken link."""
     try:
         return file.stat().st_size
     except OSError:

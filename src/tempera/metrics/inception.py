@@ -54,9 +54,7 @@ class Inception(Adapter):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         path = self.files[0].path()
-        state = read_tensors(
-            path
-        )  # refuses files that hold more than tensors; the next call doesn't
+        state = read_tensors(path)  # refuses unsafe files, which the next call would load
         try:
             network: nn.Module = FeatureExtractorInceptionV3(
                 "inception-v3-compat",
