@@ -378,6 +378,7 @@ def read_mar(directory: str | Path) -> MAR:
         directory,
         lambda values: MAR(MARConfig(**tuples(values))),
         "a MAR",
-        f"train a model with `{command('build')} stages=[mar]` and give the directory that it wrote",
+        f"train a model with `{command('build')} stages=[mar]` and give the directory that it "
+        "wrote",
     )
     return network.eval().requires_grad_(False)
