@@ -5,6 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 
 from tempera.config.instantiate import check_value
+from tempera.reporting import animation
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import write_report
 from tempera.reporting.wandb_report import publish
@@ -12,14 +13,24 @@ from tempera.reporting.wandb_report import publish
 
 def main(cfg: DictConfig) -> list[Path]:
     """Write the report, print its files and return them."""
-    for name, kind in (("publish", bool), ("output", Path), ("project", str)):
+    for name, kind in (
+        ("publish", bool),
+        ("output", Path),
+        ("project", str),
+        ("animate", int | None),
+    ):
         check_value(cfg, name, cfg[name], kind)
     baseline = None if cfg.baseline is None else str(cfg.baseline)
     runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
     finished, unfinished = find_runs(map(str, runs))
     rows, damaged = collect(finished, baseline)
     output = Path(str(cfg.output))
-    files = write_report(rows, output, unfinished, damaged, baseline)
+    moving = (
+        []
+        if cfg.animate is None
+        else [animation.write(output / "replay.webp", rows, int(cfg.animate))]
+    )
+    files = [*write_report(rows, output, unfinished, damaged, baseline), *moving]
     for problem in damaged:
         print(f"left out: {problem}")
     for file in files:
