@@ -24,6 +24,7 @@ from tempera.evaluation.pipeline import Pipeline
 NOT_HERE = {
     "choices": "an option of evaluations alone",
     "data": "an option of evaluations: prompts are the first argument here",
+    "dry_run": "an option of evaluations alone",
     "directory": "an option of evaluations: nothing is written here",
     "experiment": "for sweeps of evaluations",
     "launcher": "for sweeps of evaluations",

@@ -35,6 +35,36 @@ class NaNProbabilities(TemperaError):
 
 
 @dataclass(eq=False)
+class MemoryTooSmall(TemperaError):
+    """A job does not fit on its device. device: its name; needed, free: amounts of memory."""
+
+    device: str
+    needed: str
+    free: str
+
+    def __str__(self) -> str:
+        return (
+            f"this takes about {self.needed} of memory and {self.device} has {self.free}: take a "
+            "smaller batch, half precision, a smaller model or a larger device"
+        )
+
+
+@dataclass(eq=False)
+class DiskTooSmall(TemperaError):
+    """A disk has no room. place: a directory on it; needed, free: amounts."""
+
+    place: str
+    needed: str
+    free: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place} will hold {self.needed} more and its disk has room for {self.free}: "
+            "free some space, or put it elsewhere"
+        )
+
+
+@dataclass(eq=False)
 class EmptyDraft(TemperaError):
     """A drafter would draft no token. what: the argument that says so, such as "depth=0"."""
 

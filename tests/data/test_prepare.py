@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
-from tempera.data.estimate import amount, duration, estimate
+from tempera.data.estimate import estimate
 from tempera.data.prepare import prepare
 from tempera.data.shards import Manifest, read_shards
 from tempera.data.sources import (
@@ -37,6 +37,7 @@ from tempera.data.sources import (
 )
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.units import amount, duration
 from tempera.shapes.scenes import WorldScenes
 
 GRID = (2, 3)

@@ -26,6 +26,14 @@ TESTED_IN = {
         "metrics/quality",
     ),
     "exactness/test_gaussians.py": ("continuous/residual_sampler",),
+    "integration/test_dry_run.py": (
+        "commands/costs",
+        "evaluation/estimate",
+        "runtime/cost",
+        "runtime/rehearsal",
+        "runtime/units",
+        "training/estimate",
+    ),
     "integration/test_eval_script.py": ("commands/evaluate", "commands/scripts"),
     "integration/test_model_families.py": (
         "image_tokenizers/pretrained",

@@ -1,17 +1,21 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.commands.costs import is_dry, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import described, one_prompt
+from tempera.evaluation.estimate import estimate
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_identity import about, run_identity
+from tempera.runtime.cost import Cost
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
 
@@ -22,12 +26,24 @@ def main(cfg: DictConfig) -> dict[str, float]:
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    directory = Path(processes.from_main(str(cfg.directory)))
+
+    def cost(sized: DictConfig) -> Cost:
+        diagnostics: bool = cfg.diagnostics
+        return estimate(
+            lambda: build.build_sized_pipeline(sized), prompts, cfg.batch_size, diagnostics
+        )
+
+    weighed = partial(weigh, cfg, cost, device, directory, processes.is_main)
+    if is_dry(cfg):
+        return _nothing_done(weighed())
     check_values(cfg.tracking)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
     evaluator.check(cfg.model.name)
     build.check_draft(cfg)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
+    weighed()
     pipeline = build.build_pipeline(cfg)
     choices = _hydra(cfg, "choices") or {}
     identity = run_identity(
@@ -39,13 +55,18 @@ def main(cfg: DictConfig) -> dict[str, float]:
         "paper": paper,
         "data": data | described(prompts),
     }
-    directory = Path(processes.from_main(str(cfg.directory)))
     plan = instantiate(cfg.plan, directory=directory, settings=identity, about=notes)
 
     def start_tracker() -> Tracker:
         return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})
 
     return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
+
+
+def _nothing_done(cost: Cost | None) -> dict[str, float]:
+    """The result of a dry run."""
+    assert cost is not None
+    return {"memory": cost.peak, "disk": cost.written}
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:

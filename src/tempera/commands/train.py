@@ -9,6 +9,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.commands.costs import is_dry, weigh
 from tempera.commands.sources import fetched
 from tempera.config import build
 from tempera.config.compose import pasted
@@ -21,12 +22,14 @@ from tempera.config.instantiate import (
     instantiate,
 )
 from tempera.drafters.draft_network import DraftNetwork
-from tempera.errors import TemperaError
+from tempera.errors import NotAClass, TemperaError
+from tempera.runtime.cost import Cost
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
+from tempera.training.estimate import estimate
 from tempera.training.fsdp import launched, split_target
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
@@ -39,11 +42,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     build.check_tokens(cfg)
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     recipe = _recipe(cfg)
+    loss: Loss = instantiate(cfg.loss)
+    parts = {"recipe": recipe, "loss": loss, "processes": processes.count}
+    if is_dry(cfg):
+        return _nothing_done(_weigh(cfg, parts, processes.is_main))
     check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
         offered["source"] = fetched(cfg, processes)
+    _weigh(cfg, parts, processes.is_main)
     target: Any = build.build_target(cfg, split_target if launched() else None)
     codes = instantiate(
         cfg.train_data,
@@ -55,8 +63,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
-    loss: Loss = instantiate(cfg.loss)
-    apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate"}
+    apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate", "dry_run"}
     record: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
     )
@@ -74,6 +81,60 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"{pasted('drafter.path', directory / DRAFT)}"
         )
     return metrics
+
+
+def _weigh(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Cost | None:
+    """The cost of the run; None if the target is split among processes."""
+    if launched():
+        return None
+
+    def cost(sized: DictConfig) -> Cost:
+        def make() -> tuple[Any, DraftNetwork]:
+            target: Any = build.build_target(sized)
+            with target.device:
+                return target, instantiate(sized.draft, target=target, model=sized.model.name)
+
+        recipe: Recipe = parts["recipe"]
+        draws = str(cfg.train_data._target_).endswith(".generated_codes")
+        return estimate(
+            make,
+            parts["loss"],
+            replace(recipe, steps=_about(cfg, recipe)),
+            _caption(sized),
+            parts["processes"],
+            drawn=cfg.train_data.batch_size if draws else 0,
+        )
+
+    device = build.parse_device(cfg.device)
+    return weigh(cfg, cost, device, Path(str(cfg.directory)), tell)
+
+
+def _caption(cfg: DictConfig) -> str:
+    """One that the model can use."""
+    captions = build.build_captions(cfg)
+    try:
+        if captions is not None:
+            captions.check([_CAPTION])
+    except NotAClass:
+        return "0"
+    return _CAPTION
+
+
+_CAPTION = "a large green star left of a small white ring"
+
+
+def _about(cfg: DictConfig, recipe: Recipe) -> int:
+    """The steps, before it is known how many images can be used: 5% are held out."""
+    if cfg.steps is not None or cfg.limit is None:
+        return recipe.steps
+    return max(1, math.ceil(float(cfg.epochs) * 0.95 * int(cfg.limit) / recipe.batch_size))
+
+
+def _nothing_done(cost: Cost | None) -> dict[str, Any]:
+    """The result of a dry run."""
+    if cost is None:
+        raise TemperaError("a dry run knows no target that is split among processes (FSDP).")
+    return {"memory": cost.peak, "disk": cost.written}
 
 
 def _recipe(cfg: DictConfig) -> Recipe:

@@ -1,11 +1,13 @@
 """From the groups of conf/ to objects: targets, drafters, rules, encoders."""
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from tempera.config.instantiate import (
@@ -20,10 +22,12 @@ from tempera.decoding.interfaces import Drafter, Rule, Target
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError, shortened
 from tempera.rules.schedules import floored
+from tempera.rules.standard import Exact
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import check_files
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import RANDOM
+from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
+from tempera.runtime.rehearsal import META
 from tempera.runtime.tracking import Tracker
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -239,6 +243,44 @@ def build_pipeline(cfg: DictConfig) -> Any:
     )
 
 
+@contextmanager
+def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[PretrainedFiles]]]:
+    """Inside the `with` block the networks of the configuration that it yields have sizes and no
+    data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
+    from are listed as they are built.
+    """
+    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+    sized = copy.deepcopy(cfg)
+    with open_dict(sized):
+        sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
+        if "compile" in sized:
+            sized.compile = False
+        if OmegaConf.select(sized, "drafter.path") is not None:
+            sized.drafter.path = RANDOM
+    with sizes_only() as files:
+        yield sized, files
+
+
+def build_sized_pipeline(cfg: DictConfig) -> Any:
+    """`build_pipeline` inside `without_weights`; of discrete tokens with the exact rule, which has
+    no tables.
+    """
+    target = build_target(cfg)
+    make_fast(cfg, target)
+    drafter: Any = build_drafter(cfg, target)
+    discrete = cfg.model.get("tokens", "discrete") == "discrete"
+    offered = {"drafter": drafter}
+    if "rule" in cfg:
+        offered["rule"] = Exact() if discrete else build_rule(cfg, 0)
+    return instantiate(
+        cfg.pipeline,
+        target=target,
+        method=instantiate(cfg.decoding, **accepted(cfg.decoding, offered)),
+        image_decoder=build_tokenizer(cfg),
+        device=META,
+    )
+
+
 UNTRACKED = ("directory", "choices", "overrides", "tracking")
 """Top-level options that say nothing about a run's results."""
 
@@ -284,6 +326,8 @@ def parse_device(name: str) -> torch.device:
     try:
         device = torch.device(str(name))
         if device.type == "meta":
+            if are_sizes_enough():
+                return device
             raise RuntimeError(name)
         if device.type != "cuda":
             torch.empty(0, device=device)

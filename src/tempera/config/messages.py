@@ -26,7 +26,9 @@ from omegaconf.errors import (
 from tempera.errors import (
     CannotCompile,
     CoupledDraft,
+    DiskTooSmall,
     EmptyDraft,
+    MemoryTooSmall,
     NaNProbabilities,
     NoReference,
     NoSmallerModel,
@@ -46,7 +48,9 @@ from tempera.runtime.files import FULL
 OPTIONS: dict[type[BaseException], str] = {
     CannotCompile: "compile=false",
     CoupledDraft: "drafter=sjd, or rule=exact",
+    DiskTooSmall: "hydra.run.dir=DIR; HF_HUB_CACHE for downloads",
     EmptyDraft: "method=ar",
+    MemoryTooSmall: "batch_size=, dtype=bfloat16; in training also gradient_accumulation=",
     NaNProbabilities: "dtype=float32",
     NoReference: "metrics.reference=DIR, or metrics.reference=coco",
     NoSmallerModel: "model=shapes and llamagen_3b_c2i have one; drafter=mar_base serves MAR models",

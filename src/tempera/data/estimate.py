@@ -12,6 +12,7 @@ from tempera.data.encoders import CodeEncoder, Encoded
 from tempera.data.prepare import entries_to_read, existing_manifest, no_images
 from tempera.data.shards import CodedImages, shard_bytes
 from tempera.data.sources import Broken, Entry, Source
+from tempera.runtime.units import amount, duration, short
 
 SECONDS = 10.0
 """How long the sample is encoded, in seconds; at least one batch."""
@@ -57,13 +58,13 @@ class Estimate:
             else (1000, "entries, as the source's size is unknown")
         )
         times = ", ".join(f"{duration(self.seconds(n, entries))} with {n}" for n in PROCESSES)
-        rate = _short(1 / max(self.reading + self.encoding, 1e-9))
+        rate = short(1 / max(self.reading + self.encoding, 1e-9))
         images = round(entries * self.images)
         return "\n".join(
             [
                 f"sample: {self.sampled:,} entries, {self.images:.0%} of them images, {rate} a "
                 "second "
-                f"({_short(self.reading * 1e3)} ms to read one, {_short(self.encoding * 1e3)} ms "
+                f"({short(self.reading * 1e3)} ms to read one, {short(self.encoding * 1e3)} ms "
                 "to encode it)",
                 f"to do: {entries:,} {what}" + (f", {self.done:,} are done" if self.done else ""),
                 f"disk: about {amount(images * self.size)} for {images:,} images, "
@@ -164,23 +165,3 @@ def _size(parts: list[Encoded], rows: int) -> float:
     return shard_bytes(CodedImages([""] * rows, [""] * rows, drawn)) / rows + sum(words) / len(
         words
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds in readable units."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{_short(seconds / size)} {unit}"
-    return f"{_short(seconds)} s"
-
-
-def amount(count: float) -> str:
-    """Bytes in readable units."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{_short(count / size)} {unit}"
-    return f"{count:.0f} B"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.3g}"

@@ -124,6 +124,7 @@ class Tree:
     parents: Tensor
     max_depth: int
     max_children: int
+    _home: "Tree | None" = field(default=None, repr=False)  # the tree that `to` copied
     _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -215,7 +216,9 @@ class Tree:
         if self.parents.device == device:
             return self
         if device not in self._moved:
-            self._moved[device] = Tree(self.parents.to(device), self.max_depth, self.max_children)
+            self._moved[device] = Tree(
+                self.parents.to(device), self.max_depth, self.max_children, self._home or self
+            )
         return self._moved[device]
 
     @cached_property
@@ -294,14 +297,12 @@ class Tree:
     @cached_property
     def sibling_tests(self) -> tuple["SiblingTest", ...]:
         """The tests of verification, one per sibling rank; K of them."""
-        columns = self.children.unbind(-1)
         if self.per_row:
             fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
             return tuple(self._own_test(rank, fruitful) for rank in range(self.max_children))
+        columns = (self._home or self).children.t().tolist()
         return tuple(
-            _shared_test(
-                columns[rank].tolist(), columns[max(0, rank - 1)].tolist(), self.parents.device
-            )
+            _shared_test(columns[rank], columns[max(0, rank - 1)], self.parents.device)
             for rank in range(len(columns))
         )
 
@@ -323,7 +324,8 @@ class Tree:
                 "a per-row draft tree has no shared levels; only a static tree can be grown "
                 "level by level"
             )
-        return tuple(_levels(self.parents.tolist(), self.children.tolist(), self.parents.device))
+        home = self._home or self  # nothing is read from a device
+        return tuple(_levels(home.parents.tolist(), home.children.tolist(), self.parents.device))
 
     def __reduce__(self) -> tuple[type[Self], tuple[Tensor, int, int]]:
         return type(self), (self.parents, self.max_depth, self.max_children)

@@ -18,7 +18,7 @@ from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.runtime.pretrained import RANDOM
+from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.targets.frozen_linear import unpack
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
@@ -159,10 +159,11 @@ def load(path: str, target: TransformerTarget) -> EagleModel:
     """
     if path != RANDOM:
         return EagleModel.from_pretrained(path)
-    print(
-        "draft: random weights, to measure the cost of drafting; almost none of its tokens will be "
-        "accepted"
-    )
+    if not are_sizes_enough():
+        print(
+            "draft: random weights, to measure the cost of drafting; almost none of its tokens "
+            "will be accepted"
+        )
     return EagleModel.untrained(target)
 
 

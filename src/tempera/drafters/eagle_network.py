@@ -130,7 +130,8 @@ class EagleModel(DraftNetwork):
         but almost none of its tokens are accepted.
         """
         name = "any model: it is random"
-        return cls.of(target.network, name, target.vocab_size, target.identity)
+        with target.device:
+            return cls.of(target.network, name, target.vocab_size, target.identity)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:

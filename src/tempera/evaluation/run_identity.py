@@ -28,6 +28,7 @@ FREE = (
     "run_name",
     "statistics",
     "compile",
+    "dry_run",
     "replays",
 )
 """Options that may differ between two starts of the same run. They decide which results are

@@ -159,6 +159,24 @@ class Repository:
                 )
             )
 
+    def to_download(self, patterns: Sequence[str]) -> int:
+        """Bytes of these files that the cache lacks; downloads nothing.
+
+        Raises:
+            TemperaError: they cannot be had.
+        """
+        from huggingface_hub import snapshot_download
+
+        with self._in_one_sentence(patterns):
+            files = snapshot_download(
+                self.id,
+                repo_type=self.kind,
+                revision=self.revision,
+                allow_patterns=list(patterns),
+                dry_run=True,
+            )
+        return sum(file.file_size or 0 for file in files if file.will_download)
+
     @contextmanager
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
         from huggingface_hub import errors, get_token

@@ -24,8 +24,10 @@ def identity_of(network: Any) -> str:
     large tensor only about 4,096 evenly spaced entries are hashed.
 
     Args:
-        network: a module with a `config`.
+        network: a module with a `config`; one on the meta device has no weights to tell it by.
     """
+    if any(tensor.is_meta for tensor in network.state_dict().values()):
+        return "unread"
     digest = hashlib.sha256(json.dumps(config_dict(network), sort_keys=True, default=str).encode())
     for name, tensor in sorted(network.state_dict().items()):
         flat = tensor.detach().flatten()

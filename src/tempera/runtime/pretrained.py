@@ -12,8 +12,9 @@ import hashlib
 import pickle
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -35,6 +36,27 @@ from tempera.runtime.network_directory import NetworkType
 
 RANDOM = "random"
 """The value of `weights` that asks for an untrained network, to measure speed and memory."""
+
+_NOTED: ContextVar[list["PretrainedFiles"] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def sizes_only() -> Iterator[list["PretrainedFiles"]]:
+    """Inside the `with` block networks are built on the meta device, with sizes and without data;
+    their files are neither read nor downloaded, but listed.
+    """
+    noted: list[PretrainedFiles] = []
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
+
+
+def are_sizes_enough() -> bool:
+    """Whether this is inside `sizes_only`."""
+    return _NOTED.get() is not None
+
 
 _WRAPPERS = ("model_ema", "model", "module", "state_dict")
 
@@ -99,8 +121,8 @@ class PretrainedFiles:
         """
         if self.random:
             return dict(defaults)
-        place = self.find()[0].parent / "config.json"
-        if not place.is_file():
+        place = self._config() if are_sizes_enough() else self.find()[0].parent / "config.json"
+        if place is None or not place.is_file():
             return dict(defaults)
         content: dict[str, Any] = read_json(place)
         text: dict[str, Any] = content.get("text_config") or content
@@ -113,6 +135,34 @@ class PretrainedFiles:
         stated = {**rope, **text}
         return {name: stated.get(name, default) for name, default in defaults.items()}
 
+    def _config(self) -> Path | None:
+        """`config.json`, if it is on this machine."""
+        place = Path(self.weights).expanduser()
+        if place.exists():
+            return (place if place.is_dir() else place.parent) / "config.json"
+        return self._repository().cached("config.json")
+
+    def _repository(self) -> Repository:
+        name, _, revision = self.weights.partition("@")
+        return Repository(name, revision=revision or None)
+
+    def to_download(self) -> int:
+        """Bytes that the hub's cache lacks; needs the network unless there are none.
+
+        Raises:
+            TemperaError: they cannot be had.
+        """
+        if self.random or Path(self.weights).expanduser().exists():
+            return 0
+        return self._repository().to_download(self._patterns())
+
+    def _patterns(self) -> list[str]:
+        return [
+            pattern
+            for name in self.files
+            for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
+        ] + ["config.json"]
+
     def _missing(self, problem: str) -> MissingWeights:
         """The error to raise; its command also fetches weights in several parts."""
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
@@ -120,20 +170,14 @@ class PretrainedFiles:
 
     def _download(self) -> Path:
         """Download the required files of the hub repository; return their directory."""
-        name, _, revision = self.weights.partition("@")
+        name = self._repository().id
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
             raise self._missing(
                 f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
                 "holds it, or a hub id (owner/name, or owner/name@revision);"
             )
-        patterns = [
-            pattern
-            for name in self.files
-            for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
-        ]
-        patterns += ["config.json"]
         try:
-            return Repository(name, revision=revision or None).snapshot(patterns)
+            return self._repository().snapshot(self._patterns())
         except CannotReach as problem:
             raise self._missing(
                 f"{self.weights} is not in the hub's cache, and the hub cannot be reached "
@@ -267,6 +311,10 @@ def load_pretrained(
         TemperaError: the weights cannot be found or read, or belong to another network.
     """
     network = on_meta(make)
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(files)
+        return network.to(dtype).eval().requires_grad_(False)
     if files.random:
         randomise(network, device or torch.device("cpu"), dtype)
         return network

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tempera.errors import NotAClass, PromptTooLong, TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
-from tempera.targets.shared_vocabulary import Tokenize, load_tokenize
+from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
+from tempera.targets.shared_vocabulary import Tokenize, about_as_many, load_tokenize
 
 
 class CaptionTokens:
@@ -220,6 +220,8 @@ def load_caption_tokens(
 
 
 def _tokenizer(weights: str, hub: str) -> Tokenize:
+    if are_sizes_enough():
+        return about_as_many
     return load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub).find()[0])
 
 

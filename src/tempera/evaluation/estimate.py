@@ -1,0 +1,68 @@
+"""The memory of an evaluation: one batch of it, rehearsed without data."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tempera.continuous.target import MARTarget
+from tempera.data.prompts import Prompt
+from tempera.evaluation.pipeline import Pipeline
+from tempera.runtime.cost import Cost
+from tempera.runtime.rehearsal import META, Meter, Rehearsal
+
+
+def estimate(
+    make: Callable[[], Pipeline], prompts: Sequence[Prompt], batch_size: int, diagnostics: bool
+) -> Cost:
+    """Rehearse a batch: its prompts, one round, and its pictures. The networks of metrics are not
+    counted, nor the tables of a rule.
+
+    Args:
+        make: builds the pipeline with networks on the meta device.
+        prompts: of the whole run.
+        batch_size: prompts decoded together.
+        diagnostics: see `tempera.decoding.loop.decode`.
+
+    Returns:
+        the cost; its download is left to the caller.
+    """
+    batch = prompts[:batch_size]
+    with Meter() as meter, torch.inference_mode():
+        pipeline = make()
+        weights, target = meter.live, pipeline.target
+        with Rehearsal(len(batch) * target.length):
+            cache = _decoded(pipeline, batch, diagnostics)
+            channels = [target.channels] if isinstance(target, MARTarget) else []
+            dtype = torch.float32 if channels else torch.int64
+            tokens = torch.empty(len(batch), *target.grid, *channels, dtype=dtype, device=META)
+            pictures = pipeline.image_decoder.decode_codes(tokens)
+    height, width = pictures.shape[-2:]
+    return Cost(
+        f"{len(prompts):,} images of {height}×{width} pixels, {target.length:,} tokens each, "
+        f"{len(batch)} at a time",
+        weights,
+        cache,
+        meter.peak,
+        written=len(prompts) * (3 * height * width + 64 * target.length),
+        download=None,
+    )
+
+
+def _decoded(pipeline: Pipeline, batch: Sequence[Prompt], diagnostics: bool) -> int:
+    """Decode one round; returns the bytes of the KV cache. A model of continuous tokens has none;
+    it runs once over whole images.
+    """
+    target = pipeline.target
+    if isinstance(target, MARTarget):
+        _run_once(target, len(batch) * target.sampling.rows)
+        return 0
+    pipeline.tokens(batch, diagnostics=diagnostics)
+    return int(target.session.cache.storage.nbytes)  # type: ignore[attr-defined]
+
+
+def _run_once(target: MARTarget, rows: int) -> None:
+    places = torch.arange(target.length, device=META).expand(rows, -1)
+    known = torch.zeros(rows, dtype=torch.int64, device=META)
+    tokens = torch.empty(rows, target.length, target.channels, dtype=target.dtype, device=META)
+    embedding = target.network.class_embedding(known, known == 0)
+    target.network(tokens, places, known, embedding, places)

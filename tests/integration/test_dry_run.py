@@ -1,0 +1,195 @@
+"""`dry_run=true` of evaluation and training: what it tells is what a real run takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from hub import Hub
+from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina
+
+from tempera.commands import costs
+from tempera.commands.evaluate import main as evaluate
+from tempera.commands.train import main as train
+from tempera.config import build
+from tempera.config.instantiate import instantiate
+from tempera.data.prompts import Prompt
+from tempera.errors import DiskTooSmall, MemoryTooSmall
+from tempera.evaluation.estimate import estimate
+from tempera.runtime import cost as costing
+from tempera.runtime.cost import Cost
+from tempera.runtime.pretrained import PretrainedFiles
+from tempera.runtime.rehearsal import META, Meter, Rehearsal
+from tempera.training import estimate as training
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import TrainingRun
+from tempera.training.validation import accepted_length, imitation
+
+WORDS = "a large green star left of a small white ring"
+CPU = torch.device("cpu")
+
+
+def test_a_meter_counts_a_storage_once_and_until_it_is_freed() -> None:
+    with Meter() as meter:
+        first = torch.zeros(10, 10, device=META)
+        second = first + 1
+        view = second.view(-1)[:5]
+        assert (meter.live, meter.peak) == (800, 800)
+        del second
+        assert meter.live == 800  # the view holds it
+        del view
+        assert (meter.live, meter.peak) == (400, 800)
+
+
+def test_a_rehearsal_answers_reads_of_meta_tensors_alone() -> None:
+    blank, real = torch.zeros(3, device=META), torch.zeros(3)
+    with Rehearsal(7):
+        assert bool(blank.any()) and int(blank.sum()) == 7 and float(blank.sum()) == 7.0
+        assert not bool(real.any()) and int(real.sum()) == 0
+        out = torch.nn.functional.scaled_dot_product_attention(*[blank[None, None]] * 3)
+        assert out.shape == (1, 1, 3)
+
+
+def cost(**changes: Any) -> Cost:
+    values = {"weights": 10**9, "cache": 0, "peak": 2 * 10**9, "written": 5, "download": None}
+    return Cost("2 images", **{**values, **changes})
+
+
+def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(costing, "free_memory", lambda device: 10**9)
+    with pytest.raises(MemoryTooSmall, match=r"about 2 GB of memory and cuda:1 has 1 GB"):
+        cost().check(torch.device("cuda:1"), tmp_path)
+    cost(peak=10**9 - 1).check(CPU, tmp_path)
+    monkeypatch.setattr(costing, "free_disk", lambda place: 10**6)
+    with pytest.raises(DiskTooSmall, match=r"absent will hold 2 MB more"):
+        cost(peak=0, written=2 * 10**6).check(CPU, tmp_path / "absent")
+    with pytest.raises(DiskTooSmall, match=r"hub will hold 5 GB"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        cost(peak=0, download=5 * 10**9).check(CPU, tmp_path)
+
+
+def test_the_free_disk_of_a_directory_to_be(tmp_path: Path) -> None:
+    assert costing.free_disk(tmp_path / "a" / "b") > 0
+
+
+def test_the_sentences_of_a_cost() -> None:
+    text = str(cost(cache=5 * 10**8, download=0))
+    assert "memory: about 2 GB (weights 1 GB, KV cache 500 MB, the rest 500 MB)" in text
+    assert "to download: nothing" in text and "unknown" in str(cost())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["coolsd", "sjd"])
+def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # as on CUDA
+    cfg = composed(f"method={method}", "device=cpu", "batch_size=3")
+    prompts = [Prompt(str(number), WORDS) for number in range(3)]
+    with build.without_weights(cfg) as (sized, _):
+        told = estimate(lambda: build.build_sized_pipeline(sized), prompts, 3, diagnostics=True)
+    with Meter("cpu") as meter, torch.inference_mode():
+        pipeline = build.build_pipeline(cfg)
+        weights = meter.live
+        output = pipeline.tokens(prompts, diagnostics=True)
+        pipeline.pictures(output.tokens)
+    cache = pipeline.target.session.cache.storage.nbytes
+    assert told.cache == cache
+    assert told.weights == pytest.approx(weights, rel=0.1)
+    assert told.peak == pytest.approx(meter.peak, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_memory_of_training_is_what_its_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AcceleratorState._reset_state(True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    cfg = composed("device=cpu", "batch_size=4", "decodes=2", config="train_draft")
+    recipe, loss = Recipe(batch_size=4, decodes=2, ttt_steps=1, holdout=4), instantiate(cfg.loss)
+
+    def made(cfg: Any) -> Any:
+        target = build.build_target(cfg)
+        with target.device:
+            return target, instantiate(cfg.draft, target=target, model="shapes")
+
+    with build.without_weights(cfg) as (sized, _):
+        told = training.estimate(lambda: made(sized), loss, recipe, WORDS)
+    with Meter("cpu") as meter:
+        target, draft = made(cfg)
+        weights = meter.live
+        codes: Any = training.BlankCodes(WORDS, target.length)
+        run = TrainingRun(
+            target, draft, codes, loss, recipe, tmp_path, Accelerator(cpu=True), quiet=True
+        )
+        run.step(0)
+        imitation(run.kept(), target, run.held)
+        accepted_length(run.kept(), target, run.captions, recipe.depth)
+        run.step(1)
+    assert told.weights == pytest.approx(weights, rel=0.1)
+    assert told.cache == target.session.cache.storage.nbytes
+    assert told.peak == pytest.approx(meter.peak, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_weighed_without_its_files(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = FAMILIES[name].write(tmp_path)
+    prompt = FAMILIES[name].prompts[0]
+    for path in tmp_path.rglob("*.*"):
+        path.unlink()  # nothing of them is read
+    cfg = composed(*options, "method=eagle", f"prompt={prompt}", "device=cpu", "dry_run=true")
+    cfg.directory = str(tmp_path / "run")
+    found = evaluate(cfg)
+    assert found["memory"] > 0 and not (tmp_path / "run").exists()
+    assert "to do: 1 images of" in capsys.readouterr().out
+    cfg = composed(*options, "batch_size=2", "device=cpu", "dry_run=true", config="train_draft")
+    cfg.directory = str(tmp_path / "run")
+    assert train(cfg)["memory"] > 0 and not (tmp_path / "run").exists()
+    assert "steps of 2 images" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_fit_ends_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = write_llamagen_text(tmp_path)
+    monkeypatch.setattr(costing, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(build, "build_pipeline", None)
+    cfg = composed(*options, "method=sjd", "window=4", "prompt=a cat", "metrics=none", "device=cpu")
+    cfg.directory = str(tmp_path / "run")
+    with pytest.raises(MemoryTooSmall, match="this takes about"):
+        evaluate(cfg)
+
+
+@pytest.mark.slow
+def test_sizes_of_config_json_are_weighed_and_downloads_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in write_lumina(tmp_path) if "num_hidden_layers" not in option]
+    sizes = []
+    for layers in (1, 3):
+        (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": layers}))
+        cfg = composed(*options, "method=ar", "prompt=a cat", "device=cpu", "dry_run=true")
+        cfg.directory = "run"
+        sizes.append(evaluate(cfg)["memory"])
+    assert sizes[0] < sizes[1]
+    with Hub(tmp_path / "cache") as hub:
+        assert isinstance(hub, Hub)
+        hub.here(monkeypatch)
+        hub.add("x/y", {"a.safetensors": b"12345", "other.bin": b"1"})
+        files = PretrainedFiles("x/y", ["a.safetensors"], "x/y")
+        assert costs.to_download([files, files]) == 5 and files.find()
+        assert costs.to_download([files]) == 0
+        hub.here(monkeypatch, offline=True)
+        other = PretrainedFiles("x/z", ["a.safetensors"], "x/z")
+        assert costs.to_download([other]) is None
