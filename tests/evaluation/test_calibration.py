@@ -138,12 +138,12 @@ def statistics(tmp_path: Path) -> str:
             r"decoding\) to 4$",
         ),
         ({"expected_length": 1.0}, r"expected_length=1 is out of reach"),
-        ({"length": 5}, r"holds chains of 3 and this run drafts 5: measure again with depth=5"),
+        ({"length": 5}, r"holds chains of 3, but this run drafts 5: measure again with depth=5"),
         ({"delta": 2.0}, r"delta=2 does not go with schedule=calibrated"),
         ({"ceiling": 0.5}, r"ceiling=0.5 is not possible"),
         (
             {"measured_with": NOW | {"guidance": 3.0}},
-            r"was measured with guidance=1.0 and this run has guidance=3.0",
+            r"was measured with guidance=1.0, but this run has guidance=3.0",
         ),
         (
             {"statistics": "nowhere.safetensors"},
@@ -174,7 +174,7 @@ def test_refused(changed: dict[str, Any], message: str, statistics: str) -> None
         ({"expected_length": 1.0}, r"expected_length=1 is out of reach with 3 drafted tokens"),
         (
             {"length": 5, "tree": Tree.chain(5)},
-            r"holds chains of 3 and this run drafts 5: measure again with depth=5",
+            r"holds chains of 3, but this run drafts 5: measure again with depth=5",
         ),
         (
             {"tree": Tree.from_paths([[0], [1], [0, 0]])},
@@ -183,7 +183,7 @@ def test_refused(changed: dict[str, Any], message: str, statistics: str) -> None
         ({"tree": Tree.empty()}, r"was measured with another draft tree"),
         (
             {"measured_with": NOW | {"guidance": 3.0}},
-            r"was measured with guidance=1.0 and this run has guidance=3.0",
+            r"was measured with guidance=1.0, but this run has guidance=3.0",
         ),
     ],
 )
@@ -262,7 +262,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(rule(*priced, "expected_length=3", *sampling).prices) == 3
     with pytest.raises(TemperaError, match="delta=2 does not go with schedule=calibrated"):
         rule(*relaxed, "expected_length=3", "delta=2", *sampling)
-    with pytest.raises(TemperaError, match="was measured with top_k=0 and this run has top_k=5"):
+    with pytest.raises(TemperaError, match="was measured with top_k=0, but this run has top_k=5"):
         rule(*relaxed, "expected_length=3", *sampling[:2], "top_k=5", "top_p=1.0")
     for method in (
         ["method=coolsd", "schedule=constant_price"],

@@ -176,7 +176,7 @@ def test_a_deleted_picture_is_generated_from_its_tokens(tmp_path: Path) -> None:
 
 def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")])
-    with pytest.raises(TemperaError, match=r"made with delta=1\.5 and this one has delta=2"):
+    with pytest.raises(TemperaError, match=r"made with delta=1\.5, but this one has delta=2"):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
     with pytest.raises(
         TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"
@@ -193,7 +193,7 @@ def test_one_prompt_and_plain_autoregression(
     assert metrics["accepted_length"] == metrics["speedup"] == 1
     assert "fid" not in metrics
     shown = capsys.readouterr().out
-    assert "FID, KID, precision and recall need 16 images or more; this run has 1." in shown
+    assert "FID, KID, precision and recall need at least 16 images; this run has 1." in shown
     assert "accepted length" in shown
 
 

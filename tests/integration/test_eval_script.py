@@ -128,9 +128,9 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
         name: (tmp_path / "run" / "images" / name).stat().st_mtime_ns for name in first
     } == first
     for changed, sentence in (
-        ("delta=3", "made with delta=1.1 and this one has delta=3"),
-        ("seed=1", "made with seed=0 and this one has seed=1"),
-        ("guidance=1", "made with guidance=2.0 and this one has guidance=1"),
+        ("delta=3", "made with delta=1.1, but this one has delta=3"),
+        ("seed=1", "made with seed=0, but this one has seed=1"),
+        ("guidance=1", "made with guidance=2.0, but this one has guidance=1"),
     ):
         status, _, error = run(changed, "hydra.run.dir=run")
         assert status == 1

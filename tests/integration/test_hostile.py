@@ -90,7 +90,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("train_draft/main.py", "lr=inf", "`lr=inf` is not possible; it must be a number"),
         ("train_draft/main.py", "hidden_noise=inf", "`hidden_noise=inf` is not possible"),
         ("train_draft/build_shapes.py", "stages=[clip] clip.steps=0", "clip.steps=0 is too small"),
-        ("train_draft/build_shapes.py", "stages=[mar] mar.ema=2", "mar.ema=2 is no share"),
+        ("train_draft/build_shapes.py", "stages=[mar] mar.ema=2", "mar.ema=2 is not a share"),
         ("train_draft/build_shapes.py", "threads=0", "threads=0 is not possible"),
         ("train_draft/prepare.py", "source=coco source.path=2024", "2024 does not exist"),
         ("eval/run.py", "tracking=wandb tracking.project=a/b", "the project 'a/b' is no name"),
@@ -267,7 +267,7 @@ def test_a_finished_training_whose_draft_is_gone_writes_it_again() -> None:
     warm()
     outcome = answer(Case(script, arguments, setup=lost), keep)
     assert outcome.status == 0, outcome.err
-    assert "its best draft is gone, so a later one takes its place" in outcome.out
+    assert "its best draft is missing, so a later one takes its place" in outcome.out
     assert {"model.safetensors", "config.json", "metrics.json"} <= set(left)
 
 

@@ -99,7 +99,7 @@ def test_without_a_network_and_a_cache_the_command_is_told(
     hub.here(monkeypatch, offline=True)
     wanted = (
         r"owner/name is not in the hub's cache, and the hub cannot be reached \(.*\): on a machine "
-        r'with network run `hf download owner/name --repo-type dataset --include "data/\*"`, and '
+        r'with a network run `hf download owner/name --repo-type dataset --include "data/\*"`, and '
         r"copy the cache directory \(HF_HUB_CACHE\) here"
     )
     with pytest.raises(TemperaError, match=wanted):

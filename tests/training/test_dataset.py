@@ -88,7 +88,7 @@ def test_shards_belong_to_a_tokenizer(tmp_path: Path) -> None:
     prepare(Captions(60), target_encoder(target, vq), tmp_path)
     assert len(shard_codes(target, vq, tmp_path, str(tmp_path)).images) == 60
     with pytest.raises(
-        TemperaError, match=f"built by tokenizer {identity_of(vq)}, but the target's is"
+        TemperaError, match=f"made with tokenizer {identity_of(vq)}, but the target's is"
     ):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path))
     assert vq_encoder(target.grid, vq).size == (12, 16)

@@ -308,7 +308,7 @@ def test_refusals(tmp_path: Path) -> None:
         tiny_train(tmp_path / "run", steps=2, decodes=0, lr=0.01)
     weights = tmp_path / "run" / "last.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(TemperaError, match=r"last.safetensors cannot be resumed from"):
+    with pytest.raises(TemperaError, match=r"cannot resume from .*last.safetensors"):
         tiny_train(tmp_path / "run", steps=2, decodes=0)
     (tmp_path / "file").touch()
     with pytest.raises(TemperaError, match=r"cannot write in .*file/run"):
@@ -336,7 +336,7 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(
 
 
 UNABLE = {
-    "ACCELERATE_USE_FSDP": "among several processes, and there is one: give --num_processes",
+    "ACCELERATE_USE_FSDP": "among several processes, but there is only one: give --num_processes",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is",
     "FSDP_OFFLOAD_PARAMS": "set fsdp_offload_params to false",
     "FSDP_ACTIVATION_CHECKPOINTING": "set fsdp_activation_checkpointing to false",

@@ -1,1 +1,1 @@
-"""The bodies of the commands, one module each; `scripts` holds their entry points."""
+"""What the commands do, one module each; `scripts` holds their entry points."""

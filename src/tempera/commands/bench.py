@@ -20,8 +20,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, write bench.json and return its content."""
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
-            f"`{command('bench')}` times rounds of discrete tokens; `{command('eval')}` times a "
-            "method of continuous ones."
+            f"`{command('bench')}` times rounds of discrete tokens only; use `{command('eval')}` "
+            "to time a method for continuous tokens."
         )
     plan = instantiate(cfg.plan)
     target: Any = build.build_target(cfg)

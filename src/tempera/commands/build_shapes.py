@@ -64,6 +64,6 @@ def _check(stage: str, settings: Any) -> None:
         if name.endswith(AT_LEAST_1) and not name.endswith("warmup_steps") and value < 1:
             raise TemperaError(f"{option} is too small: give at least 1")
         if name in SHARES and value > 1:
-            raise TemperaError(f"{option} is no share: give a number from 0 to 1")
+            raise TemperaError(f"{option} is not a share: give a number from 0 to 1")
         if name.endswith("lr") and not value:
-            raise TemperaError(f"{option} teaches nothing: give a number above 0")
+            raise TemperaError(f"{option} would train nothing: give a number above 0")

@@ -1,5 +1,5 @@
-"""`tempera-calibrate`: what the target says of the drafts that it is given, for
-`schedule=calibrated` and `schedule=optimal`.
+"""`tempera-calibrate`: measure how the target scores a draft's proposals, for `schedule=calibrated`
+and `schedule=optimal`.
 """
 
 from pathlib import Path
@@ -23,7 +23,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if cfg.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             f"`{command('calibrate')}` measures drafts of discrete tokens, for "
-            "schedule=calibrated and optimal; methods of continuous ones have no schedule."
+            "schedule=calibrated and schedule=optimal; methods for continuous tokens have no "
+            "schedule."
         )
     for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
         check_value(cfg, name, cfg[name], kind)
@@ -44,7 +45,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     low, high = reachable_by_price(rounds)
     print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafts in {path}")
     print(
-        f"now: {command('eval')} method=optimal_rsd schedule=optimal "
+        f"next: {command('eval')} method=optimal_rsd schedule=optimal "
         f"expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})"
     )
     return {"rounds": len(rounds.weights), "shortest": low, "longest": high}

@@ -70,6 +70,6 @@ def _nothing_done(cost: Cost | None) -> dict[str, float]:
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:
-    """What Hydra knows of the run; nothing where the script is called as a function."""
+    """A fact that Hydra knows about the run; empty if the script is called as a function."""
     node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
     return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node

@@ -19,8 +19,8 @@ from tempera.runtime.installation import command
 
 
 def main(cfg: DictConfig) -> dict[str, int]:
-    """Encode the source, or the rest of it, and return the counts; with dry_run, estimate time and
-    disk.
+    """Encode the source, or what is left of it, and return the counts; with dry_run, only estimate
+    time and disk space.
     """
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
@@ -59,4 +59,4 @@ def _estimated(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
 
 
 def _nothing(line: str) -> None:
-    """The first process says it."""
+    """Ignore the line; only the main process prints it."""

@@ -12,7 +12,7 @@ from tempera.reporting.wandb_report import publish
 
 
 def main(cfg: DictConfig) -> list[Path]:
-    """Write the report, print its files and return them."""
+    """Write the report, print the paths of its files and return them."""
     for name, kind in (
         ("publish", bool),
         ("output", Path),

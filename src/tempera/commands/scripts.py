@@ -1,7 +1,7 @@
 """Entry points of the commands `tempera-…` and of the scripts in `eval/` and `train_draft/`.
 
-Each imports its body when it runs, after its configuration has been composed: a wrong option is
-answered before torch is imported.
+Each imports its module only when it runs, after composing its configuration, so a wrong option is
+reported before torch is imported.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What training and preparation read, all of it on this machine."""
+"""The data that training and preparation read, downloaded to this machine."""
 
 from omegaconf import DictConfig
 
@@ -10,8 +10,8 @@ from tempera.runtime.distributed import Processes
 
 
 def fetched(cfg: DictConfig, processes: Processes) -> Source:
-    """`source`, once what it reads has been downloaded; captions that the model cannot use are
-    broken entries of it.
+    """The option `source`, after downloading what it reads. Entries whose captions the model cannot
+    use are broken.
     """
     source: Source = instantiate(cfg.source)
     captions = build.build_captions(cfg)

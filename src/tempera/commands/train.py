@@ -138,8 +138,8 @@ def _nothing_done(cost: Cost | None) -> dict[str, Any]:
 
 
 def _recipe(cfg: DictConfig) -> Recipe:
-    """The recipe, checked before anything is read; its steps are 1 where epochs decide them.
-    mixed_precision=auto is bfloat16 on CUDA.
+    """The recipe, checked before anything is read. Its `steps` are 1 if epochs will set them;
+    mixed_precision=auto means bfloat16 on CUDA.
     """
     decided: dict[str, Any] = {}
     if cfg.steps is None:
@@ -153,9 +153,9 @@ def _recipe(cfg: DictConfig) -> Recipe:
 
 
 def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:
-    """`steps`, or those of `epochs` passes over the images."""
+    """The option `steps`, or the number of steps in `epochs` passes over the images."""
     if cfg.steps is not None:
         return int(cfg.steps)
     if not isinstance(codes, ShardCodes):
-        raise TemperaError("these training images have no end, and so no epochs: give steps=.")
+        raise TemperaError("this stream of training images is endless: give steps= for epochs=.")
     return max(1, math.ceil(float(cfg.epochs) * len(codes.kept) / batch_size))

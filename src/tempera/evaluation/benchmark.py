@@ -1,10 +1,10 @@
-"""Where the time of a round goes, on whatever device is present: each part, the whole round, and
-what the device's bandwidth allows.
+"""Measures where the time of a round goes, on any device: each part, the whole round, and the limit
+that memory bandwidth sets.
 
-Rounds are real rounds of `decode`, over an excerpt from the middle of an image. Weights may be
-random: the cost of a draft does not depend on how much of it is accepted. Speed-ups are given for
-every accepted length, as accepted length × AR's round ÷ the method's round, both with plain or both
-with compiled steps.
+Rounds are real rounds of `decode`, in an excerpt from the middle of an image. Weights may be
+random, because the cost of a round does not depend on how much is accepted. The speed-up at an
+accepted length is accepted length × time of AR's round ÷ time of the method's round, where both
+rounds are compiled or both are not.
 """
 
 import resource
@@ -30,7 +30,7 @@ from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
 
 COPIED = 2**28
-"""Bytes that are copied to measure the device's bandwidth; beyond any cache."""
+"""Bytes copied to measure the device's bandwidth; more than any cache holds."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class BenchmarkPlan:
     """What is measured.
 
     Args:
-        batch_sizes: prompts decoded at once; one column of results each.
-        compile: whether the steps are compiled, or both: first plain, then compiled ones.
-        repeats: timings of each part and of each round; the report has their median and quartiles.
-        bandwidth: of the device's memory in GB/s (10⁹ bytes); measured unless given.
-        trees: static trees, by name, whose target passes are timed beside 1 token and the method's
-            own draft.
+        batch_sizes: numbers of prompts decoded at once; the results have a column for each.
+        compile: whether steps are compiled; `both` times plain steps first, then compiled ones.
+        repeats: timings of each part and of each round; the report gives median and quartiles.
+        bandwidth: bandwidth of the device's memory in GB/s (10⁹ bytes); measured by default.
+        trees: names of static trees whose target passes are timed too, besides 1 token and the
+            method's own draft.
         accepted_lengths: the accepted lengths at which speed-ups are given.
     """
 
@@ -87,26 +87,27 @@ class BenchmarkPlan:
 
     @property
     def kinds(self) -> list[bool]:
-        """Whether the steps are compiled, in turn."""
+        """Whether steps are compiled, for each kind of measurement in turn."""
         return [False, True] if self.compile == "both" else [self.compile]
 
 
 @dataclass(frozen=True)
 class BenchmarkColumn:
-    """Timings in milliseconds of one batch size, with steps compiled or plain.
+    """Timings in milliseconds at one batch size, with compiled or with plain steps.
 
     Attributes:
         target: one forward pass and its sampling distribution, by the number of tokens per row.
-        parts: of the method's round, by name (draft, target, verify, commit), each synchronised.
-        sampling: from hidden states to the sampled distribution, inside `target`, for the method's
-            draft.
+        parts: the parts of the method's round, by name (draft, target, verify, commit), each
+            synchronised.
+        sampling: the part of `target` from hidden states to the sampled distribution, for the
+            method's draft.
         ar: a round of plain autoregression, without clocks inside.
         method: a round of the method, without clocks inside.
         cache: bytes of keys and values that a token in the middle of the image reads.
-        limit: milliseconds that reading weights and cache once takes at the device's bandwidth.
+        limit: milliseconds to read weights and cache once at the device's bandwidth.
         memory: peak bytes so far: allocated on a GPU, resident on a CPU.
-        images: images per second by plain autoregression, text encoder and image decoder excluded.
-        speedups: over plain autoregression, by accepted length.
+        images: images per second by plain autoregression, without text encoder and image decoder.
+        speedups: speed-ups over plain autoregression, by accepted length.
     """
 
     batch_size: int
@@ -133,8 +134,8 @@ class BenchmarkReport:
     """What was measured.
 
     Attributes:
-        drafted: nodes of the method's draft, of which the deepest is at `depth`.
-        bandwidth: bytes per second: of a large copy (reads and writes), or as given.
+        drafted: number of nodes in the method's draft; the deepest is at `depth`.
+        bandwidth: bytes per second, as given or measured by a large copy (reads and writes).
         weights: bytes of the weights that every pass reads.
     """
 
@@ -152,7 +153,7 @@ class BenchmarkReport:
 
 
 class Excerpt:
-    """A target that starts in the middle of the image and ends `length` tokens later. Implements
+    """A target that starts in the middle of the image and stops `length` tokens later. Implements
     `interfaces.Target`.
     """
 
@@ -162,7 +163,8 @@ class Excerpt:
         self.start = (target.length - length) // 2
         if self.start < 0:
             raise TemperaError(
-                f"an image of {target.length} tokens has no {length} to time: give fewer repeats."
+                f"an image of {target.length} tokens is too short to time {length}: give fewer "
+                "repeats."
             )
 
     @property
@@ -185,7 +187,7 @@ class Excerpt:
         return self.target.encoded(prompts)
 
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start a batch and skip the first half of the images; its keys and values are zeros, which
+        """Start a batch and skip the first half of the images. Its keys and values stay zero; they
         take as long to read as any others.
         """
         self.target.begin(prompts, nodes)
@@ -207,14 +209,14 @@ def measure(
     plan: BenchmarkPlan,
     progress: Callable[[str], None] = lambda part: None,
 ) -> BenchmarkReport:
-    """Time a method's round and its parts beside plain autoregression's, in turn.
+    """Time rounds of plain autoregression and of a method in turn, and the parts of the method's.
 
     Args:
         target: the model, on its device; it stays compiled if the plan asks for compiled steps.
-        make_method: builds the method; called again for a compiled target, whose draft is compiled
-            as well.
+        make_method: builds the method; called again for a compiled target, so that its draft is
+            compiled too.
         plan: what to measure, and how often.
-        progress: called with the name of the next part.
+        progress: called with the name of each part before it is measured.
 
     Raises:
         TemperaError: the method is plain autoregression, or memory does not suffice.
@@ -227,7 +229,7 @@ def measure(
         method = make_method()
         if method.is_plain:
             raise TemperaError(
-                "method=ar is what a method is timed against: choose another one, such as "
+                "method=ar is the baseline that methods are timed against: choose another, such as "
                 "method=eagle."
             )
         for batch_size in plan.batch_sizes:
@@ -253,7 +255,7 @@ def _measured(
     speed: float,
     progress: Callable[[str], None],
 ) -> BenchmarkColumn:
-    """`_column`, with running out of memory as a TemperaError."""
+    """`_column`, which raises TemperaError when memory runs out."""
     try:
         return _column(target, method, plan, batch_size, speed, progress)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
@@ -306,14 +308,16 @@ def _column(
 
 
 def bandwidth(device: torch.device, repeats: int = 5) -> float:
-    """Bytes per second that the device reads and writes in a large copy."""
+    """The device's bandwidth in bytes per second, read and written, in a large copy."""
     source = torch.empty(COPIED, dtype=torch.uint8, device=device).zero_()
     target = torch.empty_like(source)
     return 2 * COPIED / min(_timed(lambda: target.copy_(source), device) for _ in range(repeats))
 
 
 def _trees(method: Method, plan: BenchmarkPlan) -> list[Tree]:
-    """The empty tree, a chain as long as the method's own tree, and the plan's trees; by size."""
+    """The empty tree, a chain of as many nodes as the method's draft, and the plan's trees, by
+    size.
+    """
     trees = [
         Tree.empty(),
         Tree.chain(method.drafter.nodes),
@@ -337,8 +341,8 @@ def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeat
 def _time_rounds(
     target: TransformerTarget, method: Method, prompts: list[str], repeats: int
 ) -> tuple[Spread, Spread, dict[str, Spread]]:
-    """Rounds of plain autoregression and of the method in turn, and the parts of the method's;
-    `repeats` excerpts of a few tokens each.
+    """Time rounds of plain autoregression and of the method in turn, and the parts of the method's
+    rounds, in `repeats` excerpts of a few tokens each.
     """
     plain = Method(NoDraft(), Exact())
     excerpt = Excerpt(target, min(target.length, 2 * (method.drafter.depth + 1)))
@@ -364,7 +368,7 @@ def _time_rounds(
 def _excerpt(
     target: Excerpt, method: Method, prompts: list[str], seed: int, clock: Clock | None
 ) -> tuple[int, float]:
-    """Rounds and seconds of one excerpt, its beginning (text and prefix) left out."""
+    """Rounds and seconds of one excerpt, without its beginning (text and prefix)."""
     marks: list[float] = []
 
     def mark(rounds: int, written: int) -> None:
@@ -439,8 +443,8 @@ def _name(device: torch.device) -> str:
 
 
 def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
-    """The report as lines of text: the name of a row, then for each column the median and quartiles
-    in milliseconds, or a derived number.
+    """The report as rows of text: the row's name, then for each column the median and quartiles in
+    milliseconds, or a derived number.
     """
     columns = report.columns
     first = {column.compiled: column for column in reversed(columns)}
@@ -491,7 +495,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
 
 
 def _pass_name(tokens: int) -> str:
-    return f"target, {tokens} token{'s' if tokens > 1 else ''} a row"
+    return f"target, {tokens} token{'s' if tokens > 1 else ''} per row"
 
 
 def _gain(column: BenchmarkColumn, length: float) -> str:
@@ -499,7 +503,7 @@ def _gain(column: BenchmarkColumn, length: float) -> str:
 
 
 def _small(column: BenchmarkColumn) -> float:
-    """The share of a round that is neither draft nor target."""
+    """The share of a round spent in neither draft nor target."""
     parts = column.parts
     return (parts["verify"].median + parts["commit"].median) / sum(
         part.median for part in parts.values()

@@ -1,20 +1,18 @@
-"""Schedules from measurements: record drafts along real decodes, keep what matters of them, solve
-for the schedule.
+"""Schedules from measurements: record statistics of drafts during exact decoding, then solve for
+the schedule.
 
-What is kept of every round of exact decoding: on chains the ratio p/q at each of the L drafted
-tokens (`Chains`), and on chains and trees how each drafted token would be tested at each of some
-prices (`PricedRounds`); of all tokens, those after the first rejection included, since the target
-scores them anyway. Given where a round begins, a draft is a draw from Q, so the means over rounds
-are unbiased estimates of Eqs. 7 and 8, and of the KL bound, of a round for every schedule. What is
-approximate:
+Every round of exact decoding contributes, on chains, the ratio p/q at each of the L drafted tokens
+(`Chains`), and on chains and trees the outcome of each drafted token's test at several prices
+(`PricedRounds`). Tokens after the first rejection count too, since the target scores them anyway.
+Given where a round begins, its draft is a draw from Q, so means over rounds are unbiased estimates
+of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The approximations are:
 
-- the rounds begin where *exact* decoding of these prompts began them; a relaxed schedule begins
-  them elsewhere, and more seldom;
-- the sample: some thousands of rounds, about one per two tokens of an image; the solver's optimum
-  is that of the sample;
-- rounds whose draft would run past the end of the image are left out;
-- the bounds are per round. A longer round is one of fewer, so at equal expected length, and only
-  there, bounds per round compare images.
+- Rounds begin where *exact* decoding of these prompts begins them. A relaxed schedule begins them
+  elsewhere, and less often.
+- The optimum is that of a sample: some thousands of rounds, about one per two tokens of an image.
+- Rounds whose draft would run past the end of the image are left out.
+- The bounds are per round, and longer rounds are fewer. Bounds per round therefore compare images
+  only at equal expected length.
 """
 
 import json
@@ -44,11 +42,11 @@ from tempera.runtime.installation import command
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a draft.
+    """Statistics of a draft.
 
     Attributes:
-        ratios: p/q at the drafted tokens of chains, float32 [C, L]; none if they were trees.
-        rounds: the same drafts as tested at prices, float32.
+        ratios: p/q at the drafted tokens of C chains, float32 [C, L]; None if drafts are trees.
+        rounds: the same drafts, tested at several prices, float32.
     """
 
     ratios: Tensor | None
@@ -56,14 +54,14 @@ class Statistics:
 
     @property
     def chains(self) -> Chains:
-        """The chains, equally weighed.
+        """The chains, with equal weights.
 
         Raises:
-            TemperaError: the drafts were trees.
+            TemperaError: the drafts are trees.
         """
         if self.ratios is None:
             raise TemperaError(
-                "these statistics are of a tree, and schedule=calibrated wants chains: measure "
+                "these statistics are of a tree, but schedule=calibrated needs chains: measure "
                 f"again with `{command('calibrate')} tree=chain`"
             )
         ratios = self.ratios.double()
@@ -71,7 +69,7 @@ class Statistics:
 
 
 class Recorder:
-    """A drafter of static trees that notes on the way what the target says of its drafts."""
+    """Wraps a drafter of static trees and records how the target scores its drafts."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -80,7 +78,7 @@ class Recorder:
         self.begin([])
 
     def begin(self, prompts: list[str]) -> None:
-        """Forget the drafts of the images before."""
+        """Start a batch and forget the drafts of earlier images."""
         self._ratios: list[Tensor] = []
         self._tested: list[PricedRounds] = []
         self._emitted: list[Tensor] = []
@@ -92,7 +90,7 @@ class Recorder:
         return self.drafter.propose(uniforms)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Note the round; node n is tested where the target scored its parent."""
+        """Record the round; node n is tested against p at its parent."""
         token, parents = draft.tokens.unsqueeze(-1), 1 + draft.tree.parents
         self._ratios.append(
             (take(scores.p, parents).gather(-1, token) / draft.q.gather(-1, token)).squeeze(-1)
@@ -102,7 +100,7 @@ class Recorder:
         self.drafter.observe(draft, verdict, scores, emitted)
 
     def statistics(self, length: int) -> Statistics:
-        """Of the drafts that lie within their image of `length` tokens, on the host."""
+        """Statistics, on the host, of the drafts that end within their image of `length` tokens."""
         emitted = torch.stack(self._emitted)
         begins = emitted.cumsum(0) - emitted
         inside = ((emitted > 0) & (begins + self.depth <= length)).cpu()
@@ -127,10 +125,10 @@ def record(
     device: torch.device,
     batch_size: int,
 ) -> Statistics:
-    """Decode the prompts exactly and return what the target says of all drafts.
+    """Decode the prompts exactly and return the statistics of all drafts.
 
     Raises:
-        TemperaError: the drafter has no static tree, or the batch is empty.
+        TemperaError: the drafter has no static tree, or the batch size is below 1.
     """
     if batch_size < 1:
         raise TemperaError(f"batch_size={batch_size} is too small: give at least 1.")
@@ -177,7 +175,7 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
     """The statistics, and the options that they were measured with.
 
     Raises:
-        TemperaError: the file is missing or is none of `save_statistics`.
+        TemperaError: the file is missing or was not written by `save_statistics`.
     """
     if not path.is_file():
         raise TemperaError(
@@ -197,14 +195,14 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
             ratios = file.get_tensor("ratios") if "ratios" in file.keys() else None  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, ValueError, RecursionError):
         raise TemperaError(
-            f"{path} holds no statistics of a draft: write it anew with `{command('calibrate')}`"
+            f"{path} holds no statistics of a draft: measure again with `{command('calibrate')}`"
         ) from None
     return Statistics(ratios, rounds), notes
 
 
 def conditions(model: str, draft: str | None, **sampling: float) -> dict[str, Any]:
-    """What statistics depend on: the model, the draft (by the hash of its weights in the directory
-    `draft`) and the sampling options.
+    """The conditions that statistics depend on: the model, the draft (the hash of the weights in
+    the directory `draft`) and the sampling options.
     """
     weights = Path(draft) / "model.safetensors" if draft is not None else None
     return {
@@ -222,20 +220,20 @@ def calibrated(
     ceiling: float = CEILING,
     delta: float | None = None,
 ) -> Omegas:
-    """The schedule of `length` depths that minimises the TV bound at an expected length, on the
-    chains of a file.
+    """The schedule of `length` depths that minimises the TV bound at an expected length, for the
+    chains in a file.
 
     Args:
         length: L; the file's chains may be longer.
         statistics: file written by `tempera-calibrate`.
         expected_length: E[τ + 1] of a round, on these chains.
-        measured_with: arguments of `conditions` for this run; the file's must agree.
-        ceiling: no ω is larger.
-        delta: must be None: the expected length replaces it.
+        measured_with: the `conditions` of this run; those of the file must be the same.
+        ceiling: the largest ω allowed.
+        delta: must be None, since the expected length replaces it.
 
     Raises:
-        TemperaError: the file is missing, too short, or of other conditions; the expected length is
-            out of reach.
+        TemperaError: the file is missing, its chains are too short, or its conditions differ; or
+            the expected length is out of reach.
     """
     if delta is not None:
         raise TemperaError(
@@ -257,19 +255,19 @@ def optimal(
     expected_length: float | None,
     measured_with: dict[str, Any],
 ) -> Prices:
-    """The prices of `length` depths that give a round the least KL bound at an expected length, on
-    the rounds of a file.
+    """The prices of `length` depths that minimise a round's KL bound at an expected length, for the
+    rounds in a file.
 
     Args:
-        length: L; chains of the file may be longer.
-        tree: of this run's drafts; the file's must be the same, or both must be chains.
+        length: L; the file's chains may be longer.
+        tree: the tree of this run's drafts; the file's must be the same, or both must be chains.
         statistics: file written by `tempera-calibrate`.
-        expected_length: tokens of a round, in these rounds.
-        measured_with: arguments of `conditions` for this run; the file's must agree.
+        expected_length: mean number of tokens per round, in these rounds.
+        measured_with: the `conditions` of this run; those of the file must be the same.
 
     Raises:
-        TemperaError: the file is missing, too short, or of another tree or other conditions; the
-            expected length is out of reach.
+        TemperaError: the file is missing, its chains are too short, or its tree or conditions
+            differ; or the expected length is out of reach.
     """
     rounds = _known(statistics, measured_with).rounds
     if tree.nodes and tree.is_chain and rounds.tree.is_chain:
@@ -286,12 +284,12 @@ def optimal(
 
 
 def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
-    """The statistics of a file; TemperaError if they are of other conditions than this run's."""
+    """The statistics of a file; raises TemperaError unless its conditions are those of this run."""
     found, known = load_statistics(Path(statistics))
     for name, now in conditions(**measured_with).items():
         if known.get(name) != now:
             raise TemperaError(
-                f"{statistics} was measured with {name}={known.get(name)} and this run has "
+                f"{statistics} was measured with {name}={known.get(name)}, but this run has "
                 f"{name}={now}: "
                 f"measure again with `{command('calibrate')}` and this run's options"
             )
@@ -301,7 +299,7 @@ def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
 def _check_depth(statistics: str, measured: int, drafted: int) -> None:
     if drafted > measured:
         raise TemperaError(
-            f"{statistics} holds chains of {measured} and this run drafts {drafted}: measure "
+            f"{statistics} holds chains of {measured}, but this run drafts {drafted}: measure "
             f"again with depth={drafted}"
         )
 

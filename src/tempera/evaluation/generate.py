@@ -1,4 +1,4 @@
-"""Generate what a run directory still lacks, a batch at a time, alone or as one of several
+"""Generate the images that a run directory still lacks, batch by batch, in one or several
 processes.
 """
 
@@ -15,23 +15,23 @@ from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
 
 ProgressCallback = Callable[[int, int, int], None]
-"""Called as decoding goes with what has come since the last call: images, tokens, rounds summed
-over images.
+"""Called during decoding with the numbers of images, tokens and rounds (summed over images) since
+the last call.
 """
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """The prompts in batches that depend on the whole list only, so that a resumed run decodes the
+    """The prompts in batches that depend only on the whole list, so that a resumed run decodes the
     same batches.
     """
     return [list(prompts[first : first + size]) for first in range(0, len(prompts), size)]
 
 
 def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """The batches, less what is there already.
+    """The batches without the prompts that already have records.
 
     Raises:
-        TemperaError: a prompt's id was used for another text.
+        TemperaError: a prompt's id was already used for another text.
     """
     known = store.rows()
     for prompt in prompts:
@@ -56,10 +56,10 @@ def generate(
     progress: ProgressCallback | None = None,
     replayed: Collection[str] = (),
 ) -> None:
-    """Decode the batches; each is kept once whole: first its pictures, then the replays of the
-    prompts with the ids `replayed`, then its records.
+    """Decode the batches. Each batch is written when it is complete: first its pictures, then the
+    replays of the prompts whose ids are in `replayed`, then its records.
 
-    Progress counts the images of a batch when they are written.
+    Progress counts the images of a batch once they are written.
     """
     for batch in waiting:
         seen = _Increments(len(batch), progress)
@@ -79,10 +79,10 @@ def generate(
 
 
 def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -> None:
-    """Draw again, from their tokens, pictures that have been deleted or damaged.
+    """Decode deleted or damaged pictures again, from their tokens.
 
     Raises:
-        TemperaError: the tokens are none of this model's.
+        TemperaError: the tokens do not belong to this model.
     """
     for row in rows:
         path = picture_path(directory, row["id"])
@@ -92,7 +92,7 @@ def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -
             picture = pipeline.pictures(torch.tensor([row["tokens"]]))[0]
         except (RuntimeError, IndexError, TypeError, ValueError) as problem:
             raise TemperaError(
-                f"the tokens of {row['id']} in {directory / 'records'} cannot be drawn "
+                f"the tokens of {row['id']} in {directory / 'records'} cannot be decoded "
                 f"({shortened(str(problem))}): delete the records and run again."
             ) from None
         write_picture(path, picture)
@@ -105,8 +105,8 @@ class _Increments:
         self.rows, self.progress, self.tokens, self.rounds = rows, progress, 0, 0
 
     def __call__(self, rounds: int, tokens: int) -> None:
-        """`rounds` is the batch's, at least every row's: the surplus is taken back when the batch
-        is done.
+        """Report the increments. `rounds` is that of the batch, which no row exceeds; the surplus
+        is subtracted when the batch is complete.
         """
         if self.progress is not None:
             self.progress(0, tokens - self.tokens, self.rows)

@@ -1,9 +1,8 @@
-"""The latency protocol: seconds per image at batch 1, after a warm-up, with a synchronised device,
-plain autoregression and the method in turn. Larger batches are timed in the same way on request, as
-seconds per image.
+"""The latency protocol: seconds per image at batch 1, after a warm-up, on a synchronised device,
+for plain autoregression and the method in turn. Larger batches can be timed in the same way.
 
 The text encoder and the image decoder are excluded and reported separately. The speed-up is the
-median of the paired ratios. Where the time goes is measured in a separate decode, because its clock
+median of the paired ratios. A separate decode measures the parts of a round, because its clock
 synchronises the device around each part.
 """
 
@@ -25,7 +24,7 @@ from tempera.runtime.row_store import Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
 COLUMNS = ("ar", "method", "text_encoder", "image_decoder", "rounds")
-"""What a timing has beside the parts of a round."""
+"""Columns of a timing, besides the parts of a round."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class SpeedProtocol:
 
     Args:
         prompts: number of timed prompts, the first ones of the run; 0 skips timing.
-        warmup: untimed images of each kind before the first timed one, once per process.
-        batches: sizes of larger batches to time as well, out of `BATCHES`; each with as many
+        warmup: number of untimed images of each kind before the first timed one, per process.
+        batches: larger batch sizes to time as well, from `BATCHES`; each with the same number of
             prompts, rounded up to whole batches.
     """
 
@@ -68,10 +67,10 @@ def measure(
     """Time each batch of prompts that has no timing in the store yet.
 
     Returns:
-        A row for each batch in the prompts' order, under the id of its first prompt: `ar` and
+        One row per batch, in the prompts' order, under the id of its first prompt: `ar` and
         `method` (seconds per image; equal for plain autoregression, which is timed once),
         `text_encoder` and `image_decoder` (seconds per batch), `rounds` (mean over images), and
-        `part_<name>`, the seconds of each part of the method in the clocked decode.
+        `part_<name>` (seconds that each part of the method took in the decode with clocks).
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -94,8 +93,8 @@ def measure(
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
-    """At least `count` prompts in whole batches. If there are too few, they repeat under other
-    ids, with other random draws.
+    """At least `count` prompts, in whole batches. If there are too few, prompts repeat under new
+    ids, with new random draws.
     """
     wanted, known = -(-count // size) * size, len(prompts)
     again = [
@@ -106,7 +105,7 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
 
 
 def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
-    """One timed batch of each kind, in that order, then the clocked one."""
+    """Time one batch of each kind, in this order, then one with clocks inside."""
     seconds, outputs = {}, {}
     with pipeline.text_encoded(prompts) as text_seconds:
         for kind in kinds:
@@ -134,9 +133,9 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
 def speed(
     rows: Sequence[Mapping[str, Any]], length: int, resamples: int = 1000
 ) -> dict[str, dict[str, float]]:
-    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency`, which is speed-up ÷ accepted
-    length of the timed images of `length` tokens: median, bootstrap interval, and the quartiles
-    `q25` and `q75`.
+    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency` (speed-up ÷ accepted length
+    of the timed images of `length` tokens): median, bootstrap interval, and quartiles `q25` and
+    `q75`.
     """
     ar, method, rounds = (_column(rows, name) for name in ("ar", "method", "rounds"))
     return {
@@ -172,7 +171,7 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def batch_speedups(
     timings: Mapping[int, Sequence[Mapping[str, Any]]], resamples: int = 1000
 ) -> dict[str, Any]:
-    """The metrics `speedup_<batch size>`: median and interval over the batches, as in `speed`."""
+    """The metrics `speedup_<batch size>`: median and interval over batches, as in `speed`."""
     ratios = {
         size: np.array([row["ar"] / row["method"] for row in rows], np.float64)
         for size, rows in timings.items()
@@ -191,7 +190,7 @@ def _spread(values: bootstrap.Array, resamples: int) -> dict[str, float]:
 
 
 def machine(device: torch.device) -> str:
-    """The machine that timings belong to, as a file name: the GPU, or the number of CPU threads."""
+    """The machine that was timed, as part of a file name: the GPU, or the number of CPU threads."""
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

@@ -32,7 +32,7 @@ class ImageDecoder(Protocol):
 
 
 class DecodingMethod(Protocol):
-    """How a model's tokens are decoded: `Method`, or `tempera.continuous.loop.Decoding`."""
+    """How a model's tokens are decoded: a `Method`, or a `tempera.continuous.loop.Decoding`."""
 
     @property
     def is_plain(self) -> bool:
@@ -43,9 +43,9 @@ class DecodingMethod(Protocol):
         """Plain autoregression, the baseline of speed-ups."""
 
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on: `method` (a name if no preset gives one), `draft`
-        (identity of its weights), `verification` (rule with its options) and `branching` (parents
-        of the nodes of the draft tree); None without a draft.
+        """The options that results depend on: `method` (the name to use without a preset), `draft`
+        (the identity of its weights), `verification` (the rule with its options) and `branching`
+        (the parents of the draft tree's nodes); the last three are None without a draft.
         """
 
     def decode(
@@ -58,8 +58,8 @@ class DecodingMethod(Protocol):
         progress: Callable[[int, int], None] | None = None,
         drafts: DraftLog | None = None,
     ) -> Output:
-        """One image per prompt; see `tempera.decoding.loop.decode`. `drafts` takes what every round
-        drafted, where tokens have ids.
+        """Decode one image per prompt; see `tempera.decoding.loop.decode`. `drafts` records what
+        every round drafted, if tokens have ids.
         """
 
 
@@ -132,7 +132,7 @@ class Pipeline:
         progress: Callable[[int, int], None] | None = None,
         drafts: DraftLog | None = None,
     ) -> Output:
-        """Decode one image per prompt, with `method` instead of the pipeline's if given; see
+        """Decode one image per prompt, by `method` or else by the pipeline's own; see
         `DecodingMethod`.
         """
         method = method or self.method
@@ -150,22 +150,22 @@ class Pipeline:
 
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
-        """Tokens [B, T] or, of D channels, [B, T, D] -> pictures uint8 [B, 3, H, W]."""
+        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]."""
         images = self.image_decoder.decode_codes(
             tokens.to(self.device).unflatten(1, self.target.grid)
         )
         return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
 
     def now(self) -> float:
-        """Seconds, after all work on the device has ended."""
+        """The time in seconds, after all work on the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:
-        """Run the text encoder now and reuse its output inside the `with` block, which excludes it
-        from timings; yields its seconds.
+        """Run the text encoder now, and reuse its output inside the `with` block so that timings
+        exclude it. Yields the seconds that it took.
         """
         start = self.now()
         with self.target.encoded([prompt.text for prompt in prompts]):
@@ -173,8 +173,8 @@ class Pipeline:
 
 
 def _proximity(trace: Trace) -> dict[str, list[Any]]:
-    """`proximity_by_place`, the size of the proximity set at each place of an image [T], None where
-    there is none; nothing for rules without such sets.
+    """`proximity_by_place`: the size of the proximity set at each place of an image [T], None where
+    no draft was tested; empty for rules without proximity sets.
     """
     sizes = trace.proximity
     if sizes is None or bool(sizes.isnan().all()):
@@ -184,7 +184,7 @@ def _proximity(trace: Trace) -> dict[str, list[Any]]:
 
 
 COLUMNS = ("text", "tokens", "rounds", "tested", "accepted", "depth", "accepted_length")
-"""What nothing can be computed without, of the columns of `records`."""
+"""The columns of `records` that every computation needs."""
 
 
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
@@ -193,12 +193,12 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
     Args:
         prompts: the batch.
         output: what decoding returned.
-        seconds: of the whole batch; each row gets its share.
+        seconds: time of the whole batch; each row gets its share.
 
     Returns:
-        Rows with, among others, `depth`, the depth of each token's accepted draft (0 where the
-        target drew it), and `…_by_tenth`, counts in each tenth of the image in the order of
-        decoding.
+        Rows with, among others, `depth` (the depth of each token's accepted draft, 0 if the target
+        drew the token) and `…_by_tenth` (counts in each tenth of the image, in the order of
+        decoding).
     """
     trace = output.trace.cpu()
     columns: dict[str, list[Any]] = {

@@ -1,4 +1,4 @@
-"""The progress bar of an evaluation, and of a sweep of them."""
+"""Progress bars of an evaluation and of a sweep of evaluations."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ class Bar:
 
     Args:
         images: number of images.
-        done: how many of them exist already.
+        done: how many of them already exist.
         length: tokens per image.
         shown: False in processes other than the main one.
         title: the activity that the bar names.
@@ -45,15 +45,15 @@ class Bar:
         )
 
     def finish(self) -> None:
-        """All images are there, whoever made them."""
+        """Show that all images exist, whichever process made them."""
         self.done = self.images
         self.progress.update(
             self.task, completed=self.progress.tasks[self.task].total, note=self._note()
         )
 
     def advance(self, images: float, tokens: float, rounds: float) -> None:
-        """Count what was done since the last call; rounds are summed over images. Of several
-        processes one counts, for all of them.
+        """Count what was done since the last call; rounds are summed over images. With several
+        processes, one counts for all of them.
         """
         self.done += images
         self.tokens += tokens
@@ -83,7 +83,7 @@ class Bar:
 
 @contextmanager
 def only_line() -> Iterator[None]:
-    """Runs inside, in this process or in one that it starts, show no bars of their own."""
+    """Hide the bars of runs inside, whether in this process or in one that it starts."""
     os.environ["TEMPERA_PROGRESS"] = "sweep"
     try:
         yield
@@ -96,19 +96,20 @@ def _in_a_sweep() -> bool:
 
 
 TIMED = 4
-"""What timing a prompt takes, in images: plain autoregression and the method decode it in turn,
-alone and not in a batch.
+"""Timing one prompt takes about as long as generating this many images, because plain
+autoregression and the method decode it in turn, and not in a batch.
 """
 
 
 class SweepProgress:
-    """One line for the runs of a sweep: finished runs, finished images, and the time left, as the
-    share of the work that has been done since the start predicts it. It reads the run directories,
-    whichever processes write them.
+    """One line for the runs of a sweep: finished runs, finished images, and the time left,
+    predicted from the work done since the start. It reads the run directories, so any process may
+    write them.
 
     Args:
-        jobs: each run's directory, images (none: as many as a file has) and timed prompts.
-        every: seconds between two looks at the directories.
+        jobs: each run's directory, number of images (None: all prompts of a file) and number of
+            timed prompts.
+        every: seconds between updates.
     """
 
     def __init__(self, jobs: Sequence[tuple[Path, int | None, int]], every: float = 2.0) -> None:
@@ -121,8 +122,8 @@ class SweepProgress:
         self._began, self._share = time.monotonic(), self.share()
 
     def share(self) -> float:
-        """The share of the sweep's work that is done, 0 to 1; runs of unknown size count as one of
-        mean size, and only when they are finished.
+        """The share of the sweep's work that is done, from 0 to 1. A run of unknown size counts as
+        one of mean size, and only once it is finished.
         """
         done, sizes = [], []
         for directory, images, timed in self.jobs:
@@ -176,7 +177,7 @@ class SweepProgress:
 
 
 def _rows(directory: Path, stores: str) -> int:
-    """Rows in the row stores of a run directory; a part that is just being replaced counts 0."""
+    """Rows in a run directory's row stores; a part file that is being replaced counts 0."""
     count = 0
     for part in directory.glob(f"{stores}/*.parquet"):
         try:

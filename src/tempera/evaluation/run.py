@@ -1,5 +1,5 @@
-"""An evaluation, from prompts to metrics.json: generate, time, score the pictures, report.
-Interrupted anywhere, it resumes where it stopped.
+"""An evaluation, from prompts to metrics.json: generate, time, score the pictures, report. An
+interrupted evaluation resumes where it stopped.
 """
 
 import math
@@ -33,7 +33,7 @@ from tempera.runtime.row_store import Row, Store, write_table
 from tempera.runtime.tracking import Tracker
 
 SHOWN = 24
-"""Pictures on grid.png: the first prompts, so that runs show the same ones."""
+"""Number of pictures on grid.png, those of the first prompts, so that all runs show the same."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class RunPlan:
         model: name of the model preset.
         settings: the run's identity: every option that results depend on, by its command-line
             name, and the identities of the networks.
-        about: other facts to note in run.json.
-        batch_size: prompts decoded together.
-        diagnostics: record TV(p, q), the TV and KL bounds, and how sure the target is.
-        replays: of how many of the first prompts to keep the decode round by round, for
-            report.html; of images decoded in an earlier start nothing is added.
+        about: other facts to record in run.json.
+        batch_size: number of prompts decoded together.
+        diagnostics: record TV(p, q), the TV and KL bounds, and how certain the target is.
+        replays: keep the decodes of this many first prompts round by round, for report.html; images
+            that already exist get no replay.
     """
 
     directory: Path
@@ -77,7 +77,7 @@ def evaluate(
     processes: Processes,
 ) -> dict[str, float]:
     """Run the plan and write the run directory (see `tempera.evaluation.run_directory`). The
-    evaluator has been checked: it is, before any weights are read.
+    caller has already checked the evaluator, before any weights were read.
 
     Returns:
         The metrics by key, without intervals; empty in processes other than the main one.
@@ -118,7 +118,7 @@ def evaluate(
 def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
-    """Generate the missing images; returns the records in the prompts' order."""
+    """Generate the missing images and return all records, in the prompts' order."""
     store = Store(plan.directory / "records", COLUMNS)
     mine = todo(store, prompts[processes.rank :: processes.count], plan.batch_size)
     missing = len(store.missing([prompt.id for prompt in prompts]))
@@ -127,7 +127,7 @@ def _generated(
     with Bar(
         len(prompts), len(prompts) - missing, pipeline.target.length, processes.is_main
     ) as bar:
-        step = missing / max(shares[0], 1)  # the others are about as far
+        step = missing / max(shares[0], 1)  # assumes all processes are equally far
         generate(
             pipeline,
             mine,
@@ -150,7 +150,7 @@ def _generated(
 def _timed(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1
 ) -> list[Row]:
-    """Timings of the prompts in batches, kept apart by machine and batch size."""
+    """Timings of the prompts in batches, stored separately per machine and batch size."""
     if not prompts:
         return []
     batch = f"-batch-{batch_size}" if batch_size > 1 else ""
@@ -167,7 +167,7 @@ def _timed(
 def _evaluated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
 ) -> tuple[dict[str, Row], dict[str, Interval]]:
-    """Scores by prompt id, and the quality metrics; nothing without networks."""
+    """Scores by prompt id, and the quality metrics; both empty if the evaluator has no networks."""
     scores: dict[str, Row] = {}
     metrics: dict[str, Interval] = {}
 
@@ -216,15 +216,15 @@ def _assemble(
 
 
 def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
-    """The ratio at each depth; None where nothing was tested."""
+    """The ratio at each depth; None if nothing was tested there."""
     return [
         float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)
     ]
 
 
 def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
-    """Acceptance in each tenth of the image in the order of decoding; empty for older records,
-    which do not count it.
+    """Acceptance rate in each tenth of the image, in the order of decoding; empty for older
+    records, which lack the counts.
     """
     if not all("tested_by_tenth" in row for row in rows):
         return []
@@ -236,7 +236,7 @@ def _by_tenth(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _proximity(rows: Sequence[Row]) -> list[float | None]:
-    """Mean size of the proximity set at each place of the image; empty for rules without any."""
+    """Mean size of the proximity set at each place of the image; empty if the rule has no sets."""
     if "proximity_by_place" not in rows[0]:
         return []
     sizes = np.array([row["proximity_by_place"] for row in rows], np.float64)
@@ -245,7 +245,7 @@ def _proximity(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """NaN and infinities as None, since JSON has neither."""
+    """The values with NaN and infinities replaced by None, since JSON has neither."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
@@ -253,15 +253,15 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(images: int, evaluated: bool, timing: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table must know."""
+    """Notes below the printed table of metrics."""
     notes = []
     if evaluated and images < ENOUGH:
         notes.append(
-            f"FID, KID, precision and recall need {ENOUGH} images or more; this run has {images}."
+            f"FID, KID, precision and recall need at least {ENOUGH} images; this run has {images}."
         )
     elif evaluated:
         notes.append(
-            f"FID and recall depend on the number of images ({images}): compare runs of equal size."
+            f"FID and recall depend on the number of images: compare only runs with {images} too."
         )
     if timing:
         parts = ", ".join(
@@ -289,9 +289,9 @@ def _write(
     scores: Mapping[str, Row],
     result: Mapping[str, Any],
 ) -> None:
-    """Write results.parquet, grid.png, acceptance_map.png, report.html, accepted.png if anything
-    was drafted, proximity_map.png if the rule has proximity sets; metrics.json last, as the sign of
-    a finished run.
+    """Write results.parquet, grid.png, acceptance_map.png, report.html, accepted.png (if anything
+    was drafted) and proximity_map.png (if the rule has proximity sets). metrics.json comes last,
+    since it marks a run as finished.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}

@@ -2,9 +2,9 @@
 either whole or absent.
 
 A run directory holds
-    run.json            its identity: model, method, sampling, seed; other settings are refused
+    run.json            the run's identity (model, method, sampling, seed), which cannot change
     records/            generated tokens and their trace, a part file per batch
-    replays/            the first prompts' decodes round by round (`tempera.decoding.replay`)
+    replays/            decodes of the first prompts, round by round (`tempera.decoding.replay`)
     images/<id>.png     the pictures
     evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
@@ -24,13 +24,13 @@ from tempera.runtime.files import create_json, read_json, writable_directory, wr
 def claim(
     directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True
 ) -> None:
-    """Claim a directory for a run, or check that it belongs to it. Of several runs that claim a
-    new directory at once, one gets it.
+    """Claim a directory for a run, or check that the directory belongs to the run. If several runs
+    claim a new directory at once, one gets it.
 
     Args:
-        directory: created when it does not exist.
-        identity: the settings that results depend on; a directory made with others is refused.
-        about: other facts for run.json; rewritten at every start.
+        directory: created if it does not exist.
+        identity: the settings that results depend on; a directory of other settings is refused.
+        about: other facts for run.json, rewritten at every start.
         write: False in processes other than the main one, which only check.
 
     Raises:
@@ -45,10 +45,10 @@ def claim(
             then, now = known.get(name) if isinstance(known, dict) else None, identity.get(name)
             if then != now:
                 raise TemperaError(
-                    f"{directory} holds a run made with {name}={_short(then)} and this one has "
+                    f"{directory} holds a run made with {name}={_short(then)}, but this one has "
                     f"{name}={_short(now)}: "
-                    "choose another directory (hydra.run.dir=DIR), or the same settings to go on "
-                    "with it."
+                    "choose another directory (hydra.run.dir=DIR), or the same settings to "
+                    "continue it."
                 )
         if write:
             write_json(path, content)

@@ -32,8 +32,8 @@ FREE = (
     "replays",
 )
 """Options that may differ between two starts of the same run. They decide which results are
-computed, where and on what device, but not their values; `dtype` and `weights` enter the identity
-as the network that they give.
+computed, where, and on what device, but not their values. `dtype` and `weights` affect the identity
+through the network that they yield.
 """
 
 
@@ -43,7 +43,7 @@ def run_identity(
     drafter: Mapping[str, Any],
     pipeline: Pipeline,
 ) -> dict[str, Any]:
-    """The run's identity, in the order in which differences are reported.
+    """The run's identity; differences from another identity are reported in its order.
 
     Args:
         options: the configuration's top-level values.

@@ -1,6 +1,5 @@
 """LANTERN's Table 4 and Figure 6: are near codes interchangeable? Replace every token by one drawn
-from its nearest codes, or by the one at a place in the order of distance, and evaluate the
-pictures.
+from its nearest codes, or by the code at a given rank of distance, and evaluate the pictures.
 """
 
 import hashlib
@@ -17,16 +16,16 @@ from tempera.rules.codebook_neighbours import Neighbours, ranked
 
 class Replacing:
     """An image decoder that first replaces each code by one drawn uniformly from a set, such as its
-    nearest ones, itself included.
+    nearest codes, including itself.
 
-    Codes are replaced in the finished image, so the tokens keep the target's law; the paper leaves
-    open whether later tokens see the replacements. An image's draws depend only on its codes and
+    Codes are replaced in the finished image, so the tokens keep the target's law; the paper does
+    not say whether later tokens see the replacements. An image's draws depend only on its codes and
     the seed.
 
     Args:
-        decoder: what generates.
+        decoder: the image decoder that is wrapped.
         table: the codes that may replace each code, int64 [V, k].
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     def __init__(self, decoder: ImageDecoder, table: Tensor, seed: int) -> None:
@@ -58,15 +57,15 @@ def replacing_pipeline(
     Args:
         target: as in `Pipeline`, like the next four.
         method: how tokens are decoded.
-        image_decoder: whose codebook decides what is near.
+        image_decoder: the image tokenizer; distances are in its codebook.
         device: where to compute.
-        seed: of decoding, and of the draws.
-        replace: draw from this many nearest codes, itself included; 1 replaces none.
-        rank: or take the code at this place in the order of distance: 1 the nearest, -1 the
-            farthest; 0 replaces none.
+        seed: seed of decoding and of the draws.
+        replace: draw from this many nearest codes, including the code itself; 1 replaces none.
+        rank: or take the code at this rank of distance: 1 the nearest, -1 the farthest; 0 replaces
+            none.
 
     Raises:
-        TemperaError: there are fewer codes, or both are given.
+        TemperaError: the codebook has fewer codes, or both options are given.
     """
     codebook = image_decoder.quantize.codebook
     if replace != 1 and rank != 0:

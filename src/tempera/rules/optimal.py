@@ -1,8 +1,8 @@
 """The relaxation that costs the least KL divergence for the drafts that it keeps.
 
-Whatever a rule does, the law π of its token can hold kept drafts of mass A only if Σ min(π, q) ≥ A.
-The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤ 1 ≤ ω: keep x
-with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. Its price is dKL/dA =
+A rule that keeps drafts of mass A emits tokens of a law π with Σ min(π, q) ≥ A, whatever else it
+does. The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤ 1 ≤ ω:
+keep x with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. The price is dKL/dA =
 log(ω/c). Derivation: docs/optimal.md.
 """
 
@@ -18,26 +18,26 @@ from tempera.errors import OtherSchedule, TemperaError
 from tempera.rules.schedules import Prices, on_device
 
 HALVINGS = 20
-"""Of the logarithm of c: it is found to a millionth of the interval."""
+"""Bisection steps for log c: they find it to a millionth of its interval."""
 
 HIGHEST = 20.0
-"""Nats. At this price a draft is kept unless the target finds it e²⁰ times less likely."""
+"""The highest price, in nats: it keeps a draft unless the target finds it e²⁰ times less likely."""
 
 
 @dataclass(frozen=True, init=False)
 class Priced(SharedResidual):
-    """f = min(1, ω·p/q) and Norm[c·p - q]+, where ω = c·exp(price) and c gives the two the mass 1:
-    no rule that keeps as many drafts here has less KL.
+    """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
+    emitted law sum to 1. No rule that keeps as many drafts has less KL at a position.
 
-    Unlike ω in `Relaxed`, a price lets every p and q have an ω of their own. Price 0 is exact
-    decoding.
+    `Relaxed` uses the same ω everywhere; here the price is the same, and ω follows from each pair
+    of p and q. Price 0 is exact decoding.
 
     Args:
-        schedule: nats per kept draft: the same at every depth, or prices by depth; deeper nodes use
-            the last one. See `tempera.rules.optimal_prices`.
+        schedule: nats per kept draft, either one price for all depths or prices by depth; deeper
+            nodes use the last one. See `tempera.rules.optimal_prices`.
 
     Raises:
-        TemperaError: a price is negative or above 20; or the schedule holds ω's.
+        TemperaError: a price is negative or above 20, or the schedule holds values of ω.
     """
 
     prices: tuple[float, ...]
@@ -76,11 +76,11 @@ class Priced(SharedResidual):
 
 
 def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
-    """The c at which median(c·p, q, c·exp(price)·p) has mass 1, [..., 1]; from exp(-price) to 1.
+    """The c in [exp(-price), 1] at which median(c·p, q, c·exp(price)·p) has mass 1, [..., 1].
 
     Args:
         p, q: [..., V].
-        price: of a kept draft, [..., 1]; or of each token, [..., V].
+        price: the price of a kept draft, [..., 1], or a price for each token, [..., V].
     """
     most = price.exp()
     low = (-price.amax(-1, keepdim=True)).exp().expand_as(p[..., :1])
@@ -88,12 +88,12 @@ def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
 
 
 def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
-    """The residual G that minimises KL(kept + (1 - Σ kept)·G ‖ p), whatever the rule kept:
-    Norm[c·p - kept]+, with c ≤ 1 such that the masses add up. p where nothing is rejected.
+    """The residual G that minimises KL(kept + (1 - Σ kept)·G ‖ p) for any rule: Norm[c·p - kept]+,
+    with c ≤ 1 such that the emitted law sums to 1. It is p if nothing is rejected.
 
     Args:
         p: the target's distribution, [..., V].
-        kept: q·f, likewise; Σ kept ≤ 1.
+        kept: q·f, [..., V], with Σ kept ≤ 1.
     """
     rejected = (1 - kept.sum(-1, keepdim=True)).clamp(torch.finfo(p.dtype).eps, 1)
     c = _largest(rejected, lambda c: torch.maximum(kept, c * p).sum(-1, keepdim=True))
@@ -101,9 +101,11 @@ def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
 
 
 def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest c in [low, 1] whose `mass`, increasing in c, is at most 1: [..., 1]. Bisection of
-    log c for all rows at once, then linear between the ends: exact unless a token of the law
-    changes sides there. Nothing is read from the device.
+    """The largest c in [low, 1] at which `mass`, which increases with c, is at most 1: [..., 1].
+
+    Bisects log c for all rows at once, then interpolates linearly between the ends. This is exact
+    unless one of the law's tokens changes branch of the median between them. Nothing is read from
+    the device.
     """
     c, step = low, low.reciprocal()
     for _ in range(HALVINGS):

@@ -1,10 +1,11 @@
-"""What keeping a draft may cost at each depth, so that a round of a given expected length has the
-least KL divergence: the prices of `tempera.rules.optimal.Priced`, from measured rounds.
+"""The prices of `tempera.rules.optimal.Priced`, from measured rounds: how much KL divergence a kept
+draft may cost at each depth, so that a round of a given expected length has the least.
 
-Let a token be worth β nats. A draft kept at depth i opens the way to the tokens after it, T of them
-on average, which add K nats of their own: it is worth β·T - K, less what its rejection would leave,
-which is nothing on a chain, and on a tree the siblings yet to be tested. That worth is the price at
-depth i, and prices determine T and K (docs/optimal.md). β is found such that the length is right.
+Let a token be worth β nats. Keeping a draft at depth i makes T further tokens possible on average,
+which add K nats of their own. The draft is therefore worth β·T - K, less the worth of what remains
+after its rejection: nothing on a chain, the untested siblings on a tree. This worth is the price at
+depth i. Since T and K depend on the prices, the prices are a fixed point (docs/optimal.md); β is
+chosen so that the round has the wanted length.
 """
 
 import math
@@ -26,23 +27,23 @@ GRID = (
     *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9),
     *(1.1, 1.35, 1.65, 2.0, 2.5, 3.2, 4.2, 6.0),
 )
-"""Prices at which rounds are measured; between them f and KL are interpolated. At the last one
-hardly a token of the target's is rejected.
+"""Prices at which rounds are measured; f and KL are interpolated between them. The last price
+rejects hardly any token that the target could draw.
 """
 
 
 @dataclass(frozen=True)
 class PricedRounds:
-    """Drafts of C rounds as they were tested at each price of `GRID`, all their nodes, whatever was
-    rejected of them. Means over rounds estimate a round of any prices, since a node's test depends
-    on the nodes above it and its earlier siblings alone.
+    """The drafts of C rounds, tested at each of the G prices of `GRID`. All nodes are tested, even
+    those after a rejection. Means over rounds estimate a round at any prices, because a node's test
+    depends only on the nodes above it and its earlier siblings.
 
     Attributes:
-        tree: of the drafts, static; N nodes.
-        keep: probability that each drafted token passes its test once the walk comes to it,
+        tree: the static tree of the drafts, with N nodes.
+        keep: probability that each drafted token passes its test if the walk reaches it,
             [C, N, G].
         divergence: the term of the KL bound after the root and after each node, [C, 1 + N, G].
-        weights: how much each round counts, [C]; they sum to 1.
+        weights: weight of each round, [C]; they sum to 1.
     """
 
     tree: Tree
@@ -55,9 +56,9 @@ class PricedRounds:
         """Test the drafts of B rounds at every price.
 
         Args:
-            draft: with a static tree.
+            draft: drafts with a static tree.
             p: the target's distributions, [B, 1 + N, V].
-            weights: of the rounds, [B]; equal if not given.
+            weights: weights of the rounds, [B]; equal by default.
         """
         rules = [Priced(price) for price in GRID]
         return cls(
@@ -69,8 +70,12 @@ class PricedRounds:
 
     @classmethod
     def enumerated(cls, p: Tables, q: Tables) -> "PricedRounds":
-        """All chains of L = len(q) tokens, weighed by the draft's law; p[t] and q[t] hold the
-        distributions after each prefix of t tokens, [V^t, V], p one more.
+        """All chains of L = len(q) tokens, weighted by the draft's law.
+
+        Args:
+            p: the target's tables; p[t] [V^t, V] holds its distributions after all prefixes of t
+                tokens, t = 0 … L.
+            q: the draft's tables, t = 0 … L - 1.
         """
         vocab_size = p[0].shape[-1]
         tokens = torch.cartesian_prod(*[torch.arange(vocab_size)] * len(q)).view(-1, len(q))
@@ -86,25 +91,25 @@ class PricedRounds:
 
     @classmethod
     def equal(cls, tree: Tree, keep: Tensor, divergence: Tensor) -> "PricedRounds":
-        """Rounds that count the same."""
+        """Rounds with equal weights."""
         return cls(tree, keep, divergence, keep.new_full((len(keep),), 1 / len(keep)))
 
     def first_depths(self, length: int) -> "PricedRounds":
-        """The same rounds with chains of `length` drafts, no longer than these chains."""
+        """The same rounds with their chains cut to the first `length` drafts."""
         divergence = self.divergence[:, : 1 + length].clone()
         divergence[:, length:] = 0
         return PricedRounds(Tree.chain(length), self.keep[:, :length], divergence, self.weights)
 
     def expected(self, prices: Prices) -> tuple[float, float]:
-        """Tokens that a round emits on average, and the nats that they add to the KL bound."""
+        """Mean number of tokens that a round emits, and the nats that it adds to the KL bound."""
         keep, divergence = self._at(prices)
         reach = self._reach(keep)
         tokens, nats = reach.sum(0), (reach * divergence).sum(0)
         return float(self.weights @ tokens), float(self.weights @ nats)
 
     def worth(self, prices: Prices, beta: float) -> Prices:
-        """What a draft kept at each depth is worth under these prices, if a token is worth `beta`
-        nats: the mean over the drafts kept there, no more than the highest price.
+        """The worth of a draft kept at each depth under these prices, if a token is worth `beta`
+        nats: the mean over the drafts kept at that depth, limited to the highest price.
         """
         keep, divergence = self._at(prices)
         gain, value = torch.zeros_like(keep), beta - divergence
@@ -125,7 +130,7 @@ class PricedRounds:
         return Prices(tuple(min(max(worth, 0.0), GRID[-1]) for worth in means))
 
     def _at(self, prices: Prices) -> tuple[Tensor, Tensor]:
-        """Keep and divergence at these prices, nodes first: [N, C] and [1 + N, C]."""
+        """`keep` and `divergence` at these prices, nodes first: [N, C] and [1 + N, C]."""
         depths = [0, *self.tree.depths.tolist()]
         last = len(prices.prices) - 1
         before = [prices.prices[min(depth - 1, last)] for depth in depths[1:]]
@@ -133,7 +138,7 @@ class PricedRounds:
         return _interpolated(self.keep, before), _interpolated(self.divergence, after)
 
     def _reach(self, keep: Tensor) -> Tensor:
-        """Probability that the walk keeps each node's path, the root's being 1: [1 + N, C]."""
+        """Probability that the walk keeps the path to each node (1 for the root), [1 + N, C]."""
         reach = torch.ones_like(self.weights).repeat(1 + self.tree.nodes, 1)
         for node, children in enumerate(_children(self.tree)):
             left = reach[node]
@@ -144,11 +149,11 @@ class PricedRounds:
 
 
 def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
-    """The prices at which a round emits `expected_length` tokens with the least KL divergence,
-    tokens being worth the same everywhere.
+    """The prices at which a round emits `expected_length` tokens with the least KL divergence, if
+    every token is worth the same.
 
     Raises:
-        TemperaError: no prices of `GRID` have this expected length.
+        TemperaError: no prices within `GRID` give this expected length.
     """
     low, high = reachable_by_price(rounds)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
@@ -168,13 +173,13 @@ def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
 
 
 def reachable_by_price(rounds: PricedRounds) -> tuple[float, float]:
-    """The expected lengths of exact decoding and of the highest price at every depth."""
+    """The expected lengths of exact decoding, and of the highest price at every depth."""
     low, high = (rounds.expected(Prices((price,)))[0] for price in (GRID[0], GRID[-1]))
     return low, high
 
 
 def _settled(rounds: PricedRounds, prices: Prices, beta: float) -> Prices:
-    """Prices that are what drafts are worth under them: T and K by recursion, again and again."""
+    """Iterate to the fixed point at which the prices equal the worth of drafts under them."""
     for _ in range(40):
         before, prices = prices, rounds.worth(prices, beta)
         if math.dist(before.prices, prices.prices) < 1e-4:
@@ -188,7 +193,7 @@ def _children(tree: Tree) -> list[list[int]]:
 
 
 def _interpolated(measured: Tensor, prices: list[float]) -> Tensor:
-    """[C, N, G] at a price for each node: [N, C]."""
+    """Interpolate [C, N, G] at one price per node: [N, C]."""
     grid = torch.tensor(GRID)
     wanted = torch.tensor(prices)
     after = torch.searchsorted(grid, wanted).clamp(1, len(GRID) - 1)

@@ -15,7 +15,7 @@ from tempera.errors import TemperaError
 from tempera.rules.schedules import Omegas
 
 CEILING = 100.0
-"""The default for the largest ω of `optimal_schedule`; it rejects almost no token that the target
+"""Default for the largest ω of `optimal_schedule`, which rejects almost no token that the target
 could draw.
 """
 
@@ -25,24 +25,24 @@ _GRID = 33
 
 @dataclass(frozen=True)
 class Chains:
-    """Drafted chains x̃_1..x̃_L ~ Q. p/q at the drafted tokens is all that Eqs. 7 and 8 need, for
-    any schedule.
+    """Drafted chains x̃_1..x̃_L ~ Q, given by p/q at the drafted tokens, which is all that Eqs. 7
+    and 8 need for any schedule.
 
-    With the optimal residual a visit adds Σ[q·f - p]+ to the bound (Eq. 8). For f = min(1, ω·p/q)
-    and ω ≥ 1 that is what it keeps beyond exact decoding, Σ q·(f - min(1, p/q)), since both count
-    max(q, p) - p where q > p only; for ω ≤ 1 it is 0. So both sides of Theorem 2 are means over
-    chains of products of f_i = min(1, ω_i·ratio_i):
+    With the optimal residual a visited position adds Σ[q·f - p]+ to the bound (Eq. 8). For
+    f = min(1, ω·p/q) and ω ≥ 1 this is the mass kept beyond exact decoding, Σ q·(f - min(1, p/q)),
+    since only tokens with q > p contribute to either; for ω ≤ 1 it is 0. So both sides of Theorem 2
+    are means over chains of products of f_i = min(1, ω_i·ratio_i):
 
         E[τ + 1] = 1 + E_Q Σ_i Π_{j≤i} f_j
         bound    = E_Q Σ_i (Π_{j<i} f_j)·[f_i - min(1, ratio_i)]+
 
-    without assuming that acceptance is independent between depths. They are exact for enumerated
-    chains, and unbiased Monte Carlo estimates for drafted ones, provided that whole drafts are
-    recorded, including their rejected tokens.
+    This does not assume that acceptance at different depths is independent. The means are exact for
+    enumerated chains, and unbiased Monte Carlo estimates for drafted ones, provided that whole
+    drafts are recorded, including their rejected tokens.
 
     Attributes:
         ratios: p/q at the drafted tokens, float64 [C, L].
-        weights: how much each chain counts, float64 [C]; they sum to 1.
+        weights: weight of each chain, float64 [C]; they sum to 1.
     """
 
     ratios: Tensor
@@ -53,12 +53,12 @@ class Chains:
         """Chains of L = len(q) tokens.
 
         Args:
-            p: the target's distributions by depth: where the drafted token of depth i + 1 is
-                tested, p[i] is [C, V] along C drafted chains, or [V^i, V] in tables. More depths
-                than q's are not looked at.
-            q: the draft's distributions, likewise.
-            tokens: the drafted tokens, int64 [C, L]; all V^L chains of the tables, weighed by Q, if
-                not given.
+            p: the target's distributions by depth; p[i] tests the drafted token of depth i + 1. It
+                is [C, V] along C drafted chains, or a table [V^i, V]. Depths beyond q's are
+                ignored.
+            q: the draft's distributions, in the same form.
+            tokens: the drafted tokens, int64 [C, L]; by default all V^L chains of the tables,
+                weighted by Q.
         """
         if tokens is not None:
             each = [
@@ -123,12 +123,13 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     """`optimal_schedule` on chains.
 
     At a given E the bound is E - 1 minus the expected number of visited drafts that exact decoding
-    would accept too (*honest* drafts), so the search maximises that number. From three starts
-    (uniform, relaxed from the first depth down, from the last one up) it trades relaxation between
-    two depths at a time at constant E, on a grid that becomes finer, until no pair improves. This
-    is a stationary point of the constrained problem (the exchange argument of the paper's
-    Proposition 2). The problem is not convex; the tests compare with brute force. ω < 1 is
-    excluded: it has the bias of ω = 1 and accepts fewer honest drafts.
+    would also accept (*honest* drafts), so the search maximises that number. It has three starts:
+    a uniform schedule, one relaxed from the first depth down, and one relaxed from the last depth
+    up. From each it trades relaxation between two depths at a time at constant E, on an ever finer
+    grid, until no pair improves. The result is a stationary point of the constrained problem (the
+    exchange argument of the paper's Proposition 2). The problem is not convex, so the tests compare
+    with brute force. ω < 1 is excluded: it has the same bias as ω = 1 and accepts fewer honest
+    drafts.
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
@@ -161,25 +162,21 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
     needless = (
         (1 / least).clamp(min=1).tolist()
-    )  # with this ω a depth accepts every token that the target could draw
+    )  # at this ω a depth accepts every token that the target could draw
     return tuple(min(omega, limit) for omega, limit in zip(best, needless, strict=True))
 
 
 def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
-    """The expected lengths of exact decoding and of ω = `ceiling` at every depth; the latter is at
-    most L + 1.
-    """
+    """The expected lengths of exact decoding, and of ω = `ceiling` at every depth (≤ L + 1)."""
     if not 1 <= ceiling < math.inf:
-        raise TemperaError(
-            f"ceiling={ceiling} is not possible; give a number above 1 as the largest ω"
-        )
+        raise TemperaError(f"ceiling={ceiling} is not possible; the largest ω must be above 1")
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
     )
 
 
 def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling: float) -> Omegas:
-    """Relax the depths fully in this order, the last one as far as the expected length asks for."""
+    """Relax depths fully in this order, the last one partly, up to the expected length."""
     schedule = [1.0] * chains.length
     for depth in order:
         schedule[depth] = ceiling
@@ -191,8 +188,8 @@ def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling
 def _adjusted(
     chains: Chains, schedule: Sequence[float], depth: int, expected_length: float, ceiling: float
 ) -> Omegas:
-    """The schedule with ω at one depth (from 0) such that E is the expected length, or as near as
-    1..ceiling allows.
+    """The schedule with ω at one depth (from 0) changed so that E is the expected length, or as
+    near to it as ω in 1..ceiling allows.
     """
     before, after = tuple(schedule[:depth]), tuple(schedule[depth + 1 :])
     return (
@@ -207,8 +204,8 @@ def _adjusted(
 
 
 def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: float) -> float:
-    """The ω in 1..ceiling at which an increasing function is `expected_length`, by bisection of its
-    logarithm.
+    """The ω in 1..ceiling at which the increasing function `emitted` is `expected_length`, by
+    bisecting log ω.
     """
     low, high = 0.0, math.log(ceiling)
     for _ in range(36):
@@ -218,8 +215,8 @@ def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: f
 
 
 def _exchanged(chains: Chains, schedule: Omegas, expected_length: float, ceiling: float) -> Omegas:
-    """Trade relaxation between pairs of depths while the bound falls, first over the whole range,
-    then ever nearer.
+    """Trade relaxation between pairs of depths while the bound falls, over an ever narrower range
+    of ω.
     """
     span = math.log(ceiling)
     best = chains.tv_bound(schedule)
@@ -243,11 +240,11 @@ def _traded(
     ceiling: float,
     span: float,
 ) -> Omegas:
-    """The best schedule that differs at two depths only: the first's ω from a grid within `span` of
-    its logarithm, the second's to match.
+    """The best schedule that differs at two depths only. log ω of the first depth is tried on a
+    grid within `span`; ω of the second follows from the expected length.
 
-    E and the honest drafts H are bilinear in the f of two depths, so a grid of both costs a matrix
-    product.
+    E and the number H of honest drafts are bilinear in the f of the two depths, so a matrix product
+    evaluates a grid of both.
     """
     first, second = pair
     early, late = min(pair), max(pair)
@@ -280,8 +277,8 @@ def _traded(
 
 
 def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-    """Given that a depth's draft is accepted: the expected number of accepted drafts from it on,
-    and of honest drafts after it. [C, L] each.
+    """Given that a depth's draft is accepted: the expected number of accepted drafts from there on,
+    and of honest drafts after it, each [C, L].
     """
     emitted, honest = [torch.ones_like(kept[:, 0])], [torch.zeros_like(kept[:, 0])]
     for f, e in zip(kept.T[1:].flip(0), exact.T[1:].flip(0), strict=True):
@@ -291,8 +288,8 @@ def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matched(emitted: Tensor, values: Tensor, wanted: float) -> Tensor:
-    """In each row, interpolate the value at which the increasing `emitted` equals `wanted`; -∞ if
-    it never does. [A, B] -> [A].
+    """In each row, interpolate the value at which `emitted`, which increases, equals `wanted`; -∞
+    if it never does. [A, B] -> [A].
     """
     after = torch.searchsorted(emitted, torch.full_like(emitted[:, :1], wanted)).clamp(
         1, emitted.shape[1] - 1

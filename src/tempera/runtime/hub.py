@@ -1,5 +1,5 @@
-"""Files of Hugging Face's hub: downloaded once into its cache, read from there without a network,
-and every way to fail in one sentence.
+"""Files on Hugging Face's hub: downloaded once into its cache and then read without a network.
+Every failure is reported in one sentence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 
 @dataclass(eq=False)
 class CannotReach(TemperaError):
-    """Files of a repository are neither in the cache nor to be had. reason: the hub library's."""
+    """A repository's files are not cached and cannot be downloaded. reason: the hub library's."""
 
     repository: "Repository"
     patterns: Sequence[str]
@@ -24,14 +24,16 @@ class CannotReach(TemperaError):
         command = self.repository.command(self.patterns)
         return (
             f"{self.repository.id} is not in the hub's cache, and the hub cannot be reached "
-            f"({self.reason}): on a machine with network run `{command}`, and copy the cache "
+            f"({self.reason}): on a machine with a network run `{command}`, and copy the cache "
             "directory (HF_HUB_CACHE) here."
         )
 
 
 @dataclass(eq=False)
 class Gated(TemperaError):
-    """A repository is open to those who accepted its conditions. logged_in: as somebody else."""
+    """A repository is open only to accounts that accepted its conditions. logged_in: whether this
+    account is logged in, but has no access.
+    """
 
     repository: "Repository"
     logged_in: bool
@@ -50,8 +52,8 @@ class Repository:
 
     Attributes:
         id: `owner/name`.
-        kind: what it holds.
-        revision: a commit, branch or tag; the main branch unless given.
+        kind: `model` or `dataset`.
+        revision: a commit, branch or tag; the main branch by default.
     """
 
     id: str
@@ -64,7 +66,7 @@ class Repository:
         return f"https://huggingface.co/{'datasets/' if self.kind == 'dataset' else ''}{self.id}"
 
     def command(self, patterns: Sequence[str], directory: str | None = None) -> str:
-        """The command that downloads these files, into the cache or a directory."""
+        """The shell command that downloads these files, into the cache or a directory."""
         options = ["--repo-type dataset"] if self.kind == "dataset" else []
         options += [f"--revision {self.revision}"] if self.revision else []
         options += [f'--include "{pattern}"' for pattern in patterns]
@@ -72,10 +74,10 @@ class Repository:
         return " ".join([f"hf download {self.id}", *options])
 
     def commit(self, patterns: Sequence[str] = ()) -> str:
-        """The commit that `revision` stands for now; the last one known where there is no network.
+        """The commit that `revision` refers to now; without a network, the last one known.
 
         Args:
-            patterns: the files that it is for, for the error.
+            patterns: the files that are wanted, for the error message.
 
         Raises:
             TemperaError: the repository or the revision cannot be found.
@@ -89,7 +91,7 @@ class Repository:
                 if constants.HF_HUB_OFFLINE:
                     raise errors.OfflineModeIsEnabled("HF_HUB_OFFLINE=1")
                 return str(HfApi().repo_info(self.id, repo_type=self.kind, revision=name).sha)
-            except Exception as problem:  # its HTTP library has kinds of its own
+            except Exception as problem:  # the hub's HTTP library has exceptions of its own
                 if isinstance(problem, errors.HfHubHTTPError):
                     raise
                 known = Path(constants.HF_HUB_CACHE, folder, "refs", name)
@@ -100,7 +102,7 @@ class Repository:
                 raise
 
     def files(self, pattern: str) -> list[str]:
-        """Names of the files that match a pattern, in order; needs the network.
+        """Names of the files that match a pattern, in order; needs a network.
 
         Raises:
             TemperaError: the repository cannot be read.
@@ -115,7 +117,7 @@ class Repository:
         """One file, downloaded unless the cache has it.
 
         Raises:
-            TemperaError: it cannot be had.
+            TemperaError: it is unavailable.
         """
         from huggingface_hub import hf_hub_download
 
@@ -123,16 +125,14 @@ class Repository:
             return Path(hf_hub_download(self.id, name, repo_type=self.kind, revision=self.revision))
 
     def cached(self, name: str) -> Path | None:
-        """One file in the cache; None where it is not. Asks no server."""
+        """One file in the cache; None if it is not there. Sends no requests."""
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(self.id, name, repo_type=self.kind, revision=self.revision)
         return Path(found) if isinstance(found, str) else None
 
     def check(self, name: str) -> None:
-        """Raise TemperaError unless the cache has the file or the hub would give it; downloads
-        nothing.
-        """
+        """Raise TemperaError unless the file is cached or the hub offers it. Downloads nothing."""
         from huggingface_hub import hf_hub_download
 
         with self._in_one_sentence([name]):
@@ -141,11 +141,11 @@ class Repository:
             )
 
     def snapshot(self, patterns: Sequence[str]) -> Path:
-        """A directory with all files that match the patterns, downloaded unless the cache has them;
-        it is named after the commit.
+        """A directory with all files that match the patterns, downloaded unless the cache has them.
+        Its name is the commit.
 
         Raises:
-            TemperaError: they cannot be had.
+            TemperaError: they are unavailable.
         """
         from huggingface_hub import snapshot_download
 
@@ -199,6 +199,6 @@ class Repository:
             raise TemperaError(
                 f"the hub repository {self.id} has no file {patterns[0]}: see {self.page}."
             ) from None
-        except Exception as problem:  # its HTTP library has kinds of its own
+        except Exception as problem:  # the hub's HTTP library has exceptions of its own
             reason = str(problem).strip().splitlines()[0].partition(". ")[0][:160]
             raise CannotReach(self, patterns, reason) from None

@@ -1,9 +1,9 @@
-"""A decoder layer of the Llama family with its small operations joined, for decoding.
+"""A decoder layer of the Llama family with fused operations, for decoding.
 
-A pass over few tokens is so short that the number of operations costs as much as their arithmetic.
-Here queries, keys and values come from one projection, gate and up from another; in float32 the
-norms' weights are inside these projections; one rotation serves queries and keys; and residuals are
-added inside the products. To rounding, it computes what the layer that it replaces computes.
+In a pass over few tokens, launching operations costs as much as their arithmetic. So one projection
+gives queries, keys and values, and another gate and up; in float32 the norms' weights are folded
+into these projections; one rotation serves queries and keys; and residuals are added inside the
+matrix products. Up to rounding, the result is that of the layer that it replaces.
 
 Shapes: R rows, S tokens of a pass, K visible keys, H hidden size, D head size.
 """
@@ -19,10 +19,10 @@ from tempera.targets.kv_cache import RowLayer
 
 
 class FastLayer(nn.Module):
-    """Does the work of a decoder layer of Hugging Face's Llama, Emu3 or Chameleon.
+    """Replaces a decoder layer of Hugging Face's Llama, Emu3 or Chameleon.
 
     Args:
-        layer: one for which `fits` holds; its weights are copied.
+        layer: a layer for which `fits` is true; its weights are copied.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -44,20 +44,20 @@ class FastLayer(nn.Module):
 
     @staticmethod
     def fits(layer: Any) -> bool:
-        """Whether the layer is of a known class, and its linear layers have no biases."""
+        """Whether the layer's class is known and its linear layers have no biases."""
         linears = [module for module in layer.modules() if isinstance(module, nn.Linear)]
         return _is_known(layer) and all(linear.bias is None for linear in linears)
 
     def forward(
         self, hidden: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor], entries: RowLayer
     ) -> Tensor:
-        """The layer over the tokens of a pass.
+        """Apply the layer to the tokens of a pass.
 
         Args:
             hidden: [R, S, H].
             mask: additive, [R, 1, S, K].
-            rotation: as `turned` gives it.
-            entries: the layer of the cache, which has been placed.
+            rotation: cos and sin from `turned`.
+            entries: this layer's part of the cache, with the pass's places already set.
 
         Returns:
             [R, S, H].
@@ -84,9 +84,8 @@ class FastLayer(nn.Module):
 
 
 def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """A rotary embedding's cos and sin, [R, S, D], as `FastLayer` takes them, [R, S, 1, D]: the
-    first half of `sin` has its sign flipped, so that half-split pairs turn by
-    x·cos + roll(x)·sin.
+    """A rotary embedding's cos and sin, [R, S, D], in the form that `FastLayer` takes, [R, S, 1,
+    D]. The first half of `sin` changes sign, so that x·cos + roll(x)·sin rotates half-split pairs.
     """
     half = sin.shape[-1] // 2
     sign = torch.cat([sin.new_full((half,), -1.0), sin.new_ones(half)])
@@ -96,9 +95,9 @@ def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 class FastNorm(nn.Module):
     """A root-mean-square norm, x·w / √(mean x² + ε), before a projection.
 
-    In float32 it gives x / √(Σx² + H·ε), in three operations where PyTorch's own takes six, and
-    `fold` brings the missing factor w·√H into the projection. In half precision Σx² is too coarse,
-    and PyTorch's own norm is used.
+    In float32 it computes x / √(Σx² + H·ε), which takes three operations instead of PyTorch's six;
+    `fold` multiplies the missing factor w·√H into the projection. Half precision is too coarse for
+    Σx², so PyTorch's norm is used there.
 
     Args:
         norm: the norm that it replaces, of size H.
@@ -117,18 +116,18 @@ class FastNorm(nn.Module):
         self.register_buffer("_floor", floor, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H], without what `fold` adds."""
+        """[..., H] -> [..., H], without the factor that `fold` adds."""
         if self.folds:
             return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
         return nn.functional.rms_norm(x, x.shape[-1:], self._weight, self._eps)
 
     def fold(self, projection: Tensor) -> Tensor:
-        """The projection [O, H] that takes this norm's result."""
+        """The projection [O, H], adapted to take this norm's result."""
         return projection * self._weight if self.folds else projection
 
 
 class _HeadNorm(nn.Module):
-    """Chameleon's layer norms of queries and keys, with weights for each head, as one."""
+    """Chameleon's layer norms of queries and keys, which have weights per head, in one module."""
 
     _weight: Tensor
     _bias: Tensor
@@ -147,7 +146,9 @@ class _HeadNorm(nn.Module):
 
 
 def _is_known(layer: Any) -> bool:
-    """Llama comes first: the other classes are imported only where a layer is none of Llama's."""
+    """Whether the layer's class is known. Llama is checked first, since the other classes are only
+    imported when accessed.
+    """
     return isinstance(layer, huggingface.LlamaDecoderLayer) or isinstance(  # noqa: SIM101
         layer, huggingface.Emu3DecoderLayer | huggingface.ChameleonDecoderLayer
     )
@@ -160,6 +161,6 @@ def _has_head_norms(layer: Any) -> bool:
 
 
 def _joined(norm: FastNorm, *linears: nn.Linear) -> FrozenLinear:
-    """Projections of a normed input as one."""
+    """Several projections of a normed input in one layer."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     return freeze(norm.fold(weight))

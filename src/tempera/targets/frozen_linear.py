@@ -1,8 +1,8 @@
-"""Linear layers for decoding: frozen, their weights stored for products with few rows.
+"""Linear layers for decoding: frozen, with weights stored for products with few rows.
 
-A round multiplies few rows (a token or a small tree, twice under guidance) by large matrices, so
-that reading the weights is what takes time. oneDNN reads them fastest from blocks in the order that
-its kernel needs (`PackedLinear`); without it, from columns (`ColumnLinear`).
+A round multiplies few rows (a token or a small tree, twice as many with guidance) by large
+matrices, so reading the weights dominates the time. oneDNN is fastest with weights packed in blocks
+in its kernel's order (`PackedLinear`); without it, storage by columns is (`ColumnLinear`).
 
 Shapes: M rows, I inputs, O outputs.
 """
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 ROWS = 16
-"""Rows that weights are packed for. Blocks chosen for 2 to 64 rows are equally fast at 1 to 240;
-those chosen for one row are not.
+"""Number of rows that weights are packed for. Blocks chosen for 2 to 64 rows are equally fast at 1
+to 240 rows; blocks chosen for one row are not.
 """
 
 SMALL = 2**18
-"""Entries of a float32 weight below which it is stored by columns. A call of oneDNN takes about ten
-microseconds more than PyTorch's own product, which is then as much as it saves (2 and 12 rows, AMD
-EPYC; half precision gains at every size). The choice depends on nothing else, so that results can
-be reproduced.
+"""float32 weights with fewer entries are stored by columns: a call of oneDNN takes about ten
+microseconds longer than PyTorch's own product, which cancels its gain here (2 and 12 rows, AMD
+EPYC; half precision gains at every size). The choice involves no timing, so results are
+reproducible.
 """
 
 
@@ -35,11 +35,11 @@ class FrozenLinear(nn.Module):
 
     @abstractmethod
     def added_to(self, base: Tensor, x: Tensor) -> Tensor:
-        """`base` + x·Wᵀ + b, [M, O] and [M, I] -> [M, O]."""
+        """`base` [M, O] + x·Wᵀ + b with x [M, I] -> [M, O]."""
 
 
 class PackedLinear(FrozenLinear):
-    """Weights in oneDNN's blocks; see `packs`.
+    """Weights packed in oneDNN's blocks; see `packs`.
 
     Args:
         weight: W, [O, I].
@@ -103,7 +103,7 @@ class ColumnLinear(FrozenLinear):
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether such weights are best packed: oneDNN multiplies their type, and they are large."""
+    """Whether packing suits the weight: oneDNN supports its dtype, and it is large enough."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
@@ -114,13 +114,13 @@ def packs(weight: Tensor) -> bool:
 
 
 def freeze(weight: Tensor, bias: Tensor | None = None) -> FrozenLinear:
-    """The fastest layer for a weight W [O, I] and a bias b [O]; it copies them."""
+    """The fastest layer for weight W [O, I] and bias b [O], which are copied."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     return PackedLinear(weight, bias) if packs(weight) else ColumnLinear(weight, bias)
 
 
 def unpack(module: nn.Module) -> None:
-    """Store all packed weights inside a module as columns: the compiler cannot read packed ones."""
+    """Store a module's packed weights by columns instead: the compiler cannot read packed ones."""
     for name, child in module.named_children():
         if isinstance(child, PackedLinear):
             setattr(module, name, child.as_columns())

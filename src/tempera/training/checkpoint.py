@@ -1,5 +1,5 @@
-"""The training state as one safetensors file, written atomically: weights, optimiser moments,
-moving average; counters in the metadata.
+"""The training state in one safetensors file, written atomically: weights, optimiser moments and
+moving average, with the counters in the metadata.
 """
 
 import json
@@ -54,8 +54,9 @@ _DAMAGES = (SafetensorError, OSError, LookupError, ValueError, TypeError, Attrib
 
 
 def save_state(directory: Path, state: State, write: bool = True) -> None:
-    """Write `directory/last.safetensors`, whole tensors only. All processes of a split network must
-    call this together, since they gather its tensors one by one; the one with `write` writes.
+    """Write `directory/last.safetensors`, which holds whole tensors. All processes of a split
+    network must call this together, since they gather its tensors one by one; only the process with
+    `write` writes.
     """
     tensors = {f"network/{name}": value for name, value in state.network.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
@@ -75,7 +76,7 @@ def save_state(directory: Path, state: State, write: bool = True) -> None:
 
 
 def load_state(directory: Path, state: State) -> bool:
-    """Fill `state` from `directory/last.safetensors`; False when there is none.
+    """Fill `state` from `directory/last.safetensors`; False if there is no such file.
 
     Raises:
         TemperaError: the file is damaged or belongs to another network.
@@ -102,13 +103,13 @@ def load_state(directory: Path, state: State) -> bool:
     except (*_DAMAGES, RuntimeError) as problem:
         reason = shortened(str(problem))
         raise TemperaError(
-            f"{path} cannot be resumed from ({reason}): delete {directory} to train from the start."
+            f"training cannot resume from {path} ({reason}): delete {directory} to start anew."
         ) from problem
     return True
 
 
 def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
-    """Record a run's configuration in its directory, and refuse to resume it with another.
+    """Record a run's configuration in its directory; refuse to resume it with another one.
 
     Raises:
         TemperaError: the directory holds a run with another configuration.
@@ -125,7 +126,7 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
             raise TemperaError(
                 f"{directory} was started with {name}={before.get(name)}, now it is "
                 f"{after.get(name)}: give another run directory, delete this one, or use the "
-                "options that it was started with."
+                "original options."
             )
 
 
@@ -142,7 +143,9 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Every parameter's moments, split like the parameter; scalar counters are not split."""
+    """Every parameter's moments, split in the same way as the parameter; scalar counters are not
+    split.
+    """
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, _, moment = name.partition("/")

@@ -1,5 +1,5 @@
-"""Training data of a draft: codes of shards, and codes that the target generates. Images are
-addressed by a counter, so that order, sharding and resumption cannot change them.
+"""A draft's training data: codes from shards, or codes that the target generates. Images are
+numbered, and a number always gives the same image, whatever the number of processes or restarts.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ HOLDOUT = 20
 
 
 class Codes(Protocol):
-    """An indexed stream of training images and a disjoint hold-out."""
+    """An indexed stream of training images, and a hold-out that is disjoint from it."""
 
     def train(self, positions: list[int]) -> CodedImages:
         """Training images by their numbers in an endless stream; a number always means the same
@@ -38,15 +38,15 @@ class Codes(Protocol):
 
 
 class ShardCodes:
-    """Shards written by `tempera.data.prepare`, in memory, with a new permutation in every epoch.
+    """Shards written by `tempera.data.prepare`, in memory, in a new order in every epoch.
 
     A hash of an image's key decides whether it is held out, so the hold-out does not depend on
-    order or seed, and captions of one image stay together.
+    order or seed, and all captions of an image are on the same side.
 
     Args:
-        images: all of them.
-        seed: of the permutations.
-        described: where they come from, how many there are, and a hash, for the record.
+        images: all images.
+        seed: seed of the orders.
+        described: their origin, number and hash, for the record of the run.
     """
 
     def __init__(
@@ -58,9 +58,8 @@ class ShardCodes:
         self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
         if not len(self.kept) or not len(self.held):
             raise TemperaError(
-                f"{len(images)} images are too few: {len(self.held)} of them fall into the 5% "
-                f"hold-out and {len(self.kept)} are left "
-                "to train on; prepare a few hundred."
+                f"{len(images)} images are too few: {len(self.held)} of them are in the 5% "
+                f"hold-out and {len(self.kept)} are left for training; prepare a few hundred."
             )
         self._epoch, self._order = -1, self.kept
 
@@ -72,9 +71,9 @@ class ShardCodes:
 
         Args:
             path: the directory.
-            tokenizer, vocab_size, grid: the target's, which the shards must fit; see
+            tokenizer, vocab_size, grid: those of the target, which the shards must match; see
                 `tempera.data.shards.read_shards`.
-            seed: of the permutations.
+            seed: seed of the orders.
 
         Raises:
             TemperaError: see `read_shards`.
@@ -83,11 +82,11 @@ class ShardCodes:
         return cls(images, seed, Manifest.load(Path(path)).summary)
 
     def train(self, positions: list[int]) -> CodedImages:
-        """Image number p is entry p mod n of the permutation of epoch p // n."""
+        """Training image p is entry p mod n of the order of epoch p // n."""
         return self.images[[self._at(position) for position in positions]]
 
     def holdout(self, positions: list[int]) -> CodedImages:
-        """Held-out images in their order in the shards."""
+        """Held-out images, in the order of the shards."""
         return self.images[[int(self.held[position % len(self.held)]) for position in positions]]
 
     def _at(self, position: int) -> int:
@@ -107,7 +106,7 @@ def _hash(key: str) -> int:
 def shard_codes(
     target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0
 ) -> ShardCodes:
-    """`train_data=shards`: shards in `path`, made for this tokenizer."""
+    """`train_data=shards`: the shards in `path`, which must belong to this tokenizer."""
     return ShardCodes.read(path, identity_of(tokenizer), target.vocab_size, target.grid, seed)
 
 
@@ -127,14 +126,14 @@ def generated_codes(
 
     Args:
         source: captions.
-        processes: those that share the work; this one alone unless given.
+        processes: the processes that share the work; by default only this one.
         limit: number of captions; None takes all.
         batch_size: images generated at a time.
-        max_broken: stop when more captions than this cannot be used.
-        seed: with a caption's key it fixes the image.
+        max_broken: stop when more captions than this are unusable.
+        seed: the seed and a caption's key determine its image.
 
     Raises:
-        TemperaError: the target is split among processes, and the images are not generated yet.
+        TemperaError: the target is split among processes and the images do not exist yet.
     """
     shards = directory / "codes"
     if launched() and not _complete(shards):
@@ -162,17 +161,17 @@ def encoded_codes(
     max_broken: int = 1000,
     seed: int = 0,
 ) -> ShardCodes:
-    """`train_data=laion_coco`: images of `source`, encoded once and kept as shards in `path`, as
-    `train_draft/prepare.py` leaves them there.
+    """`train_data=laion_coco`: images of `source`, encoded once and kept as shards in `path`, the
+    same shards that `train_draft/prepare.py` writes.
 
     Args:
         source: captioned images.
-        path: the shards, whole, in part or not there yet.
-        processes: those that share the work; this one alone unless given.
+        path: the directory of shards, which may be complete, partial or missing.
+        processes: the processes that share the work; by default only this one.
         limit: number of images; None takes all.
         batch_size: images encoded at a time.
-        max_broken: stop when more entries than this cannot be used.
-        seed: of the permutations of the images.
+        max_broken: stop when more entries than this are unusable.
+        seed: seed of the images' orders.
     """
     _enough(source, limit)
     encoder, shards = vq_encoder(target.grid, tokenizer), Path(path)
@@ -184,7 +183,7 @@ def encoded_codes(
 
 
 def _enough(source: Source, limit: int | None) -> None:
-    """Refuse what cannot be divided, before anything is encoded."""
+    """Refuse a source that is too small for a hold-out, before anything is encoded."""
     count = entries_to_read(source, limit)
     if count is not None and count < HOLDOUT:
         raise TemperaError(
@@ -204,7 +203,7 @@ def _encode(
     processes: Processes | None,
     **options: Any,
 ) -> None:
-    """Encode what is missing, with a bar in the first process."""
+    """Encode the missing shards, with a progress bar in the main process."""
     main = processes is None or processes.is_main
     with tqdm(
         desc="encode training images", unit="image", disable=not main or _complete(shards)
@@ -214,4 +213,4 @@ def _encode(
 
 
 def _nothing(line: str) -> None:
-    """The first process says it."""
+    """Ignore the line; only the main process prints it."""

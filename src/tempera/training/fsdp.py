@@ -1,10 +1,9 @@
 """Split a frozen target and its draft among processes when they do not fit on one device: fully
-sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) by PyTorch's
-`fully_shard`.
+sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) with PyTorch's `fully_shard`.
 
-Every process keeps a part of each tensor. A layer gathers its tensors while it computes; each
-process sums the gradients of its own part. The training loop is the same, and checkpoints hold
-whole tensors.
+Every process keeps a part of each tensor. A layer gathers its tensors while it computes, and each
+process receives the summed gradients of its own part. The training loop does not change, and
+checkpoints hold whole tensors.
 """
 
 import os
@@ -26,8 +25,8 @@ _UNABLE = {
     "use_fsdp instead",
     "FSDP_OFFLOAD_PARAMS": "FSDP keeps the draft on its device here: set fsdp_offload_params to "
     "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "a draft is one layer, with nothing to compute again: set "
-    "fsdp_activation_checkpointing to false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "activation checkpointing saves nothing in a draft of one "
+    "layer: set fsdp_activation_checkpointing to false",
 }
 
 
@@ -46,7 +45,7 @@ def launched() -> bool:
         return False
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         raise TemperaError(
-            "FSDP splits a draft among several processes, and there is one: give "
+            "FSDP splits a draft among several processes, but there is only one: give "
             "--num_processes, or leave FSDP out."
         )
     return True
@@ -54,10 +53,10 @@ def launched() -> bool:
 
 def split_target(network: Any, device: torch.device) -> None:
     """Split the layers of a frozen network one by one, and move its other tensors to the device. No
-    device holds more than two whole layers, the one that computes and the next.
+    device holds more than two whole layers: the one that computes and the next.
 
-    Embeddings and head stay whole, in every process; decoding uses them directly. All processes
-    must pass through the layers equally often from now on, or `in_step`.
+    Embeddings and head stay whole in every process, since decoding uses them directly. From now on
+    all processes must run the same number of forward passes, or run them inside `in_step`.
 
     Args:
         network: a target's network on any device, best on the CPU.
@@ -70,20 +69,18 @@ def split_target(network: Any, device: torch.device) -> None:
     own = {parameter for parameter in decoder.parameters() if not isinstance(parameter, DTensor)}
     fully_shard(
         decoder, mesh=mesh, ignored_params=own
-    )  # layers of one root share streams, and the memory that is kept for each
+    )  # layers under one root share streams and their buffers
     _move_rest(network, device)
-    _pass(
-        network
-    )  # the first pass makes its module the root, and decoding calls the layers themselves
+    _pass(network)  # the first module called becomes the root; decoding would call a layer first
 
 
 @contextmanager
 def in_step(network: Any) -> Iterator[None]:
-    """Allow processes to run a split network different numbers of times, for example if held-out
-    images do not divide evenly, or a decode needs one more round because of rounding. A process
-    that has finished keeps running forward passes until all have finished.
+    """Let processes run a split network different numbers of times, for example if held-out images
+    do not divide evenly, or rounding makes one decode a round longer. A process that has finished
+    keeps running forward passes until all have.
 
-    Nothing else inside may wait for other processes.
+    Code inside must not wait for other processes in any other way.
     """
     decoder = network.model
     if not isinstance(decoder, FSDPModule):
@@ -105,7 +102,7 @@ def in_step(network: Any) -> Iterator[None]:
 
 
 def _passing(network: Any, this: bool) -> Tensor:
-    """Number of processes that need another forward pass; `this`: whether this process does."""
+    """Number of processes that need another forward pass; `this` says whether this one does."""
     count: Tensor = network.lm_head.weight.new_full((), float(this))
     torch.distributed.all_reduce(count)
     return count
@@ -125,7 +122,7 @@ def _pass(network: Any) -> None:
 
 
 def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
-    """Split a draft, in place, before an optimiser is made for its parameters."""
+    """Split a draft in place; call this before making an optimiser for its parameters."""
     _lay_out(draft)
     fully_shard(draft, mesh=_mesh(device))
     return draft
@@ -133,8 +130,8 @@ def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
 
 @contextmanager
 def gradients_stay(model: FSDPModule) -> Iterator[None]:
-    """Do not sum a split draft's gradients over the processes yet, for all but the last part of a
-    batch.
+    """Accumulate a split draft's gradients without summing them over the processes, for all parts
+    of a batch but the last.
     """
     model.set_requires_gradient_sync(False)
     try:
@@ -144,8 +141,8 @@ def gradients_stay(model: FSDPModule) -> Iterator[None]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The whole tensor. Every process gathers its own copy of a split one, so all must call this
-    together.
+    """The whole tensor. For a split tensor every process gathers its own copy, so all must call
+    this together.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -164,7 +161,7 @@ def _mesh(device: torch.device) -> DeviceMesh:
 
 
 def _lay_out(module: nn.Module) -> None:
-    """Store parameters row by row, which splitting needs."""
+    """Make parameters contiguous, as splitting requires."""
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()
 

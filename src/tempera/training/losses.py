@@ -21,10 +21,10 @@ from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 
 TOTAL = "loss"
-"""The part that is minimised; the other parts are logged beside it."""
+"""Name of the part that is minimised; the other parts are only logged."""
 
 Parts = dict[str, Tensor]
-"""Scalars, float32, by name."""
+"""Name -> float32 scalar."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Head:
     Attributes:
         logits: hidden states [..., H] → logits [..., V]; its parameters receive no gradient.
         sampling: how the target turns logits into the distribution that tokens are drawn from.
-        chunk: positions whose logits are in memory at a time. With several chunks, logits are
-            recomputed in the backward pass.
+        chunk: number of positions whose logits are in memory at a time. With several chunks, the
+            backward pass recomputes the logits.
     """
 
     logits: Callable[[Tensor], Tensor]
@@ -61,7 +61,7 @@ class Head:
 
 
 class Loss(Protocol):
-    """A loss of the draft, and what it needs of a training batch."""
+    """A loss of the draft, and the rows that it needs in a training batch."""
 
     @property
     def guided(self) -> bool:
@@ -70,17 +70,17 @@ class Loss(Protocol):
         """
 
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
-        """Named parts, means over positions; the one called `loss` is minimised.
+        """Named parts, each a mean over positions; the part called `loss` is minimised.
 
         Args:
             predicted: the draft's hidden states, [R, S, H].
-            hidden: the target's at the same positions, [R, S, H], without gradient.
+            hidden: the target's hidden states at the same positions, [R, S, H], without gradient.
             head: the target's head.
         """
 
 
 def described(loss: Any) -> dict[str, Any]:
-    """A loss by the name of its class and its options."""
+    """A loss as the name of its class and its options, for the record of a run."""
     return {"class": type(loss).__name__, **asdict(loss)}
 
 
@@ -124,12 +124,12 @@ class AcceptanceLoss(Loss):
     without gradient, at every position.
 
     p and q are the distributions that decoding draws from, after guidance and temperature, so α is
-    the probability that a drafted token is accepted. While drafts are poor, KL leads them; TV = 1 −
-    α takes over as they improve. The gradient reaches both rows of a guided pair.
+    the probability that a drafted token is accepted. KL dominates while the draft is poor; TV =
+    1 − α takes over as it improves. The gradient reaches both rows of a guided pair.
 
-    Two things differ from p and q in decoding, where these have no useful gradient: KL compares p
-    with q before top-k and top-p, which give some tokens of p no mass; and a greedy target
-    (temperature 0) is imitated at temperature 1.
+    In two cases decoding's p and q have no useful gradient, so others are used. KL compares p with
+    q before top-k and top-p, because these take all mass from some of p's tokens. And a greedy
+    target (temperature 0) is imitated at temperature 1.
 
     Parts: `loss`, `kl` in nats, `tv`, and `acceptance` = α.
 

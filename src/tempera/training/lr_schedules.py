@@ -48,7 +48,7 @@ SCHEDULES: Mapping[Decay, Callable[[int, int], Schedule]] = {
     "constant": constant,
     "trapezoid": trapezoid,
 }
-"""The option `decay` → its schedule, made of the warm-up steps and all steps."""
+"""The option `decay` → a function of (warm-up steps, all steps) that makes its schedule."""
 
 
 def set_rate(optimisers: Iterable[torch.optim.Optimizer], factor: float) -> None:
@@ -59,10 +59,10 @@ def set_rate(optimisers: Iterable[torch.optim.Optimizer], factor: float) -> None
 
 
 def _warming(step: int, warmup: int) -> float:
-    """Rises to 1 over the first `warmup` steps."""
+    """Factor that rises linearly to 1 over the first `warmup` steps."""
     return min((step + 1) / warmup, 1.0) if warmup else 1.0
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:
-    """Share of the steps after the warm-up that are done, in [0, 1]."""
+    """How far the steps after the warm-up have come, in [0, 1]."""
     return min(max(step - warmup, 0) / max(steps - warmup, 1), 1.0)

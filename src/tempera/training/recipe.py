@@ -1,4 +1,4 @@
-"""How a draft is trained: every number that decides the weights."""
+"""The training recipe of a draft: every number that affects its weights."""
 
 import math
 from dataclasses import dataclass
@@ -10,32 +10,33 @@ from tempera.training.lr_schedules import SCHEDULES, Decay, Schedule
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults are those of EAGLE, LANTERN and Cool-SD for 100k images: 20 epochs of batches of 16.
+    """Training options. The defaults are those of EAGLE, LANTERN and Cool-SD for 100,000 images: 20
+    epochs in batches of 16.
 
     Attributes:
         steps: optimiser steps.
         batch_size: images per optimiser step, over all processes and accumulated parts.
-        gradient_accumulation: parts that a process takes a batch in, one after the other, to save
-            memory; it does not change the gradients.
-        lr: peak learning rate, reached linearly over `warmup_steps` steps, then decayed as `decay`
-            says: linear, cosine, constant or trapezoid (`tempera.training.lr_schedules`).
-        grad_clip: largest norm of the gradient; 0 does not clip.
-        hidden_noise: uniform noise in ± this is added to the input hidden states.
-        ttt_steps: unrolled training steps after the first, each from the draft's own predictions of
-            the step before (HASS, EAGLE-3; 0 is EAGLE-1). With k of them the pass that has a
-            gradient runs over 1 + k copies of the images, after k passes without gradient over 1 …
-            k copies.
-        ttt_decay: step i of the unrolled steps, counted from 0, has the weight ttt_decay^i in the
-            loss (EAGLE-3: 0.8; 1 weighs all steps alike). Weights are divided by their sum.
+        gradient_accumulation: each process splits its share of a batch into this many parts and
+            computes them one after another, to save memory; the gradients do not change.
+        lr: peak learning rate, reached linearly over `warmup_steps` steps and then decayed by
+            `decay`: linear, cosine, constant or trapezoid (`tempera.training.lr_schedules`).
+        grad_clip: largest norm of the gradient; 0 disables clipping.
+        hidden_noise: amplitude a of the uniform noise in [−a, a] added to the input hidden states.
+        ttt_steps: number k of unrolled training steps after the first; each reads the draft's own
+            predictions from the step before (HASS, EAGLE-3; 0 is EAGLE-1). The pass with gradient
+            then runs over 1 + k copies of the images, after k passes without gradient over 1 … k
+            copies.
+        ttt_decay: the loss weighs step i = 0 … k by ttt_decay^i, divided by the sum of these
+            weights (EAGLE-3: 0.8; 1 weighs all steps alike).
         cfg_dropout: probability that an image becomes null-conditioned, for target and draft alike.
-            A loss after guidance takes every image with and without its condition instead.
-        ema: decay of the moving average of the weights, which is then what is validated and saved;
-            0 keeps none.
+            A loss after guidance instead takes every image with and without its condition.
+        ema: decay of the weights' moving average, which is then validated and saved in their place;
+            0 keeps no average.
         mixed_precision: "no" or "bf16".
         validate_every, checkpoint_every: in steps.
-        holdout: held-out images per validation; `decodes`: how many of their captions are drawn
-            with the draft at `depth`.
-        logit_chunk: positions whose logits are held in memory at a time.
+        holdout: held-out images per validation; `decodes`: how many of their captions are decoded
+            with the draft, with chains of `depth` tokens.
+        logit_chunk: number of positions whose logits are in memory at a time.
     """
 
     steps: int = 125_000
@@ -114,7 +115,7 @@ class Recipe:
 
     @property
     def step_weights(self) -> list[float]:
-        """The weights of the unrolled steps, which sum to 1."""
+        """The weights of the unrolled steps; they sum to 1."""
         weights = [self.ttt_decay**step for step in range(1 + self.ttt_steps)]
         return [weight / sum(weights) for weight in weights]
 
@@ -122,7 +123,7 @@ class Recipe:
         """Images in one forward pass of one process.
 
         Raises:
-            TemperaError: the batch does not divide.
+            TemperaError: the batch does not divide evenly.
         """
         parts = self.gradient_accumulation * processes
         if self.batch_size % parts:
@@ -134,11 +135,10 @@ class Recipe:
         return self.batch_size // parts
 
     def positions(self, step: int, part: int, process: int, processes: int) -> list[int]:
-        """Numbers, in the endless stream of training images, of those in part `part` of a step on
-        one process.
+        """The numbers of the training images that one process takes in part `part` of a step.
 
-        Whatever the accumulation and the number of processes, step s covers images s·batch_size …
-        (s + 1)·batch_size − 1.
+        Step s always covers images s·batch_size … (s + 1)·batch_size − 1, whatever the accumulation
+        and the number of processes.
         """
         size = self.part(processes)
         first = step * self.batch_size + (part * processes + process) * size

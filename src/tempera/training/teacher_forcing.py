@@ -21,10 +21,10 @@ class Lesson:
 
     Attributes:
         embeds: embeddings of the condition tokens and of all image tokens but the last, [R, S, H].
-        hidden: the target's hidden states there, [R, S, H]. The one at T − 1 + i predicts image
-            token i.
+        hidden: the target's hidden states at these positions, [R, S, H]. The state at T − 1 + i
+            predicts image token i.
         previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H];
-            the draft reads them beside `embeds`.
+            the draft reads them together with `embeds`.
         mask: additive attention mask, [R, 1, S, S].
         keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
@@ -39,32 +39,31 @@ class Lesson:
 
     @property
     def positions(self) -> Tensor:
-        """Position of every input, int64 [R, S]."""
+        """The position of every input, int64 [R, S]."""
         rows, length = self.embeds.shape[:2]
         return torch.arange(length, device=self.embeds.device).expand(rows, length)
 
     def before(self, hidden: Tensor) -> Tensor:
-        """Hidden states at every position -> those one position earlier, as in `previous`: [R, S,
-        H] -> [R, S, H].
-        """
+        """Shift hidden states by one position, as in `previous`: [R, S, H] -> [R, S, H]."""
         return shifted(hidden[:, :-1], self.keep)
 
     def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The sequence as a draft reads it 0, 1, … K − 1 steps after its root, in K copies one
-        behind the other: the context alignment of HASS (Zhang et al. 2024, arXiv 2408.15766) and
-        EAGLE-3's training-time test, without HASS's loss on the most probable tokens.
+        """Concatenate K copies of the sequence: copy k is what a draft reads k steps after its
+        root, k = 0 … K − 1. This is the context alignment of HASS (Zhang et al. 2024, arXiv
+        2408.15766) and EAGLE-3's training-time test, without HASS's loss on the most probable
+        tokens.
 
-        In copy k a token reads states[k], and attends as in drafting: to itself, to the k − 1
-        tokens before it in the copies 1 … k − 1, whose hidden states were drafted as well, and to
-        all earlier ones in copy 0.
+        In copy k a token reads states[k] and attends as in drafting: to itself, to the k − 1
+        tokens before it in copies 1 … k − 1, whose hidden states were also drafted, and to all
+        earlier tokens in copy 0.
 
         Args:
-            states: hidden states one position earlier, K of [R, S, H]: the true ones, the draft's
-                predictions from these, and so on.
+            states: K tensors [R, S, H] of hidden states one position earlier: the true ones, the
+                draft's predictions from them, the predictions from those, and so on.
 
         Returns:
-            embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S, K·S] and positions
-            int64 [R, K·S] of the K copies.
+            Of the K copies: embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S,
+            K·S] and positions int64 [R, K·S].
         """
         copies, length = len(states), self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
@@ -94,7 +93,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
         target: the frozen target.
         captions: one per image.
         codes: image tokens, int64 [R, length].
-        drop: rows with the null condition in place of their caption, bool [R].
+        drop: rows whose caption is replaced by the null condition, bool [R].
     """
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
@@ -109,8 +108,8 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
 
 
 def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:
-    """Add uniform noise in ± amplitude to hidden states [R, S, H]; row r belongs to image r mod
-    n of the n images, whose noise depends on (seed, its number) alone.
+    """Add uniform noise in [−amplitude, amplitude] to hidden states [R, S, H]. Row r belongs to
+    image r mod n of the n images; an image's noise depends only on the seed and its number.
     """
     if not amplitude:
         return hidden
@@ -124,6 +123,6 @@ def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float)
 
 
 def null_conditioned(seed: int, positions: list[int], probability: float) -> Tensor:
-    """Which images lose their condition, bool [R]; depends on (seed, an image's number) alone."""
+    """Which images lose their condition, bool [R]; depends only on the seed and their numbers."""
     chances = [(key(seed, f"drop/{position}") % 2**32) / 2**32 for position in positions]
     return torch.tensor([chance < probability for chance in chances])

@@ -35,7 +35,7 @@ from tempera.training.validation import accepted_length, imitation, metrics_of
 DRAFT = "draft"
 METRICS = "metrics.json"
 FILES = (CONFIG, WEIGHTS)
-"""What a draft is read from."""
+"""The files of a saved draft."""
 
 
 def train(
@@ -58,20 +58,20 @@ def train(
         codes: training and held-out images.
         loss: the loss to minimise.
         recipe: the training options.
-        directory: the run directory; it holds `draft/` (the best draft so far, as the draft's
-            `from_pretrained` reads it, with its metrics.json and README.md), `last.safetensors` (to
-            resume from) and `training.json` (the configuration).
+        directory: the run directory; it holds `draft/` (the best draft so far, in the form that its
+            `from_pretrained` reads, with metrics.json and README.md), `last.safetensors` (to resume
+            from) and `training.json` (the configuration).
         start_tracker: called if any steps remain; the tracker receives the parts of the loss and
             the validation metrics.
-        record: the rest of the configuration, which must not change when a run is resumed.
+        record: further configuration that must not change when a run is resumed.
         quiet: no progress bar and no messages.
 
     Returns:
-        the contents of `draft/metrics.json`.
+        The contents of `draft/metrics.json`.
 
     Raises:
         TemperaError: the directory holds a run with another configuration, cannot be written or is
-            damaged; the batch does not divide; the loss is not finite.
+            damaged; the batch does not divide evenly; the loss is not finite.
     """
     draft.check(target)
     directory = writable_directory(directory)
@@ -101,7 +101,7 @@ def train(
 
 @dataclass
 class TrainingStep:
-    """The parts of the loss of one step, averaged over its images, and the gradient's norm before
+    """One step's parts of the loss, averaged over its images, and the gradient's norm before
     clipping.
     """
 
@@ -160,7 +160,7 @@ class TrainingRun:
 
     def resume(self) -> None:
         """Resume from the checkpoint, if the directory contains one. If the best draft was deleted,
-        the next one that is measured takes its place, the last one at least.
+        the next draft that is validated takes its place.
         """
         resumed = load_state(self.directory, self.state)
         self.accelerator.wait_for_everyone()
@@ -174,7 +174,7 @@ class TrainingRun:
                 if done >= self.recipe.steps
                 else f"resumes after step {done}"
             )
-            told += "; its best draft is gone, so a later one takes its place" if lost else ""
+            told += "; its best draft is missing, so a later one takes its place" if lost else ""
             print(f"{self.directory}: {told}.")
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
@@ -245,15 +245,15 @@ class TrainingRun:
         return step
 
     def _gradients_stay(self) -> AbstractContextManager[None]:
-        """The context in which gradients are not yet averaged over the processes."""
+        """A context in which gradients are not averaged over the processes yet."""
         if isinstance(self.model, FSDPModule):
             return fsdp.gradients_stay(self.model)
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return waiting
 
     def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
-        """This process's parts of a step, as numbers of training images, and whether a part is the
-        last.
+        """This process's parts of a step: the numbers of the training images, and whether it is the
+        last part.
         """
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
         for part in range(self.recipe.gradient_accumulation):
@@ -263,7 +263,7 @@ class TrainingRun:
             )
 
     def losses(self, positions: list[int]) -> Parts:
-        """The parts of the loss on these training images, unrolled steps weighted."""
+        """The parts of the loss on these training images, with unrolled steps weighted."""
         recipe, images = self.recipe, self.codes.train(positions)
         rows = self.target.sampling.rows if self.loss.guided else 1
         with self.accelerator.autocast():
@@ -291,8 +291,8 @@ class TrainingRun:
         }
 
     def _without_condition(self, positions: list[int]) -> Tensor:
-        """Rows with the null condition, bool [R]: those that `cfg_dropout` drew, or, for a loss
-        after guidance, the second of every pair.
+        """Rows with the null condition, bool [R]: those drawn by `cfg_dropout` or, for a loss after
+        guidance, the second row of every pair.
         """
         if not self.loss.guided:
             return null_conditioned(self.recipe.seed, positions, self.recipe.cfg_dropout)
@@ -329,7 +329,7 @@ class TrainingRun:
         bar.set_postfix(shown)
 
     def validate(self, bar: "tqdm[Any]") -> None:
-        """Measure the draft on the hold-out, and keep it if it is the best so far."""
+        """Measure the draft on the hold-out, and save it if it is the best so far."""
         recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
         kept = self.kept()
         with fsdp.in_step(self.target.network):
@@ -361,7 +361,7 @@ class TrainingRun:
             self.describe(finished=False)
 
     def kept(self) -> DraftNetwork:
-        """The draft as it is saved: whole, on this process's device, with the averaged weights if
+        """The draft to validate and save: whole, on this process's device, with averaged weights if
         `ema` keeps an average.
         """
         weights = self.state.average or self.draft.state_dict()
@@ -397,7 +397,7 @@ class TrainingRun:
 
 
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Tensors of any floating type as float32; integers as they are."""
+    """Floating-point tensors as float32; integers unchanged."""
     return (tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
@@ -405,12 +405,12 @@ _SHOWN = ("accepted_length", "top3", "tv")
 
 
 def _readme(values: dict[str, Any]) -> str:
-    """README.md beside the weights."""
+    """The README.md that is saved beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
     options = {f"loss.{name}": value for name, value in values["loss"].items()} | values["recipe"]
     recipe = "\n".join(f"| {name} | {value} |" for name, value in options.items())
     data = "\n".join(f"| {name} | {value} |" for name, value in values["data"].items())
-    data = data or "| source | drawn as they were needed: see training.json |"
+    data = data or "| source | generated on demand: see training.json |"
     state = "finished" if values["finished"] else "not finished"
     processes = values["processes"]
     return f"""# A draft for {values["model"]}
@@ -420,7 +420,7 @@ An {values["architecture"]}, trained by tempera for the target with weights `{va
 Use it with `python eval/run.py drafter.path=<this directory>`.
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
-is between the distributions that decoding draws from, the accepted length is of exact chains.
+compares the distributions that decoding draws from, and accepted length is that of exact chains.
 
 | metric | value |
 |---|---|
@@ -432,7 +432,7 @@ Training images:
 |---|---|
 {data}
 
-Recipe (`metrics.json` holds it too):
+Recipe (also in `metrics.json`):
 
 | option | value |
 |---|---|

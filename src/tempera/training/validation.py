@@ -29,8 +29,8 @@ def imitation(
 
     Returns:
         float64 [4], sums over image tokens: their number; how often the target's most probable
-            token is the draft's most probable, and how often one of its three most probable; total
-            variation between p and q.
+            token is also the draft's, and how often it is among the draft's three most probable;
+            total variation between p and q.
     """
     ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
@@ -75,7 +75,7 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
 def accepted_length(
     draft: DraftNetwork, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
 ) -> float:
-    """Tokens per round of a real decode of these captions, with an exact chain of `depth` drafted
+    """Tokens per round when these captions are really decoded, with exact chains of `depth` drafted
     tokens.
     """
     drafter = StaticTreeDrafter(EagleDraft(draft, target), Tree.chain(depth))
