@@ -603,7 +603,7 @@ def test_two_processes_shard_a_target_and_train_the_same_draft(
 
 
 REFUSAL = (
-    "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3)[ ,]"
+    "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3|janus_pro_1b)[ ,]"
     ".*(give|train) a draft for this target"
 )
 

@@ -329,6 +329,54 @@ def write_emu3(directory: Path) -> list[str]:
     ]
 
 
+def tiny_janus() -> Any:
+    """A random `JanusForConditionalGeneration` of 24 codes on 4×4, and its configuration."""
+    from transformers import JanusConfig, JanusForConditionalGeneration
+
+    text = {
+        "model_type": "llama", "vocab_size": 100017, "hidden_size": DIM, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "image_size": 64, "patch_size": 16, "projection_dim": DIM, "depth": 1,
+    }  # fmt: skip
+    vq = {
+        "embed_dim": 8, "num_embeddings": 24, "latent_channels": 4, "base_channels": 32,
+        "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1, "num_patches": 4,
+        "projection_dim": DIM, "image_token_embed_dim": DIM,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq)
+    model = JanusForConditionalGeneration(config).eval()
+    make = Maker()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if not name.startswith("model.vision"):
+                tensor.copy_(make(*tensor.shape))
+        codebook = model.model.vqmodel.quantize.embedding.weight
+        codebook.copy_(torch.nn.functional.normalize(codebook, dim=-1))
+    return model
+
+
+def write_janus(directory: Path) -> list[str]:
+    """Janus-Pro as Hugging Face saves it, with its config.json; every byte of a prompt is a
+    token.
+    """
+    tiny_janus().save_pretrained(directory)
+    levels = [1, 1, 1, 1, 1]
+    sizes = {"codebook_dim": 8, "channels": 32, "z_channels": 4, "norm_groups": 32}
+    return [
+        "model=janus_pro_1b",
+        f"model.weights={directory}",
+        "model.prompt_weights=random",
+        "+model.spec.image_size=64",
+        "+model.spec.codes=24",
+        vq_option(24, encoder_multipliers=levels, decoder_multipliers=levels, **sizes),
+    ]
+
+
 @dataclass(frozen=True)
 class Family:
     """How to write a tiny model, and two prompts of different lengths for it."""
@@ -343,4 +391,5 @@ FAMILIES = {
     "lumina": Family(write_lumina),
     "anole": Family(write_anole),
     "emu3": Family(write_emu3),
+    "janus": Family(write_janus),
 }

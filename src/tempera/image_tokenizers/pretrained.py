@@ -1,7 +1,7 @@
-"""The published image tokenizers of LlamaGen and of Chameleon, each a `VQModel`."""
+"""The published image tokenizers of LlamaGen, Janus-Pro and Chameleon, each a `VQModel`."""
 
 from tempera.image_tokenizers.line_ends import LinedTokenizer
-from tempera.image_tokenizers.vq import CHAMELEON, VQConfig, VQModel, from_vqgan
+from tempera.image_tokenizers.vq import CHAMELEON, VQConfig, VQModel, from_janus, from_vqgan
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 
@@ -30,3 +30,11 @@ def load_chameleon_tokenizer(
         lambda state: from_vqgan(state, len(sizes.decoder_multipliers)),
     )
     return LinedTokenizer(vq) if lines else vq
+
+
+def load_janus_tokenizer(
+    weights: str, files: list[str], hub: str, config: VQConfig | None = None
+) -> VQModel:
+    """LlamaGen's VQ-16 as Janus-Pro has it, from the model's own file."""
+    sizes = config or VQConfig()
+    return load_pretrained(lambda: VQModel(sizes), PretrainedFiles(weights, files, hub), from_janus)

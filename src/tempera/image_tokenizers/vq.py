@@ -341,3 +341,28 @@ def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
             name = f"decoder.conv_blocks.{levels - 1 - int(up[1])}.{part}.{name[up.end() :]}"
         result[name] = tensor
     return result
+
+
+_JANUS_NAMES = (
+    (r"^(encoder)\.down\.(\d+)\.block\.", r"\1.conv_blocks.\2.res."),
+    (r"^(decoder)\.up\.(\d+)\.block\.", r"\1.conv_blocks.\2.res."),
+    (r"^(encoder)\.down\.(\d+)\.", r"\1.conv_blocks.\2."),
+    (r"^(decoder)\.up\.(\d+)\.", r"\1.conv_blocks.\2."),
+    *_VQGAN_NAMES[2:],
+)
+
+
+def from_janus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate the names of Janus-Pro's image tokenizer in Hugging Face's layout; the rest of the
+    model is dropped. Its decoder numbers levels from the coarsest, as this module. Hugging Face
+    looks up the nearest code without normalising; Janus's own code normalises, as this module.
+    """
+    prefix = "model.vqmodel."
+    result = {"quantize.codebook_used": torch.zeros(65536)}
+    for name, tensor in state.items():
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            for pattern, replacement in _JANUS_NAMES:
+                name = re.sub(pattern, replacement, name)
+            result[name] = tensor
+    return result

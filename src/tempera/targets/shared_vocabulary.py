@@ -55,20 +55,25 @@ class SharedVocabularyLM(nn.Module):
             condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
             drop: null-conditioned rows, bool [R].
         """
-        return self.embed_tokens(_chosen(condition, drop).clamp(min=0))
+        return self.embed_tokens(chosen_prompt(condition, drop).clamp(min=0))
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
         """Which condition tokens are not padding, bool [R, T]."""
-        return _chosen(condition, drop) != PADDING
+        return is_not_padding(chosen_prompt(condition, drop))
 
     def decoder_layer(self) -> DecoderLayer:
         """A new decoder layer of the family and its rotary embedding."""
         return decoder_layer(self.family, config_dict(self))
 
 
-def _chosen(condition: Tensor, drop: Tensor) -> Tensor:
+def chosen_prompt(condition: Tensor, drop: Tensor) -> Tensor:
     """The prompt or the null prompt of each row, int64 [R, T]."""
     return torch.where(drop[:, None], condition[:, 1], condition[:, 0])
+
+
+def is_not_padding(prompts: Tensor) -> Tensor:
+    """Which ids of prompts are not padding, int64 [R, T] → bool [R, T]."""
+    return prompts != PADDING
 
 
 class PromptEncoder(nn.Module):
@@ -96,13 +101,13 @@ class PromptEncoder(nn.Module):
             TemperaError: a prompt is empty.
             PromptTooLong: a prompt does not fit into the context and `truncate` is False.
         """
-        null = self._ids(self.spec.null, "")
         rows = [
             self._row(prompt, f"prompt {number} of {len(prompts)}")
             for number, prompt in enumerate(prompts, start=1)
         ]
-        width = max(map(len, [null, *rows]))
-        padded = [[[PADDING] * (width - len(ids)) + ids for ids in (row, null)] for row in rows]
+        pairs = [(row, self._null(row)) for row in rows]
+        width = max(len(ids) for pair in pairs for ids in pair)
+        padded = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
         condition = torch.tensor(padded)
         return condition, condition[:, 0] != PADDING
 
@@ -110,6 +115,18 @@ class PromptEncoder(nn.Module):
         """Raise TemperaError for a prompt that `encode` cannot take."""
         for number, prompt in enumerate(prompts, start=1):
             self._row(prompt, f"prompt {number} of {len(prompts)}")
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the tokenizer is the model's own, and no stand-in."""
+        return self.tokenize not in (_by_bytes, about_as_many)
+
+    def _null(self, row: list[int]) -> list[int]:
+        """The null prompt of a prompt."""
+        filling = self.spec.null_filling
+        if filling is None:
+            return self._ids(self.spec.null, "")
+        return [row[0], *[filling] * (len(row) - 2), row[-1]]
 
     def _row(self, prompt: str, where: str) -> list[int]:
         if not prompt.strip():

@@ -30,6 +30,8 @@ class ModelSpec:
         null: what precedes it in the unconditional row of guidance (a negative prompt, or none).
         context: number of positions that the network supports.
         line_end: id that ends every line of codes; None if lines have no end token.
+        null_filling: if given, the unconditional row is not `null` but the prompt with this id in
+            place of all tokens but the first and the last.
         end: ids after the image. They are forced and come after the last code, so no forward pass
             runs on them.
 
@@ -46,6 +48,7 @@ class ModelSpec:
     context: int
     line_end: int | None = None
     end: tuple[int, ...] = ()
+    null_filling: int | None = None
 
     def __post_init__(self) -> None:
         if not any(isinstance(piece, str) and "{text}" in piece for piece in self.prompt):

@@ -1,0 +1,219 @@
+"""Janus-Pro (Chen et al. 2025): a Llama decoder whose image tokens have an embedding and a head of
+their own. Weights are in the layout of Hugging Face's `JanusForConditionalGeneration`.
+
+The image head is Linear → GELU → Linear. Guidance and drafts work on what the last of them reads,
+which are the hidden states here: the decoder's final norm is followed by the first two.
+
+Ids are from the Janus repository: begin of sentence 100000, `<｜▁pad▁｜>` 100015,
+`<begin_of_image>` 100016. Prompt format and guidance are from its `generation_inference.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
+from tempera.runtime.network_identity import config_dict
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
+from tempera.targets.network import DecoderLayer
+from tempera.targets.rotary import Rotary
+from tempera.targets.shared_vocabulary import (
+    PromptEncoder,
+    chosen_prompt,
+    is_not_padding,
+    load_prompts,
+)
+from tempera.targets.token_format import ModelSpec, patches
+
+PATCH = 16
+_BEGIN, _PAD = 100000, 100015
+_PAD_NAME = "<｜▁pad▁｜>"
+
+
+def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
+    """Janus-Pro's format: no system prompt; the unconditional row is the prompt with padding, which
+    is attended to, in place of all tokens but the first and the last.
+
+    Args:
+        image_size: height and width in pixels, a multiple of 16.
+        codes: size of the image codebook.
+
+    Raises:
+        TemperaError: the size is no multiple of 16.
+    """
+    side = patches(image_size, PATCH, "image_size")
+    return ModelSpec(
+        side,
+        side,
+        codes,
+        first_code=0,
+        prompt=(_BEGIN, "<|User|>: {text}\n\n<|Assistant|>:<begin_of_image>"),
+        null=(),
+        context=16384,
+        null_filling=_PAD,
+    )
+
+
+def load_janus_prompts(
+    spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False
+) -> PromptEncoder:
+    """As `shared_vocabulary.load_prompts`, with the padding that the tokenizer names: ports of the
+    model number it differently.
+
+    Raises:
+        TemperaError: the tokenizer has no such token.
+    """
+    encoder = load_prompts(spec, weights, files, hub, truncate)
+    if not encoder.is_published:
+        return encoder
+    found = encoder.tokenize(_PAD_NAME)
+    if len(found) != 1:
+        raise TemperaError(
+            f"the tokenizer of {weights} has no token {_PAD_NAME}: give the tokenizer.json of a "
+            "Janus-Pro."
+        )
+    encoder.spec = replace(spec, null_filling=found[0])
+    return encoder
+
+
+class CodeAligner(nn.Module):
+    """Vectors of image codes to inputs of the decoder: Linear → GELU → Linear."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inner, outer)
+        self.hidden_layers = nn.ModuleList([nn.Linear(outer, outer)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] → [..., H]."""
+        out: Tensor = self.hidden_layers[0](nn.functional.gelu(self.fc1(x)))
+        return out
+
+
+class ImageStates(nn.Module):
+    """The decoder's final norm and the image head without its last layer."""
+
+    def __init__(self, norm: nn.Module, width: int) -> None:
+        super().__init__()
+        self.norm, self.proj_out = norm, nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] → [..., H]."""
+        return nn.functional.gelu(self.proj_out(self.norm(x)))
+
+
+class Janus(nn.Module):
+    """The part of Janus-Pro that draws. Implements `network.TargetNetwork`.
+
+    Args:
+        config: the decoder's configuration.
+        spec: format of its sequences.
+        code_dim: width of an image code's vector.
+    """
+
+    family = "janus"
+
+    def __init__(self, config: Any, spec: ModelSpec, code_dim: int = 8) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.config, self.spec = config, spec
+        self.model: Any = LlamaModel(config)
+        self.model.rotary_emb = Rotary.of(config)
+        self.model.norm = ImageStates(self.model.norm, width)
+        self.codes = nn.Embedding(spec.codes, code_dim)
+        self.aligner = CodeAligner(code_dim, width)
+        self.lm_head = nn.Linear(width, spec.codes)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Embed image codes, int64 [...] → [..., H]."""
+        out: Tensor = self.aligner(self.codes(tokens))
+        return out
+
+    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
+        """Embed the prompts, → [R, T, H]; see `shared_vocabulary.SharedVocabularyLM`."""
+        out: Tensor = self.model.embed_tokens(chosen_prompt(condition, drop).clamp(min=0))
+        return out
+
+    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
+        """Which condition tokens are not padding of the batch, bool [R, T]."""
+        return is_not_padding(chosen_prompt(condition, drop))
+
+    def decoder_layer(self) -> DecoderLayer:
+        """A new Llama layer and its rotary embedding."""
+        return decoder_layer(config_dict(self))
+
+
+def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+    """A decoder layer and rotary embedding for the fields of a `LlamaConfig`."""
+    sizes = LlamaConfig(**{**config, "num_hidden_layers": 1})
+    sizes._attn_implementation = "sdpa"
+    return LlamaDecoderLayer(sizes, layer_idx=0), Rotary.of(sizes)
+
+
+def load_janus(
+    spec: ModelSpec,
+    weights: str,
+    files: list[str],
+    hub: str,
+    vocab_size: int = 102400,
+    hidden_size: int = 2048,
+    intermediate_size: int = 5632,
+    num_hidden_layers: int = 24,
+    num_attention_heads: int = 16,
+    rope_theta: float = 10000.0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Janus:
+    """Load a Janus-Pro with published weights; a `config.json` beside them states the sizes, which
+    are by default those of the 1B model. For the arguments see
+    `tempera.targets.chameleon.load_chameleon`.
+    """
+    published = PretrainedFiles(weights, files, hub)
+    sizes = published.stated(
+        {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_hidden_layers,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_attention_heads,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": rope_theta,
+        }
+    )
+    theta = sizes.pop("rope_theta")
+    config = LlamaConfig(
+        **sizes,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+    unused = ("model.vision_model.", "model.aligner.", "model.vqmodel.")
+    return load_pretrained(
+        lambda: Janus(config, spec), published, from_huggingface, device, dtype, unused
+    )
+
+
+_KEYS = {
+    "model.language_model.norm.": "model.norm.norm.",
+    "model.language_model.": "model.",
+    "model.generation_embeddings.": "codes.",
+    "model.generation_aligner.": "aligner.",
+    "model.generation_head.proj_out.": "model.norm.proj_out.",
+    "model.generation_head.vision_head.": "lm_head.",
+}
+
+
+def from_huggingface(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate Hugging Face's names into those of `Janus`, without the head of text."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name == "lm_head.weight":
+            continue
+        old = next((old for old in _KEYS if name.startswith(old)), "")
+        result[_KEYS.get(old, "") + name[len(old) :]] = tensor
+    return result
