@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -300,6 +301,41 @@ def test_an_unknown_mode_of_the_environment(
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     with pytest.raises(TemperaError, match="WANDB_MODE=nonsense is unknown: set it to one of"):
         wandb_tracker(directory=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("eval/run.py", ("model=lumina",)),
+        ("eval/run.py", ("model=mar_base", "method=ar")),
+        ("eval/run.py", ("data=parti",)),
+        ("eval/run.py", (*EVAL[:2], "metrics=real", "batch_size=1", "tracking=none")),
+        ("eval/calibrate.py", ("model=anole",)),
+        ("eval/bench.py", ("model=llamagen_xl_stage1",)),
+        ("train_draft/main.py", ("model=llamagen_xl_stage1",)),
+        ("train_draft/prepare.py", ("source=laion_coco", "model=llamagen_xl_stage1")),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else given,
+)
+def test_nothing_is_looked_up_offline(
+    script: str, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cases run with HF_HUB_OFFLINE and WANDB_MODE=offline, in forks of this process."""
+    looked_up = tmp_path / "looked up"
+
+    def refuse(*given: object, **options: object) -> None:
+        if not (isinstance(given[0], socket.socket) and given[0].family == socket.AF_UNIX):
+            with looked_up.open("a") as file:
+                print(*map(str, given), file=file)
+            raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read when imported
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    answer(Case(script, arguments))
+    assert not looked_up.exists(), looked_up.read_text()
 
 
 @pytest.mark.slow
