@@ -349,7 +349,7 @@ def test_a_method_and_a_model_fit_exactly_where_their_tokens_do(model: str) -> N
             build_target(cfg)
         tokens = cfg.model.get("tokens", "discrete")
         message = (
-            f"model={model} has {tokens} tokens and the method is for {cfg.tokens} ones; choose"
+            f"model={model} has {tokens} tokens, but the method is for {cfg.tokens} ones; choose"
         )
         assert str(problem.value).startswith(message)
         assert "\n" not in str(problem.value)
@@ -649,7 +649,7 @@ def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
         make_fast(composed("compile=maybe"), target)
     with pytest.raises(
         TemperaError,
-        match="compile=true is for models of discrete tokens, and model=mar_base has none",
+        match="compile=true is for models with discrete tokens, but those of model=mar_base are",
     ):
         make_fast(composed("compile=true", "model=mar_base", "method=ar"), object())
 

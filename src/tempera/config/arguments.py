@@ -23,7 +23,7 @@ def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> N
     for argument in arguments:
         if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise TemperaError(
-                f"'{shortened(argument)}' is not UTF-8 text, or holds a NUL: write the option anew"
+                f"'{shortened(argument)}' is not UTF-8 text, or holds a NUL: write it again"
             )
         if re.match(r"[+~]*@", argument):
             raise TemperaError(f"'{shortened(argument)}' names no group: write group=choice")
@@ -43,9 +43,9 @@ def _group(conf: Path, argument: str) -> str | None:
 def _check_choices(conf: Path, config_name: str, group: str, value: str) -> None:
     choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
     if re.match(r"(choice|range|interval|glob|shuffle|sort|tag)\(|\[", value):
-        return  # a sweep's
+        return  # a sweep over choices
     if value == "null" and group in _optional(conf, config_name):
-        raise TemperaError(f"{group}=null is not possible; ~{group} takes it away")
+        raise TemperaError(f"{group}=null is not possible; ~{group} removes it")
     for choice in value.split(","):
         if choice.strip().strip("'\"") not in choices:
             raise TemperaError(
@@ -67,9 +67,9 @@ def _optional(conf: Path, config_name: str) -> set[str]:
 
 
 def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequence[str]) -> None:
-    """Raise TemperaError where `cfg` lacks a top-level option, or has another kind of thing in its
-    place than without the options in `arguments`: a value where options or a list stand, and the
-    reverse. What is null by default may be anything.
+    """Raise TemperaError if `cfg` lacks a top-level option, or if `arguments` changed an option's
+    kind, for example from a list to a single value. Options that are null by default may be of any
+    kind.
     """
     groups = [argument for argument in arguments if _group(conf, argument)]
     if len(groups) == len(arguments):
@@ -79,13 +79,13 @@ def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequen
         return
     for key in default:
         if cfg._get_node(key, validate_access=False) is None:
-            raise TemperaError(f"`{key!s}` cannot be taken away: {_put_back(arguments, str(key))}")
+            raise TemperaError(f"`{key!s}` cannot be removed: {_restoring(arguments, str(key))}")
     _compare(cfg, default, default, "")
 
 
-def _put_back(arguments: Sequence[str], key: str) -> str:
-    """What to leave out so that the option is there again: its own deletion, or that of the group
-    that it comes with.
+def _restoring(arguments: Sequence[str], key: str) -> str:
+    """Advice on which argument to leave out to restore a deleted option: its own deletion, or that
+    of the group that defines it.
     """
     deletions = [argument for argument in arguments if argument.startswith("~")]
     own = [argument for argument in deletions if argument[1:].partition("=")[0] == key]
@@ -129,7 +129,7 @@ def _compare(cfg: Any, default: Any, root: DictConfig, prefix: str) -> None:
 
 
 def _kind(node: Any) -> str:
-    """What stands in an option's place; "open" where that is known at run time only."""
+    """The kind of an option; "open" if it is known only at run time."""
     if node is None or node._is_missing() or node._is_interpolation():
         return "open"
     if node._is_none():
@@ -140,18 +140,18 @@ def _kind(node: Any) -> str:
 
 
 def _resolved(node: Any, root: DictConfig, name: str) -> Any:
-    """What an interpolation points to, if that is known already."""
+    """The target of an interpolation, if it is already known."""
     if node is None or not node._is_interpolation():
         return node
     try:
         value = OmegaConf.select(root, name)
-    except Exception:  # Hydra's resolvers, outside of a run
+    except Exception:  # Hydra's resolvers fail outside of a run
         value = ""
     return value if isinstance(value, DictConfig | ListConfig) else AnyNode(value)
 
 
 def _text(node: Any) -> str:
-    """A value as the command line takes it."""
+    """A value in the form that the command line takes."""
     if isinstance(node, DictConfig | ListConfig):
         return shortened(str(OmegaConf.to_container(node) or "null"))
     value = node._value()

@@ -46,8 +46,8 @@ def build_text_encoder(cfg: DictConfig) -> nn.Module:
 
 
 def build_captions(cfg: DictConfig) -> Any:
-    """`model.captions`, whose `check(prompts)` raises TemperaError for a prompt or caption that the
-    model cannot use, without its weights; None for a model that has none.
+    """Build `model.captions`, whose `check(prompts)` raises TemperaError for a prompt or caption
+    that the model cannot use. It needs no weights; None for a model without it.
     """
     if "captions" not in cfg.model:
         return None
@@ -55,7 +55,7 @@ def build_captions(cfg: DictConfig) -> Any:
 
 
 def _truncate(cfg: DictConfig, part: str) -> dict[str, Any]:
-    """The option `truncate`, for a part of the model that has it as an argument."""
+    """The option `truncate`, for a part of the model that has such an argument."""
     if "truncate" not in cfg:
         return {}
     check_value(cfg, "truncate", cfg.truncate, bool)
@@ -74,7 +74,7 @@ def build_target(
     cfg: DictConfig, place: Callable[[nn.Module, torch.device], None] | None = None
 ) -> Target:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
-    top-level options. The network is frozen, on `device` in `dtype`. Its identity is that of the
+    top-level options. The network is frozen, on `device` in `dtype`. Its identity includes the
     dtype in which it was loaded.
 
     Args:
@@ -123,16 +123,16 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
 
 
 def make_fast(cfg: DictConfig, target: Any) -> None:
-    """Fuse the target's layers for decoding, and compile its steps, and those of drafts that are
-    built on it afterwards, if `compile` says so. Continuous models stay as they are.
+    """Fuse the target's layers for decoding. With `compile`, also compile its steps, and those of
+    drafts that are built on it afterwards. Continuous models do not change.
     """
     check_value(cfg, "compile", cfg.compile, bool)
     if cfg.model.get("tokens", "discrete") == "discrete":
         target.fuse()
     elif cfg.compile:
         raise TemperaError(
-            f"compile=true is for models of discrete tokens, and model={cfg.model.name} has "
-            "none: leave it out."
+            "compile=true is for models with discrete tokens, but those of "
+            f"model={cfg.model.name} are continuous: leave it out."
         )
     if cfg.compile:
         target.compile()
@@ -145,7 +145,7 @@ def check_tokens(cfg: DictConfig) -> None:
     kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
     if kinds[1] not in (kinds[0], "any"):
         raise TemperaError(
-            f"model={cfg.model.name} has {kinds[0]} tokens and the method is for {kinds[1]} "
+            f"model={cfg.model.name} has {kinds[0]} tokens, but the method is for {kinds[1]} "
             "ones; choose another model, or a method for "
             f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}."
         )
@@ -170,14 +170,14 @@ def check_method(cfg: DictConfig) -> None:
 
 
 def build_tree(cfg: DictConfig) -> Tree:
-    """The draft tree of the method; empty where the method has none."""
+    """The draft tree of the method; empty if the method has none."""
     tree: Tree = instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
     return tree
 
 
 def check_draft(cfg: DictConfig) -> None:
-    """Raise TemperaError unless the method's draft, where it has one in a directory, is there:
-    before any weights are read.
+    """Raise TemperaError if the method's draft should be in a directory but is not. Called before
+    any weights are read.
     """
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
@@ -189,7 +189,7 @@ def check_draft(cfg: DictConfig) -> None:
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
-    """The drafter of the method, given the target and the tree where it wants them."""
+    """The drafter of the method; it receives the target and the tree if it takes them."""
     offered = {"target": target, "tree": build_tree(cfg)}
     drafter: Drafter = instantiate(cfg.drafter, **accepted(cfg.drafter, offered))
     return drafter
@@ -197,8 +197,8 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
 
 def build_rule(cfg: DictConfig, depth: int) -> Rule:
     """The acceptance rule of the method. A relaxed rule's schedule spreads its budget over `depth`
-    depths and is raised to `floor`, where there is one; a rule that has `neighbours` gets them of
-    the codebook of `model.tokenizer`, from their file or made anew.
+    depths, and is raised to `floor` if there is one. A rule with `neighbours` gets those of the
+    codebook of `model.tokenizer`, read from a file or computed.
     """
     offered: dict[str, Any] = {}
     if "schedule" in cfg:
@@ -209,7 +209,7 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
             schedule = floored(schedule, cfg.floor)
         offered["schedule"] = schedule
     if "neighbours" in cfg:
-        check(cfg.rule, {"neighbours": None})  # before a table is made
+        check(cfg.rule, {"neighbours": None})  # before a table is computed
         offered["neighbours"] = instantiate(
             cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).codebook
         )
@@ -218,8 +218,8 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
 
 
 def build_method(cfg: DictConfig, target: Any) -> Any:
-    """How the target's tokens are decoded: `decoding` with the drafter and the rule of the method,
-    where it wants them.
+    """Build `decoding`, which decodes the target's tokens; it receives the method's drafter and
+    rule if it takes them.
     """
     drafter: Any = build_drafter(cfg, target)
     offered = {"drafter": drafter}
@@ -229,9 +229,7 @@ def build_method(cfg: DictConfig, target: Any) -> Any:
 
 
 def build_pipeline(cfg: DictConfig) -> Any:
-    """`pipeline`: the target, made fast for decoding, with the method, the image decoder
-    and the seed.
-    """
+    """Build `pipeline`: the target, made fast for decoding, with method, image decoder and seed."""
     target = build_target(cfg)
     make_fast(cfg, target)
     return instantiate(
@@ -282,7 +280,7 @@ def build_sized_pipeline(cfg: DictConfig) -> Any:
 
 
 UNTRACKED = ("directory", "choices", "overrides", "tracking")
-"""Top-level options that say nothing about a run's results."""
+"""Top-level options that do not affect a run's results."""
 
 
 def start_tracker(
@@ -292,15 +290,15 @@ def start_tracker(
     choices: Mapping[str, str | None],
     notes: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """Start `tracking` for a run. It records the whole resolved configuration; its group is the
-    experiment, or else the model, and its tags are the choices.
+    """Start `tracking` for a run. It records the whole resolved configuration; the run's group is
+    the experiment, or else the model, and its tags are the choices.
 
     Args:
         cfg: the composed configuration.
         directory: the run directory.
         job_type: `eval` or `train_draft`.
         choices: Hydra's choice in each group.
-        notes: more to record beside the configuration.
+        notes: further values to record with the configuration.
     """
     tracked = [
         str(key) for key in cfg if key not in UNTRACKED and not OmegaConf.is_missing(cfg, key)
@@ -318,8 +316,8 @@ def start_tracker(
 
 
 def parse_device(name: str) -> torch.device:
-    """`auto` (CUDA if available), or a device by PyTorch's name; raises TemperaError when
-    this machine does not have it.
+    """`auto` (CUDA if available), or a device by PyTorch's name; raises TemperaError if this
+    machine does not have it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -333,7 +331,7 @@ def parse_device(name: str) -> torch.device:
             torch.empty(0, device=device)
         elif (
             (device.index or 0) >= torch.cuda.device_count()
-        ):  # counted: a tensor would take memory of the first one for each process
+        ):  # counting needs no tensor, which would take memory on the first device
             raise RuntimeError(name)
     except (RuntimeError, AssertionError, ImportError):
         raise TemperaError(
@@ -355,7 +353,7 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _resolved(value: Any) -> Any:
-    """An option's value as plain Python, without interpolations."""
+    """An option's value in plain Python, with interpolations resolved."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 

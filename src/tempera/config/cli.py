@@ -82,7 +82,7 @@ def script(
                     check_arguments(conf, config_name, sys.argv[1:])
                     run()
                 except KeyboardInterrupt:
-                    _exit_interrupted("interrupted; give the command again")
+                    _exit_interrupted("interrupted; run the command again")
                 except Exception as problem:
                     _exit_if_mistake(problem, conf, config_name)
                     raise
@@ -94,8 +94,8 @@ def script(
 
 
 def literal(argument: str) -> str:
-    """Quote the value of a `LITERAL` option for Hydra's grammar, unless it is quoted already or
-    null. Other arguments are returned unchanged.
+    """Quote the value of a `LITERAL` option for Hydra's grammar, unless it is already quoted or
+    null. Return other arguments unchanged.
     """
     key, separator, value = argument.partition("=")
     if (
@@ -109,8 +109,8 @@ def literal(argument: str) -> str:
 
 
 def named(arguments: Sequence[str], option: str) -> list[str]:
-    """Collect positional arguments in a list `option=[…]`: names of existing files and directories,
-    and arguments without `=`.
+    """Collect positional arguments into a list `option=[…]`. Positional are names of existing files
+    and directories, and arguments without `=`.
     """
     places = [
         argument
@@ -134,8 +134,8 @@ def _hydra_raises() -> Iterator[None]:
 
 
 def _how_to_resume(config_name: str) -> str:
-    """The message after Ctrl-C: whether the same command resumes, and with which directory option
-    if each start creates a new directory.
+    """The message after Ctrl-C: whether the same command resumes, and the directory option to add
+    if each start would create a new directory.
     """
     if config_name in STARTS_AGAIN:
         return "interrupted; the same command starts again"

@@ -1,4 +1,4 @@
-"""Configurations composed in Python, from options as the command line takes them."""
+"""Composes configurations in Python from options, with the command line's checks and messages."""
 
 import re
 import shlex
@@ -17,14 +17,14 @@ from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
-"""Texts that Hydra reads as values unless they are quoted."""
+"""Words that Hydra does not read as text unless they are quoted."""
 
 
 def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """`conf/<config_name>.yaml` with options `name=value`.
+    """Compose `conf/<config_name>.yaml` with options `name=value`.
 
     Raises:
-        TemperaError: in the command line's sentence, where an option is wrong.
+        TemperaError: an option is wrong; the message is that of the command line.
     """
     conf = conf_directory()
     with other_hydra(), in_one_sentence(config_name, arguments):
@@ -37,8 +37,8 @@ def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
 
 @contextmanager
 def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Raise TemperaError where the command line would print a sentence; a TemperaError of the
-    library stays as it is.
+    """Turn exceptions for which the command line would print a sentence into a TemperaError with
+    this sentence. A TemperaError of the library is not changed.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
 
 @contextmanager
 def other_hydra() -> Iterator[None]:
-    """Compose inside without disturbing a Hydra application that may be running outside."""
+    """Allow composing inside without disturbing a Hydra application that may be running."""
     application = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -62,12 +62,12 @@ def other_hydra() -> Iterator[None]:
 
 
 def written(name: str, value: Any) -> str:
-    """An option `name=value` in Hydra's grammar; strings are taken literally."""
+    """The option `name=value` in Hydra's grammar; strings are taken literally."""
     return f"{name}={_written(value)}"
 
 
 def pasted(name: str, value: Any) -> str:
-    """An option `name=value` that can be pasted into a shell."""
+    """The option `name=value`, quoted for a shell."""
     return shlex.quote(written(name, value))
 
 
@@ -91,11 +91,13 @@ def _written(value: Any) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Hydra reads the text as itself without quotes."""
+    """Whether Hydra reads the text literally without quotes."""
     return bool(re.fullmatch(r"(?:[A-Za-z_]|\.{0,2}/)[\w./-]*", text)) and text.lower() not in WORDS
 
 
 def quoted(text: str) -> str:
-    """A text that Hydra's grammar reads literally: commas, quotes and interpolations included."""
+    """Quote a text so that Hydra's grammar reads it literally, including commas, quotes and
+    interpolations.
+    """
     text = re.sub(r"(\\*)(\"|$)", lambda match: match[1] * 2 + match[2].replace('"', '\\"'), text)
     return f'"{text}"'.replace("${", "\\${")

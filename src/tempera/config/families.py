@@ -1,5 +1,5 @@
-"""What suits a model: its family in conf/family/ names prompts, training data, metrics, recipe and
-batch size, which are the defaults of the scripts.
+"""Families of models: a model's file in conf/family/ sets the scripts' default prompts, training
+data, metrics, recipe and batch size.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
 OTHER = "other"
-"""The family of a model that names none."""
+"""The family of models that name none."""
 
 
 def suited(option: str, *, _root_: DictConfig) -> Any:
-    """`${suited:OPTION}` in conf/: what the model's family has for an option, in a configuration or
-    in the defaults list of one.
+    """`${suited:OPTION}` in conf/: the value of an option in the model's family. Works in a
+    configuration and in its defaults list.
     """
     family = _root_.get("family") or OTHER
     if isinstance(family, str):
@@ -31,8 +31,8 @@ OmegaConf.register_new_resolver("suited", suited, replace=True)
 
 
 def check_suited(cfg: DictConfig) -> None:
-    """Raise TemperaError where prompts, images or metrics of the shipped toy world meet a model of
-    photographs.
+    """Raise TemperaError if prompts, images or metrics of the shipped toy world are combined with a
+    model of photographs.
     """
     family = cfg.get("family")
     if family is None or family.toy is not False:

@@ -1,4 +1,4 @@
-"""Checked instantiation: the values of a `_target_` node against the signature that they fill.
+"""Checked instantiation: compares the values of a `_target_` node with its target's signature.
 
 Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `unless_random` and
 `jobs`.
@@ -40,7 +40,7 @@ OmegaConf.register_new_resolver(
 OmegaConf.register_new_resolver(
     "unique", lambda: secrets.token_hex(2), replace=True, use_cache=True
 )
-"""`${unique:}` in conf/: four letters and digits that differ between runs of the same second."""
+"""`${unique:}` in conf/: four random letters and digits, to tell runs of the same second apart."""
 
 OmegaConf.register_new_resolver(
     "beside",
@@ -60,7 +60,7 @@ parts of a model that need no weights if the network is untrained.
 
 
 def jobs(device: str) -> int:
-    """`${jobs:DEVICE}` in conf/: how many jobs of a sweep run side by side, one a core on a CPU and
+    """`${jobs:DEVICE}` in conf/: how many jobs of a sweep run side by side: one per core on a CPU,
     one on a GPU.
     """
     if str(device) != "cpu":
@@ -81,9 +81,9 @@ def instantiate(node: Any, /, **extra: Any) -> Any:
     """Call the `_target_` of a node with the node's values, converted to the types of the target's
     annotations, and with the objects in `extra`, which never enter the configuration.
 
-    Nested `_target_` nodes are built first; lists and mappings arrive as plain Python. Raises
-    TemperaError in one sentence that names the option when a value does not fit the target's
-    annotation, when an argument is unknown or missing, and whenever the target itself does.
+    Nested `_target_` nodes are built first; lists and mappings become plain Python. Raises
+    TemperaError, which names the option, if a value does not match the target's annotation, if an
+    argument is unknown or missing, or if the target itself raises one.
     """
     check(node, extra)
     try:
@@ -107,15 +107,15 @@ def _inner(node: Any, problem: InstantiationException) -> Any:
 
 
 def _with_option(problem: TemperaError, node: Any) -> TemperaError:
-    """The error with the option of the command line in place of the target's argument."""
+    """The error with the command line's option in place of the target's argument."""
     if isinstance(problem, MissingWeights) and problem.argument in (node or ()):
         problem.argument = _option(node, problem.argument)
     return problem
 
 
 def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
-    """Raise TemperaError unless the node's values and `extra` fit the signature of its `_target_`;
-    the same for nested nodes.
+    """Raise TemperaError unless the node's values and `extra` match the signature of its
+    `_target_`. Nested nodes are checked too.
     """
     given = [str(key) for key in node if not str(key).startswith("_")]
     call = _locate(node)
@@ -149,8 +149,8 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
 
 
 def check_values(node: Any) -> None:
-    """Raise TemperaError unless the node's own values fit the annotations of its `_target_`,
-    whatever else that may need.
+    """Raise TemperaError unless the node's own values match the annotations of its `_target_`.
+    Missing arguments are ignored.
     """
     hints = _hints(_locate(node))
     for key in node:
@@ -159,8 +159,8 @@ def check_values(node: Any) -> None:
 
 
 def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
-    """Call `target` with `extra` and the top-level options that bear its arguments' names, checked
-    as `instantiate` does.
+    """Call `target` with `extra` and the top-level options named like its arguments, with the
+    checks of `instantiate`.
     """
     names = [
         name
@@ -173,9 +173,7 @@ def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
 
 
 def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered objects that the node's target has an argument for and the node does not
-    set itself.
-    """
+    """The offered objects that fit an argument of the node's target which the node does not set."""
     parameters = inspect.signature(_locate(node)).parameters
     return {
         name: thing for name, thing in offered.items() if name in parameters and name not in node
@@ -183,11 +181,11 @@ def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
-    """`value` as what the annotation says, a whole number as text for instance; annotations that
-    OmegaConf does not know leave it as it is.
+    """Convert `value` to the annotated type, for instance an integer to text. With an annotation
+    that OmegaConf does not know, return it unchanged.
 
     Raises:
-        TemperaError: OmegaConf cannot convert it, or it is a number without an end.
+        TemperaError: OmegaConf cannot convert it, or it is NaN or infinite.
     """
     option = _option(node, key)
     shown = "null" if value is None else shortened(str(value))
@@ -216,7 +214,7 @@ def _is_number(hint: Any) -> bool:
 
 
 def _converted(node: DictConfig) -> DictConfig:
-    """A copy of a checked node whose values are what the annotations say."""
+    """A copy of a checked node with its values converted to the annotated types."""
     node = copy.deepcopy(node)
     hints = _hints(_locate(node))
     with flag_override(node, ["struct", "readonly"], False):
@@ -245,7 +243,7 @@ def _nested(value: Any) -> Iterator[Any]:
 
 
 def _option(node: Any, key: str) -> str:
-    """What the user calls this value: the option that it interpolates, or its own place in the
+    """The user's name for this value: the option that it interpolates, or its own path in the
     configuration.
     """
     raw = node._get_node(key) if isinstance(node, DictConfig) else None
@@ -278,7 +276,7 @@ def _hints(call: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _in_words(hint: Any) -> str:
-    """An annotation as a person would say it."""
+    """An annotation in words."""
     origin, inner = get_origin(hint), [part for part in get_args(hint) if part is not Ellipsis]
     if origin is Literal:
         return "one of " + ", ".join(map(str, inner))

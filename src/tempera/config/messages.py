@@ -1,5 +1,5 @@
-"""Hydra's and OmegaConf's complaints, and the file system's, as one sentence that names what, where
-and what to do.
+"""Turns errors of Hydra, OmegaConf and the file system into one sentence: what, where, and what to
+do.
 """
 
 import difflib
@@ -85,7 +85,7 @@ UNWRITABLE = {
 def sentence(
     problem: BaseException, conf: Path, config_name: str, arguments: Sequence[str]
 ) -> str | None:
-    """Describe the user's mistake in one line, or return None if it is none.
+    """Describe the user's mistake in one line; None if the problem is not a mistake of the user.
 
     Args:
         problem: an exception raised while composing the configuration or running the script.
@@ -126,7 +126,7 @@ def _message(
         case OmegaConfBaseException():
             return f"{_first_line(str(problem))} (at `{problem.full_key}`); correct this option"
         case OSError(errno=code) if code in FULL:
-            return f"cannot write: {problem.strerror}; free some space, and give the command again"
+            return f"cannot write: {problem.strerror}; free some space, and run the command again"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
             advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
             return f"cannot write '{name}': {problem.strerror}; {advice}"
@@ -136,8 +136,8 @@ def _message(
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Whether memory ran out in Python, on CUDA or in torch's CPU allocator. Recognised by name,
-    because importing torch takes seconds.
+    """Whether memory ran out in Python, on CUDA or in torch's CPU allocator. Errors are recognised
+    by name, because importing torch takes seconds.
     """
     return (
         isinstance(problem, MemoryError)
@@ -160,7 +160,7 @@ def _unreadable(argument: str) -> str:
 
 def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
     if ambiguous := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
-        advice = "add -m to run them all, or quote the value if it is one"
+        advice = "add -m to run them all, or quote a value that contains commas"
         return f"'{ambiguous[1]}' gives several values: {advice}"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return _unknown(unknown[1], conf, config_name, arguments)
@@ -168,7 +168,7 @@ def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[st
 
 
 def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
-    """Say which choices of conf/ bring the option, or which option was meant."""
+    """Say which choices of conf/ define the option, or which option was probably meant."""
     default = _composed(conf, config_name, []) or OmegaConf.create(
         {"hydra": {"runtime": {"choices": {}}}}
     )
@@ -202,8 +202,8 @@ def _owners(
     groups: Mapping[str, Sequence[str]],
     chosen: Sequence[str],
 ) -> dict[str, list[str]]:
-    """By group, the choices that bring an option which other choices of the group do not have;
-    beside the choices of the command line if they compose, else beside the defaults or a method.
+    """By group, the choices that define an option which other choices of the group lack. They are
+    tried with the choices of the command line if these compose, else with the defaults or a method.
     """
     methods = [[f"method={method}"] for method in groups.get("method", ())]
     found = {}
@@ -220,8 +220,8 @@ def _owners(
 
 
 def _mentions(option: str, conf: Path, choice: str) -> bool:
-    """Whether the file of a choice, or one that its defaults list names, may bring the option; read
-    without composing, which is slow.
+    """Whether the file of a choice, or one in its defaults list, may define the option. Files are
+    only searched, since composing is slow.
     """
     path = conf / f"{choice}.yaml"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -240,8 +240,8 @@ def _having(
 ) -> list[str] | None:
     """The choices with which the option exists; None unless the choices compose on top of `base`.
 
-    A choice that does not mention the option has it from elsewhere or not at all, like the others
-    of its kind: one stands for all, since composing is slow.
+    All choices that do not mention the option get it from elsewhere or not at all, so only one of
+    them is composed, since composing is slow.
     """
     silent = [choice for choice in choices if not _mentions(option, conf, f"{group}/{choice}")]
     having = []
@@ -266,7 +266,7 @@ def _composed(conf: Path, config_name: str, overrides: list[str]) -> DictConfig 
 
 
 def _names(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Every option of a configuration, dotted."""
+    """The dotted name of every option in a configuration."""
     for key in cfg.keys() - {"hydra", "_target_"}:
         name = f"{prefix}{key!s}"
         yield name
