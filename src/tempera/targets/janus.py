@@ -122,8 +122,8 @@ class Janus(nn.Module):
         width = config.hidden_size
         self.config, self.spec = config, spec
         self.model: Any = LlamaModel(config)
-        self.model.rotary_emb = Rotary.of(config)
-        self.model.norm = ImageStates(self.model.norm, width)
+        self.model.rotary_emb = Rotary.of(config)  # type: ignore[assignment]
+        self.model.norm = ImageStates(self.model.norm, width)  # type: ignore[assignment]
         self.codes = nn.Embedding(spec.codes, code_dim)
         self.aligner = CodeAligner(code_dim, width)
         self.lm_head = nn.Linear(width, spec.codes)
@@ -186,7 +186,7 @@ def load_janus(
         }
     )
     theta = sizes.pop("rope_theta")
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]
         **sizes,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         pad_token_id=None,
