@@ -1,0 +1,143 @@
+"""Rounds of every discrete method on every family, on PyTorch's meta device in place of a GPU: its
+tensors cannot be mixed with the host's or copied there, so that the device's part of a round is
+complete, and what the host reads can be counted. One number a round is allowed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_targets import FAMILIES, composed
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tempera.config.build import build_drafter, build_rule, build_target, without_weights
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.rules.codebook_neighbours import Neighbours
+from tempera.runtime.rehearsal import META
+
+DRAFT, WINDOW = "drafter.path=random", "window=6"
+METHODS = {
+    "ar": [],
+    "eagle": ["tree=chain", "depth=3", DRAFT],
+    "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
+    "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
+    "coolsd": ["tree=chain", "depth=3", DRAFT],
+    "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
+    "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
+    "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
+    "block": ["depth=3", DRAFT],
+    "jacobi": [WINDOW],
+    "sjd": [WINDOW],
+    "gsd": [WINDOW, "k=5"],
+    "scd": [WINDOW],
+    "sjd_pac": ["window=12", "branches=2"],
+}
+ROUNDS = 3
+"""The third is like all that follow: nothing is made for the first time."""
+
+
+class Reads(TorchFunctionMode):
+    """Answers what the host reads of tensors on the device: truth values with True, and numbers
+    with those given, in turn.
+    """
+
+    NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+
+    def __init__(self, numbers: list[int]) -> None:
+        super().__init__()
+        self.numbers, self.seen = numbers, list[str]()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in self.NAMES and isinstance(args[0], Tensor) and args[0].is_meta:
+            self.seen.append(name)
+            return name == "__bool__" or self.numbers.pop(0)
+        return function(*args, **(kwargs or {}))
+
+
+class Copies(TorchDispatchMode):
+    """Keeps the copies from the host to the device; those to the host fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name in ("_to_copy", "copy_"):
+            parts = [*tree_leaves((args, kwargs)), *tree_leaves(result)]
+            if len({part.is_meta for part in parts if isinstance(part, Tensor)}) > 1:
+                self.seen.append(name)
+        return result
+
+
+class Marked:
+    """A drafter that marks where rounds begin, in what was read and copied."""
+
+    def __init__(self, drafter: Any, reads: Reads, copies: Copies) -> None:
+        self.drafter, self.reads, self.copies = drafter, reads, copies
+        self.marks: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def propose(self, uniforms: Tensor) -> Any:
+        self.marks.append((len(self.reads.seen), len(self.copies.seen)))
+        return self.drafter.propose(uniforms)
+
+
+def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[list[int], int]:
+    """Decode ROUNDS rounds -> the reads of each, and the copies of the last."""
+    numbers = [*range(1, ROUNDS), len(prompts) * target.length]
+    with Copies() as copies, Reads(numbers) as reads:
+        marked: Any = Marked(drafter, reads, copies)
+        streams = RandomStreams(0, prompts, META)
+        decode(target, marked, rule, streams, prompts, diagnostics=True)
+    starts = [read for read, _ in marked.marks]
+    ends = [*starts[1:], len(reads.seen)]
+    counts = [end - start for start, end in zip(starts, ends, strict=True)]
+    return counts, len(copies.seen) - marked.marks[-1][1]
+
+
+def neighbours(codebook: Any, count: int) -> Neighbours:
+    near = (torch.arange(count)[:, None] + torch.arange(5)) % count
+    return Neighbours(near, "l2", "0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path) -> None:
+    options = FAMILIES[name].write(tmp_path)
+    prompts, found = list(FAMILIES[name].prompts), {}
+    with without_weights(composed(*options)) as (sized, _):
+        target: Any = build_target(sized)
+        target.fuse()
+        for method, choices in METHODS.items():
+            cfg = composed(f"method={method.split()[0]}", *choices)
+            if "neighbours" in cfg:
+                near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
+                cfg.neighbours = near
+            drafter = build_drafter(cfg, target)
+            rule = build_rule(cfg, drafter.depth)
+            found[method] = rounds(target, drafter, rule, prompts)
+    assert found == dict.fromkeys(METHODS, ([1] * ROUNDS, 0))
+
+
+def test_a_second_read_and_a_copy_are_seen() -> None:
+    with Copies() as copies, Reads([7, 8]) as reads:
+        device = torch.zeros(3, device=META)
+        assert int(device.sum()) == 7 and bool(device.any()) and device.sum().item() == 8
+        torch.zeros(3).to(META)
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            device + torch.zeros(3)
+    assert reads.seen == ["__int__", "__bool__", "item"] and len(copies.seen) == 1
