@@ -12,11 +12,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from hub import Hub
 from image_server import ImageServer
 from paths import ROOT
-from tiny_targets import composed, script, write_llamagen_text, write_lumina
+from tiny_targets import (
+    composed,
+    llamagen_state,
+    script,
+    write_anole,
+    write_emu3,
+    write_janus,
+    write_llamagen_classes,
+    write_llamagen_text,
+    write_lumina,
+)
 
 from tempera.data import benchmarks
 from tempera.runtime.hub import Repository
@@ -114,6 +125,37 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
     again = evaluated(options, "offline")
     assert again["metrics"]["accepted_length"] == result["metrics"]["accepted_length"]
     assert again["about"]["data"] == result["about"]["data"] and len(hub.requests) == before
+
+
+def write_imagenet(directory: Path) -> list[str]:
+    """A tiny class-conditional LlamaGen of ImageNet's 1,000 classes."""
+    options = write_llamagen_classes(directory)
+    torch.save(llamagen_state(24, classes=1000), directory / "c2i_B_384.pt")
+    kept = [option for option in options if not option.startswith("model.text_encoder")]
+    return [option.replace("num_classes:10", "num_classes:1000") for option in kept]
+
+
+OTHERS = {
+    "anole": (write_anole, "GAIR/Anole-7b-v0.1"),
+    "emu3": (write_emu3, "BAAI/Emu3-Gen"),
+    "janus": (write_janus, "deepseek-community/Janus-Pro-1B"),
+    "llamagen_classes": (write_imagenet, "FoundationVision/LlamaGen"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_train_on_images_that_they_draw(
+    name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, repository = OTHERS[name]
+    options = on_hub(hub, write, repository, tmp_path / "weights")
+    metrics = trained(options, "limit=60", "steps=2", "train_data.batch_size=30")
+    assert metrics["finished"] and metrics["data"]["count"] == 60
+    result = evaluated(options, "online")
+    assert result["images"] == 4 and any(repository in path for path in hub.paths())
+    hub.here(monkeypatch, offline=True)
+    again = evaluated(options, "offline")
+    assert again["metrics"]["accepted_length"] == result["metrics"]["accepted_length"]
 
 
 def test_lumina_trains_on_images_that_it_draws_for_coco_captions(
