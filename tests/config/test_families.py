@@ -6,6 +6,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+import tempera.config.instantiate  # noqa: F401  the resolvers of conf/
 from tempera.config.compose import composed
 from tempera.config.families import check_suited
 from tempera.errors import TemperaError
@@ -79,6 +80,18 @@ def test_toy_data_and_a_real_model_are_refused(script: str, options: list[str], 
 def test_a_prompt_of_ones_own_needs_no_data() -> None:
     check_suited(composed("eval", ["model=lumina", "data=shapes", "prompt=a cat"]))
     check_suited(composed("eval", ["model=shapes", "data=parti"]))
+
+
+def test_a_revision_is_of_a_hub_repository() -> None:
+    cfg = composed("eval", ["model=llamagen_xl_stage1", "revision=v2"])
+    assert cfg.model.weights == "peizesun/llamagen_t2i@v2" == cfg.model.tokenizer_weights
+    assert composed("eval", ["model=lumina"]).model.weights == "Alpha-VLLM/Lumina-mGPT-7B-768"
+    options = ["model=lumina", "revision=v2"]
+    for weights in ("random", "owner/name@v1", "/"):
+        with pytest.raises(
+            (TemperaError, OmegaConfBaseException), match=r"`revision=v2` is of a hub repository"
+        ):
+            str(composed("eval", [*options, f"weights={weights}"]).model.weights)
 
 
 def test_a_family_that_does_not_exist() -> None:

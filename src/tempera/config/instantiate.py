@@ -1,7 +1,7 @@
 """Checked instantiation: compares the values of a `_target_` node with its target's signature.
 
-Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `unless_random` and
-`jobs`.
+Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `at`,
+`unless_random` and `jobs`.
 """
 
 import copy
@@ -50,6 +50,26 @@ OmegaConf.register_new_resolver(
 """`${beside:WEIGHTS}` in conf/: the directory of a file; a directory, a hub id or `random` is
 returned unchanged.
 """
+
+
+def at(weights: str, revision: str | None) -> str:
+    """`${at:WEIGHTS,REVISION}` in conf/: the weights at a commit, branch or tag of their hub
+    repository; without one they are as they are.
+
+    Raises:
+        TemperaError: the weights are no repository, or name a revision themselves.
+    """
+    if revision is None:
+        return weights
+    if weights == "random" or Path(weights).expanduser().exists() or "@" in weights:
+        raise TemperaError(
+            f"`revision={shortened(str(revision))}` is of a hub repository, and weights={weights} "
+            "is none or names one itself: leave revision= out, or give weights=owner/name"
+        )
+    return f"{weights}@{revision}"
+
+
+OmegaConf.register_new_resolver("at", at, replace=True)
 
 OmegaConf.register_new_resolver(
     "unless_random", lambda weights, other: "random" if weights == "random" else other, replace=True

@@ -30,6 +30,7 @@ FREE = (
     "compile",
     "dry_run",
     "replays",
+    "revision",
 )
 """Options that may differ between two starts of the same run. They decide which results are
 computed, where, and on what device, but not their values. `dtype` and `weights` affect the identity
