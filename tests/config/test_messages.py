@@ -29,7 +29,9 @@ GROUPS = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
 FACTS = {
     errors.CannotCompile: ("no compiler",),
     errors.CoupledDraft: ("BlockVerification",),
+    errors.DiskTooSmall: ("outputs", "2 GB", "1 GB"),
     errors.EmptyDraft: ("depth=0",),
+    errors.MemoryTooSmall: ("cpu", "2 GB", "1 GB"),
     errors.NaNProbabilities: ("draft", "a red ring"),
     errors.NoSmallerModel: (),
     errors.NotAChain: ("BlockVerification",),

@@ -127,10 +127,10 @@ def test_runs_of_continuous_tokens_are_compared_with_mar_at_one_token_a_step(
     assert "logprob_per_token" not in rows[1]["differences"]
     write_report(rows, tmp_path / "a")
     text = (tmp_path / "a" / "report.md").read_text()
-    assert "no run of plain autoregression" not in text and "ar steps=16" in text
+    assert "No run here is plain autoregression" not in text and "ar steps=16" in text
     write_report(rows[1:], tmp_path / "b")
     assert (
-        "no run of plain autoregression here (method=ar)"
+        "No run here is plain autoregression (method=ar)"
         in (tmp_path / "b" / "report.md").read_text()
     )
 
