@@ -1,4 +1,4 @@
-"""What a run will take, told by `dry_run=true` and at the start on CUDA, and checked before weights
+"""What a run needs: printed by `dry_run=true` and at the start on CUDA, and checked before weights
 are read.
 """
 
@@ -29,14 +29,15 @@ def weigh(
     directory: Path,
     tell: bool,
 ) -> Cost | None:
-    """Estimate a published model's run, or any in a dry run, and refuse what does not fit. Returns
-    None for a shipped model or one of your own, which is small or not known to run without data.
+    """Estimate the run of a published model, or any dry run, and refuse what does not fit. Other
+    runs, of the shipped models or of your own, are not estimated and return None: they are small,
+    or may not run without data.
 
     Args:
         cfg: the composed configuration.
-        estimate: the cost, given the configuration whose networks have sizes alone.
+        estimate: the cost, from a configuration whose networks have sizes but no data.
         device, directory: of the run.
-        tell: print it, on CUDA and in a dry run.
+        tell: whether this process prints it, on CUDA and in a dry run.
 
     Raises:
         TemperaError: the device or the disk is too small, or the hub refuses a file.
@@ -53,7 +54,7 @@ def weigh(
 
 
 def to_download(files: Sequence[PretrainedFiles]) -> int | None:
-    """Bytes that the hub's cache lacks of these files; None if the hub cannot be reached.
+    """Bytes of these files that the hub's cache lacks; None if the hub cannot be reached.
 
     Raises:
         TemperaError: the hub refuses one.

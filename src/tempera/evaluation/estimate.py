@@ -1,4 +1,4 @@
-"""The memory of an evaluation: one batch of it, rehearsed without data."""
+"""Memory of an evaluation, from a rehearsal of one batch without data."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +14,8 @@ from tempera.runtime.rehearsal import META, Meter, Rehearsal
 def estimate(
     make: Callable[[], Pipeline], prompts: Sequence[Prompt], batch_size: int, diagnostics: bool
 ) -> Cost:
-    """Rehearse a batch: its prompts, one round, and its pictures. The networks of metrics are not
-    counted, nor the tables of a rule.
+    """Rehearse a batch: its prompts, one round, and its pictures. The networks of metrics and a
+    rule's tables are not counted.
 
     Args:
         make: builds the pipeline with networks on the meta device.
@@ -24,7 +24,7 @@ def estimate(
         diagnostics: see `tempera.decoding.loop.decode`.
 
     Returns:
-        the cost; its download is left to the caller.
+        the cost, without its download.
     """
     batch = prompts[:batch_size]
     with Meter() as meter, torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Memory and disk that a job will take, told and checked before it starts."""
+"""Memory and disk space that a job needs, printed and checked before it starts."""
 
 import os
 import shutil
@@ -13,15 +13,16 @@ from tempera.runtime.units import amount
 
 @dataclass(frozen=True)
 class Cost:
-    """What a job takes.
+    """What a job needs.
 
     Attributes:
-        work: what it does, in numbers.
+        work: what the job does, in numbers.
         weights: bytes of the networks on the device.
         cache: bytes of the target's KV cache.
-        peak: bytes of all tensors at most, weights and cache included.
-        written: bytes that it writes to its directory, at most.
-        download: bytes that the hub's cache lacks of its networks; None if the hub cannot be asked.
+        peak: largest number of bytes in tensors, weights and cache included.
+        written: largest number of bytes that it writes to its directory.
+        download: bytes of its networks that the hub's cache lacks; None if the hub cannot be
+            reached.
     """
 
     work: str
@@ -54,7 +55,7 @@ class Cost:
             directory: what the job writes to.
 
         Raises:
-            MemoryTooSmall, DiskTooSmall: says how much is there and how much is needed.
+            MemoryTooSmall, DiskTooSmall: says how much is available and how much is needed.
         """
         if self.peak > (free := free_memory(device)):
             raise MemoryTooSmall(str(device), amount(self.peak), amount(free))
@@ -67,14 +68,14 @@ class Cost:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a CUDA device; on a CPU all of the machine's memory."""
+    """Free bytes of a CUDA device; for a CPU, all of the machine's memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_disk(directory: Path) -> int:
-    """Bytes that are free where a directory is, or will be."""
+    """Free bytes on the disk that holds a directory, or will hold it."""
     place = directory.absolute()
     while not place.exists():
         place = place.parent

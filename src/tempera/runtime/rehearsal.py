@@ -1,4 +1,5 @@
-"""Rehearse a program on tensors that have sizes and no data, and meter the memory it would take.
+"""Rehearse a program on tensors that have sizes but no data, and measure the memory that it would
+need.
 
 The program's own code runs on PyTorch's meta device, so nothing is allocated and the estimate
 cannot drift from the code.
@@ -19,7 +20,7 @@ META = torch.device("meta")
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations make on a device.
+    """Counts the bytes of all tensors that operations create on a device.
 
     Buffers inside kernels, the allocator's rounding and the CUDA context are not tensors and are
     not counted.
@@ -28,8 +29,8 @@ class Meter(TorchDispatchMode):
         device: the type of device whose tensors are counted.
 
     Attributes:
-        live: bytes now.
-        peak: the most so far.
+        live: current number of bytes.
+        peak: largest number so far.
     """
 
     def __init__(self, device: str = "meta") -> None:
@@ -60,8 +61,8 @@ class Meter(TorchDispatchMode):
 
 
 class Rehearsal(TorchFunctionMode):
-    """Answers what a program asks of tensors that have no data: every truth value is True, and
-    every number is `answer`. Attention is that of a fused kernel, which keeps no scores.
+    """Lets a program read values from tensors that have no data: every truth value is True, and
+    every number is `answer`. Attention is that of a fused kernel, which stores no scores.
 
     Args:
         answer: for instance the number of tokens that ends decoding after one round.
@@ -88,7 +89,7 @@ class Rehearsal(TorchFunctionMode):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """The sizes of a fused attention: it keeps its inputs, its output and a number per query."""
+    """The sizes of fused attention, which stores its inputs, its output and a number per query."""
 
     @staticmethod
     @override

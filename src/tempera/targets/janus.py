@@ -1,8 +1,8 @@
 """Janus-Pro (Chen et al. 2025): a Llama decoder whose image tokens have an embedding and a head of
 their own. Weights are in the layout of Hugging Face's `JanusForConditionalGeneration`.
 
-The image head is Linear → GELU → Linear. Guidance and drafts work on what the last of them reads,
-which are the hidden states here: the decoder's final norm is followed by the first two.
+The image head is Linear → GELU → Linear. Guidance and drafts work on the input of its last layer.
+These are the hidden states here, so the first two layers follow the decoder's final norm.
 
 Ids are from the Janus repository: begin of sentence 100000, `<｜▁pad▁｜>` 100015,
 `<begin_of_image>` 100016. Prompt format and guidance are from its `generation_inference.py`.
@@ -35,8 +35,8 @@ _PAD_NAME = "<｜▁pad▁｜>"
 
 
 def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
-    """Janus-Pro's format: no system prompt; the unconditional row is the prompt with padding, which
-    is attended to, in place of all tokens but the first and the last.
+    """Janus-Pro's format, without a system prompt. In the unconditional row, padding that is
+    attended to replaces all tokens of the prompt but the first and the last.
 
     Args:
         image_size: height and width in pixels, a multiple of 16.
@@ -61,7 +61,7 @@ def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
 def load_janus_prompts(
     spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False
 ) -> PromptEncoder:
-    """As `shared_vocabulary.load_prompts`, with the padding that the tokenizer names: ports of the
+    """As `shared_vocabulary.load_prompts`, with the id of padding from the tokenizer: ports of the
     model number it differently.
 
     Raises:
@@ -81,7 +81,7 @@ def load_janus_prompts(
 
 
 class CodeAligner(nn.Module):
-    """Vectors of image codes to inputs of the decoder: Linear → GELU → Linear."""
+    """Maps vectors of image codes to inputs of the decoder: Linear → GELU → Linear."""
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ImageStates(nn.Module):
 
 
 class Janus(nn.Module):
-    """The part of Janus-Pro that draws. Implements `network.TargetNetwork`.
+    """The part of Janus-Pro that generates images. Implements `network.TargetNetwork`.
 
     Args:
         config: the decoder's configuration.
@@ -168,8 +168,8 @@ def load_janus(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Janus:
-    """Load a Janus-Pro with published weights; a `config.json` beside them states the sizes, which
-    are by default those of the 1B model. For the arguments see
+    """Load a Janus-Pro with published weights; a `config.json` beside them gives the sizes; the
+    default sizes are those of the 1B model. For the arguments see
     `tempera.targets.chameleon.load_chameleon`.
     """
     published = PretrainedFiles(weights, files, hub)

@@ -1,4 +1,4 @@
-"""The memory of a training run: its first steps and a validation, rehearsed without data."""
+"""Memory of a training run, from a rehearsal of two steps and a validation without data."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -38,18 +38,18 @@ def estimate(
 ) -> Cost:
     """Rehearse two steps with a validation between them, in one of the processes.
 
-    Activations are counted in float32 also where `mixed_precision` makes them bfloat16. The image
-    tokenizer is not counted, nor is a target that is split among processes (FSDP).
+    Activations count as float32, even if `mixed_precision` makes them bfloat16. The image tokenizer
+    is not counted, nor is a target that is split among processes (FSDP).
 
     Args:
         make: builds target and draft with networks on the meta device.
         loss, recipe: as for `tempera.training.trainer.train`.
         caption: stands for every caption.
         processes: number of processes.
-        drawn: images that the target draws at a time, to train on; 0 for none.
+        drawn: number of training images that the target generates at a time; 0 for none.
 
     Returns:
-        the cost; its download is left to the caller.
+        the cost, without its download.
     """
     with Meter() as meter:
         target, draft = make()
@@ -83,7 +83,7 @@ def estimate(
 
 
 def _draw(target: TransformerTarget, captions: list[str]) -> int:
-    """Draw a round of these images; returns the bytes of the KV cache."""
+    """Decode one round of these images; returns the bytes of the KV cache."""
     names = [str(number) for number in range(len(captions))]
     decode(target, NoDraft(), Exact(), RandomStreams(0, names, target.device), captions)
     return target.session.cache.storage.nbytes
@@ -114,8 +114,8 @@ class BlankCodes:
 
 
 class _Alone:
-    """Accelerate's part in a step of one process; the real one has a state of its own that it can
-    only enter once.
+    """Accelerate's part in a step of one process; the real one has a global state that can be
+    set up only once.
     """
 
     is_main_process, process_index, num_processes = False, 0, 1
