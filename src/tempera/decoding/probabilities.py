@@ -95,7 +95,7 @@ class Sampling:
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            kth = logits.topk(self.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
             logits = logits.masked_fill(logits < kth, -torch.inf)
         p = logits.softmax(-1)
         if self.top_p < 1:

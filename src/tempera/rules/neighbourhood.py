@@ -338,7 +338,9 @@ def _portions(table: Tensor, p: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 def _ranks(p: Tensor) -> Tensor:
     """Place of every token in the order of p, the most probable first: int64 [..., V]."""
-    return p.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    order = p.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(p.shape[-1], device=p.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
 
 
 def _jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
