@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tempera.errors import MissingWeights, TemperaError
+from tempera.runtime.convert_checkpoint import named_tensors
 from tempera.runtime.files import (
     cache_directory,
     check_readable,
@@ -56,9 +57,6 @@ def sizes_only() -> Iterator[list["PretrainedFiles"]]:
 def are_sizes_enough() -> bool:
     """Whether this is inside `sizes_only`."""
     return _NOTED.get() is not None
-
-
-_WRAPPERS = ("model_ema", "model", "module", "state_dict")
 
 
 @runtime_checkable
@@ -273,20 +271,15 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError:
         raise TemperaError(
             f"{path} holds more than tensors or is no PyTorch file, and reading it could run "
-            "code: convert it to safetensors if you "
-            "trust it, or download it again."
+            "code: copy its tensors with `python -m tempera.runtime.convert_checkpoint "
+            f"{path} {path.with_suffix('.safetensors')}` and give that file, or download it again."
         ) from None
     except (RuntimeError, EOFError, LookupError, struct.error) as problem:
         raise TemperaError(
             f"{path} is cut off or no PyTorch file ({str(problem).splitlines()[0]}): download it "
             "again."
         ) from None
-    for name in _WRAPPERS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
-            loaded = loaded[name]
-    if not isinstance(loaded, dict):
-        raise TemperaError(f"{path} holds no named tensors: give the file that was published.")
-    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    return named_tensors(loaded, path)
 
 
 def load_pretrained(
