@@ -143,6 +143,10 @@ def check_tokens(cfg: DictConfig) -> None:
     discrete.
     """
     kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
+    if kinds[0] not in METHODS_FOR:
+        raise TemperaError(
+            f"`model.tokens={kinds[0]}` is not possible; it must be {' or '.join(METHODS_FOR)}"
+        )
     if kinds[1] not in (kinds[0], "any"):
         raise TemperaError(
             f"model={cfg.model.name} has {kinds[0]} tokens, but the method is for {kinds[1]} "

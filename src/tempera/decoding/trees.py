@@ -19,6 +19,10 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 
+LONGEST = 2**16
+"""Most tokens in a chain; no image has more."""
+
+
 @dataclass(frozen=True, eq=False)
 class Frontier:
     """The P *inner* nodes of one depth, which have children.
@@ -137,6 +141,10 @@ class Tree:
         """`length` drafted tokens, each continuing the one before."""
         if length < 0:
             raise TemperaError(f"a chain cannot have {length} tokens; give a depth of 0 or more")
+        if length > LONGEST:
+            raise TemperaError(
+                f"a chain of {length} tokens is longer than any image; give a smaller depth"
+            )
         return _chain(length)
 
     @classmethod
