@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
-
 LONGEST = 2**16
 """Most tokens in a chain; no image has more."""
 
