@@ -88,7 +88,11 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/calibrate.py", "batch_size=0", "batch_size=0 is too small"),
         ("eval/run.py", "depth=2000", "depth=2000"),
         ("eval/run.py", "tree.length=1000000000000", "a chain of 1000000000000 tokens is longer"),
-        ("eval/run.py", "model.tokens=", "`model.tokens=` is not possible; it must be discrete"),
+        (
+            "eval/run.py",
+            "method=cspd model=shapes_mar data=shape_classes model.tokens=",
+            "`model.tokens=` is not possible; it must be discrete",
+        ),
         ("eval/run.py", "data=file path=2024", "2024 does not end like a prompt file"),
         ("train_draft/main.py", "lr=inf", "`lr=inf` is not possible; it must be a number"),
         ("train_draft/main.py", "hidden_noise=inf", "`hidden_noise=inf` is not possible"),
