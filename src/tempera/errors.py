@@ -65,6 +65,16 @@ class DiskTooSmall(TemperaError):
 
 
 @dataclass(eq=False)
+class TooFewImages(TemperaError):
+    """Too few training images to hold some out. count: how many there are."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} images are too few for a 5% hold-out: give a few hundred"
+
+
+@dataclass(eq=False)
 class EmptyDraft(TemperaError):
     """A drafter would draft no token. what: the argument that says so, such as "depth=0"."""
 

@@ -42,6 +42,7 @@ FACTS = {
     errors.NoReference: (["FID", "KID"],),
     errors.OtherWorld: ("anole",),
     errors.UnknownMeasure: ("fidd", ["fid", "kid"]),
+    errors.TooFewImages: (8,),
     errors.PromptTooLong: ("prompt 1 of 1", 130, 120),
 }
 

@@ -1,6 +1,7 @@
-"""Rounds of every discrete method on every family, on PyTorch's meta device in place of a GPU: its
-tensors cannot be mixed with the host's or copied there, so that the device's part of a round is
-complete, and what the host reads can be counted. One number a round is allowed.
+"""Rounds of the discrete methods on every family, on PyTorch's meta device in place of a GPU. Its
+tensors cannot be mixed with the host's or copied to the host, so a round that runs stays on the
+device, and what the host reads can be counted: one number per round is allowed. `independent` is
+not covered, since it needs a second model.
 """
 
 from pathlib import Path
@@ -28,6 +29,7 @@ METHODS = {
     "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
     "coolsd": ["tree=chain", "depth=3", DRAFT],
     "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
+    "optimal_rsd": ["depth=3", DRAFT],
     "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
     "block": ["depth=3", DRAFT],

@@ -105,8 +105,7 @@ def contexts() -> list[Context]:
         Context(
             "train_draft/main.py",
             "train_draft",
-            (*TRAIN, "train_data=generated", "source.count=8", "train_data.limit=8"),
-            refused=True,
+            (*TRAIN, "train_data=generated", "source.count=20", "train_data.limit=20"),
         ),
         Context("train_draft/main.py", "train_draft", (*TRAIN, "train_data=shards"), refused=True),
         *(

@@ -89,6 +89,8 @@ def _weigh(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Cost | None:
         return None
 
     def cost(sized: DictConfig) -> Cost:
+        """The cost, from a configuration whose networks have sizes but no data."""
+
         def make() -> tuple[Any, DraftNetwork]:
             target: Any = build.build_target(sized)
             with target.device:

@@ -40,6 +40,7 @@ from tempera.errors import (
     OtherWorld,
     PromptTooLong,
     TemperaError,
+    TooFewImages,
     UnknownMeasure,
     shortened,
 )
@@ -62,6 +63,7 @@ OPTIONS: dict[type[BaseException], str] = {
     OtherSchedule: "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
     "with the others",
     PromptTooLong: "truncate=true",
+    TooFewImages: "train_data.limit=, from a source that has as many",
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
 """For each error of the library, the command-line options that fix it."""

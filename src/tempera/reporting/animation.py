@@ -13,6 +13,7 @@ from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 from tempera.reporting.baseline import label
 from tempera.reporting.figures import GAP, INK, MUTED, PAPER, enlarged, font, wrap
+from tempera.reporting.report_page import blank_columns
 from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
@@ -95,9 +96,8 @@ def _decode(row: Mapping[str, Any], name: str) -> Decode | None:
     if replay is None:
         return None
     picture = read_picture(picture_path(directory, name))
-    height, width = picture.shape[1:]
     rows, columns = replay["rows"], replay["columns"]
-    blank = int(round(width * rows / height) == columns - 1)  # line ends have no pixels
+    blank = blank_columns(replay, picture.shape[1:])
     order = replay.get("order") or range(len(replay["place"]))
     starts = [at for at, place in enumerate(replay["place"]) if place == 1]
     return Decode(

@@ -161,7 +161,7 @@ def packed_replay(replay: Row, size: tuple[int, int] | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "rows": replay["rows"],
         "columns": replay["columns"],
-        "blank": _blank_columns(replay, size),
+        "blank": blank_columns(replay, size),
         "emitted": packed([end - first for first, end in zip(firsts, ends, strict=True)]),
         "origin": packed(replay["origin"]),
         "nodes": packed(replay["nodes"] or [replay["proposed"][first] for first in firsts]),
@@ -186,7 +186,7 @@ def _thousandths(logprob: float | None) -> int:
     return round(-SCALE * max(LEAST, LEAST if logprob is None else min(logprob, 0.0)))
 
 
-def _blank_columns(replay: Row, size: tuple[int, int] | None) -> int:
+def blank_columns(replay: Row, size: tuple[int, int] | None) -> int:
     """Token columns at the right that have no pixels: 1 if lines end with a token, else 0."""
     if size is None:
         return 0
