@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,15 @@ MODULES = {
 }
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path) -> Iterator[str]:
     """Modules of tempera that a file imports, at any place in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] == "tempera")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tempera":
@@ -103,10 +110,7 @@ def type_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_a_type_name_has_one_meaning():
-    modules = [
-        (name, type_names(ast.parse(path.read_text(encoding="utf-8"))))
-        for name, path in MODULES.items()
-    ]
+    modules = [(name, type_names(parsed(path))) for name, path in MODULES.items()]
     homes: dict[str, list[str]] = {}
     for module, names in modules:
         for name in names:
@@ -118,7 +122,7 @@ def test_no_function_is_longer_than_sixty_lines():
     long = {
         f"{module}.{node.name}"
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
     }
     assert long == set()
@@ -146,6 +150,6 @@ def test_every_module_has_its_test_file():
 
 def test_no_test_file_imports_another():
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             module = node.module if isinstance(node, ast.ImportFrom) else None
             assert not (module or "").split(".")[-1].startswith("test_"), path

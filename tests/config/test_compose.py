@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow_but
 from hydra.core.global_hydra import GlobalHydra
 
 from tempera.config.compose import composed, other_hydra, written
@@ -12,22 +13,27 @@ from tempera.errors import TemperaError
 
 @pytest.mark.parametrize(
     "value",
-    [
-        2,
-        -0.5,
-        1e-5,
-        float("inf"),
-        True,
+    slow_but(
+        [
+            2,
+            -0.5,
+            1e-5,
+            float("inf"),
+            True,
+            None,
+            "null",
+            "true",
+            "1.5",
+            "a, (b) and [c]: 50% of 'it' = \"x\" \\",
+            "${seed}",
+            "",
+            ["a, b", 2, None],
+            {"a": 1, "b": [True]},
+        ],
         None,
-        "null",
-        "true",
-        "1.5",
         "a, (b) and [c]: 50% of 'it' = \"x\" \\",
-        "${seed}",
-        "",
         ["a, b", 2, None],
-        {"a": 1, "b": [True]},
-    ],
+    ),
 )
 def test_a_value_arrives_as_it_is(value: Any) -> None:
     assert composed("eval", [written("prompt", value)]).prompt == value

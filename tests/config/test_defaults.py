@@ -154,6 +154,7 @@ def test_a_value_of_conf_is_the_default_or_a_preset(path: Path) -> None:
     assert differing == []
 
 
+@pytest.mark.slow
 def test_every_preset_differs_from_its_default() -> None:
     found = {
         (value.file, value.argument)
@@ -164,6 +165,7 @@ def test_every_preset_differs_from_its_default() -> None:
     assert set(PRESETS) <= found
 
 
+@pytest.mark.slow
 def test_the_comparison_finds_differences() -> None:
     compared = {(value.file, value.argument) for path in FILES for value in values(path)}
     assert len(compared) > 60

@@ -43,6 +43,7 @@ def test_defaults_follow_the_model(script: str, group: str) -> None:
         check_suited(cfg)
 
 
+@pytest.mark.slow
 def test_options_and_presets_win() -> None:
     cfg = composed("eval", ["model=lumina", "data=parti", "batch_size=3"])
     assert cfg.data["_target_"].endswith("parti_prompts") and cfg.batch_size == 3
@@ -82,6 +83,7 @@ def test_a_prompt_of_ones_own_needs_no_data() -> None:
     check_suited(composed("eval", ["model=shapes", "data=parti"]))
 
 
+@pytest.mark.slow
 def test_a_revision_is_of_a_hub_repository() -> None:
     cfg = composed("eval", ["model=llamagen_xl_stage1", "revision=v2"])
     assert cfg.model.weights == "peizesun/llamagen_t2i@v2" == cfg.model.tokenizer_weights

@@ -67,6 +67,7 @@ def test_a_bug_is_not_the_users() -> None:
     assert sentence(RuntimeError("shape mismatch"), Path("conf"), "eval", []) is None
 
 
+@pytest.mark.slow
 def test_an_unknown_option_is_looked_up_in_other_choices() -> None:
     """`cross_entropy` also stands in recipe=shapes, which only model=shapes takes."""
     arguments = ["model=anole", "loss=acceptance", "cross_entropy=1"]

@@ -434,6 +434,7 @@ def test_coco_captions(tmp_path: Path) -> None:
         CocoCaptions(str(path))
 
 
+@pytest.mark.slow
 def test_anything_that_datasets_streams(tmp_path: Path) -> None:
     rows = [{"bytes": picture(i), "path": None} for i in range(3)]
     pq.write_table(pa.table({"image": rows, "text": ["a", "b", ""]}), tmp_path / "x.parquet")

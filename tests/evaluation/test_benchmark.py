@@ -168,6 +168,7 @@ def test_out_of_memory_names_the_options_that_help(monkeypatch, problem):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 
 
+@pytest.mark.slow
 def test_other_errors_are_not_reported_as_out_of_memory(monkeypatch):
     target = tiny_target()
     monkeypatch.setattr(target, "score", lambda draft: torch.zeros(2) @ torch.zeros(3))
@@ -208,6 +209,7 @@ def test_the_options_compose():
         instantiate(cfg.plan)
 
 
+@pytest.mark.slow
 def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
     tiny = write_llamagen_classes(tmp_path)
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -50,6 +50,7 @@ def first_rounds(rows: int = 4_000) -> tuple[Statistics, TableTarget, TableDraft
     return found, target, draft
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5), (1.2, 5.0, 2.0)])
 def test_recorded_statistics_agree_with_theory(schedule: tuple[float, ...]) -> None:
     found, target, draft = first_rounds()
@@ -62,6 +63,7 @@ def test_recorded_statistics_agree_with_theory(schedule: tuple[float, ...]) -> N
     )
 
 
+@pytest.mark.slow
 def test_recorded_prices_agree_with_theory() -> None:
     found, target, draft = first_rounds()
     p, q, prices = target.conditionals(), draft.conditionals(), Prices((1.1, 0.6, 0.3))

@@ -165,6 +165,7 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
     assert a == c
 
 
+@pytest.mark.slow
 def test_a_deleted_picture_is_generated_from_its_tokens(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path)
     picture = tmp_path / "images" / "world-000007.png"

@@ -5,6 +5,7 @@ with `-m ""`. Whoever adds a rule adds a row.
 from functools import partial
 
 import pytest
+from cases import slow_but
 from near_codes import near
 from random_drafts import SMALL, RowTrees
 from window_laws import check_window
@@ -75,7 +76,7 @@ def test_an_exact_method_emits_the_targets_law(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", SIZES)
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("name", slow_but(BIASED, "relaxed", "lantern"))
 def test_a_biased_rule_emits_the_law_of_its_definition(name: str, rows: int) -> None:
     rule, tree = BIASED[name]
 
@@ -90,7 +91,7 @@ def test_a_biased_rule_emits_the_law_of_its_definition(name: str, rows: int) -> 
 
 
 @pytest.mark.parametrize("rows", SIZES)
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("name", slow_but(CONTINUOUS, "cspd, one stage"))
 def test_an_exact_rule_for_continuous_tokens_emits_the_targets_law(name: str, rows: int) -> None:
     report = CONTINUOUS[name](rows=rows)
     assert report.agrees, report

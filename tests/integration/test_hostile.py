@@ -301,6 +301,7 @@ def test_of_runs_that_claim_a_directory_at_once_one_gets_it(tmp_path: Path) -> N
         assert json.loads((directory / "run.json").read_text())["identity"] == {"seed": got[-1]}
 
 
+@pytest.mark.slow
 def test_an_unknown_mode_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,7 @@ PROMPTED = {
 }
 
 
-@pytest.mark.parametrize("name", PROMPTED)
+@pytest.mark.parametrize("name", slow_but(PROMPTED, "lumina"))
 def test_logits_and_guidance_equal_a_float64_computation(
     name: str, targets: dict[str, Any]
 ) -> None:
@@ -224,7 +224,7 @@ def test_llamagen_equals_a_float64_computation(targets: dict[str, Any]) -> None:
     assert (target.head.lm_logits(hidden) - wanted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "llamagen_text", "lumina"))
 def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, Any]) -> None:
     target, prompts = targets[name], list(FAMILIES[name].prompts)
     with torch.no_grad():
@@ -337,7 +337,7 @@ def generate(
 
 
 @pytest.mark.parametrize("method", slow_but(METHODS, "eagle tree"))
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "llamagen_text"))
 def test_every_method_generates(
     name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]
 ) -> None:

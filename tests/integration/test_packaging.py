@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 
+import pytest
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -36,6 +37,7 @@ def declared(*extras: str) -> set[str]:
     return {normal(re.split(r"[<>=!~\[; ]", item)[0]) for item in wanted}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared() -> None:
     imported = set()
     for folder in ("src", "eval", "train_draft"):

@@ -66,6 +66,7 @@ def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarra
     return float(apart + both - 2 * np.sqrt(overlap).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 40])  # fewer and more images than dimensions
 def test_a_replicate_is_the_direct_distance_to_first_order(
     n: int, monkeypatch: pytest.MonkeyPatch

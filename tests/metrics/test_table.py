@@ -80,6 +80,7 @@ def labels(figure: Figure) -> set[str]:
     return {panel.get_ylabel() for panel in figure.axes}
 
 
+@pytest.mark.slow
 def test_a_new_metric_is_one_entry_and_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

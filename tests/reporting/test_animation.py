@@ -18,6 +18,7 @@ def rows_of(directory: Path) -> list[ReportRow]:
     return collect(find_runs([made_up_runs(directory, TWO)])[0])[0]
 
 
+@pytest.mark.slow
 def test_one_frame_a_round(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     path = animation.write(tmp_path / "replay.webp", rows, 0)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import slow_but
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -202,7 +201,8 @@ def test_every_job_composes_and_builds(
         check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
 
 
-@pytest.mark.parametrize("preset", slow_but(PRESETS, "coolsd_table1"))
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
     data = paper_tables.results()[preset]
     assert data["paper"] in paper_tables.results()["papers"]

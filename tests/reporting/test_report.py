@@ -271,6 +271,7 @@ def test_directories_may_be_given_by_position(runs: Path, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_named_and_left_out(runs: Path, tmp_path: Path) -> None:
     (runs / "sweep" / "0" / "metrics.json").write_text('{"half')
     (runs / "sweep" / "1" / "metrics.json").write_text("{}")
@@ -372,6 +373,7 @@ def test_accepted_length_is_compared_as_tokens_per_round() -> None:
     assert rows[0]["differences"]["accepted_length"]["value"] == pytest.approx(10 / 4 - 1)
 
 
+@pytest.mark.slow
 def test_the_t_statistic_of_accepted_lengths() -> None:
     """Cool-SD, Appendix C.4."""
     from scipy.stats import ttest_rel

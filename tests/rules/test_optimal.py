@@ -124,6 +124,7 @@ def test_it_is_strictly_less_where_the_lack_is_not_proportional_to_the_target():
     assert kl.item() == pytest.approx(optimal.item())
 
 
+@pytest.mark.slow
 @given(weights, weights, st.sampled_from(sorted(near_rules(5))))
 @fast
 def test_no_residual_has_less_kl_whatever_was_kept(p, q, name):

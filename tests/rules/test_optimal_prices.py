@@ -87,6 +87,7 @@ def test_no_prices_of_a_grid_have_less_kl_at_the_same_length(seed, same):
     assert least <= 1.3 * nats  # the grid comes near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_less_kl_than_every_schedule_of_relaxations(seed):
     target = TableTarget(5, LENGTH + 1, seed=seed)

@@ -11,6 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from cases import slow_rows_but
 from paths import SUPPORT
 from safetensors.torch import save_file
 from tiny_targets import (
@@ -75,7 +76,8 @@ def test_every_key_of_the_real_image_tokenizer_is_consumed_and_none_is_missing()
 
 
 @pytest.mark.parametrize(
-    ("size", "millions"), [("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)]
+    ("size", "millions"),
+    slow_rows_but([("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)], ("B", 111)),
 )
 def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions: int) -> None:
     network = on_meta(lambda: LlamaGen(llamagen_config(size, 384, num_classes=1000)))
@@ -314,6 +316,7 @@ def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> 
     )
 
 
+@pytest.mark.slow
 def test_errors_tell_wrong_files_apart(lumina: tuple[Path, list[str]]) -> None:
     directory, options = lumina
     file = directory / "model.safetensors"
@@ -335,6 +338,7 @@ class Evil:
         return print, ("run",)
 
 
+@pytest.mark.slow
 def test_a_pickle_that_could_run_code_is_not_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_resumed_run_may_log_a_step_again() -> None:
     assert [values["step"] for values in logged] == [1, 2, 2, 3, 1]
 
 
+@pytest.mark.slow
 def test_a_table_and_a_number_may_have_the_same_name() -> None:
     logged: dict[str, object] = {}
 

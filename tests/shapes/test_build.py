@@ -98,6 +98,7 @@ def test_an_interrupted_target_training_ends_with_the_same_weights(
         assert torch.equal(a, b), name
 
 
+@pytest.mark.slow
 def test_a_stage_writes_weights_that_load_and_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_tokens_count_by_their_weights() -> None:
     assert learned[0, 2].abs().max() > 0 and learned[0, [0, 1, 3]].abs().max() == 0
 
 
+@pytest.mark.slow
 def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
     """A fresh head says 0: the divergence is then known in closed form, E[noise²] being 1."""
     network, taken = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1)), NoiseSchedule(5, start=900)

@@ -353,6 +353,7 @@ def test_unsupported_launches_are_refused(
     assert not (tmp_path / "training.json").exists()
 
 
+@pytest.mark.slow
 def test_bfloat16_target_and_autocast(tmp_path: Path) -> None:
     target = tiny_target(dtype=torch.bfloat16)
     metrics = tiny_train(tmp_path, target=target, mixed_precision="bf16", steps=2, validate_every=2)
