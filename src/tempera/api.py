@@ -93,6 +93,7 @@ class LoadedModel:
 
     def __init__(self, cfg: DictConfig) -> None:
         build.check_method(cfg)
+        build.check_compile(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg)
         self.batch_size: int = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from paths import CONF
 from tiny_training import tiny_draft, tiny_target
 
+from tempera.commands.scripts import evaluate
 from tempera.config.build import (
     build_drafter,
     build_rule,
@@ -26,6 +27,7 @@ from tempera.config.build import (
     build_target,
     build_tokenizer,
     build_tree,
+    check_compile,
     check_tokens,
     make_fast,
     parse_device,
@@ -630,7 +632,7 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
 
 
 @pytest.mark.slow
-def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
+def test_compile_fuses_and_compiles_the_target() -> None:
     class Plain:
         fused = compiled = False
 
@@ -644,15 +646,34 @@ def test_compile_is_true_or_false_and_for_discrete_tokens() -> None:
     for options, expected in (([], False), (["compile=true"], True)):
         make_fast(composed(*options), target)
         assert target.fused and target.compiled is expected
-    with pytest.raises(
-        TemperaError, match="`compile=maybe` is not possible; it must be true or false"
-    ):
-        make_fast(composed("compile=maybe"), target)
-    with pytest.raises(
-        TemperaError,
-        match="compile=true is for models with discrete tokens, but those of model=mar_base are",
-    ):
-        make_fast(composed("compile=true", "model=mar_base", "method=ar"), object())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["compile=maybe"], "`compile=maybe` is not possible; it must be true or false"),
+        (
+            ["compile=true", "model=mar_base", "method=ar"],
+            "compile=true is for models with discrete tokens, but those of model=mar_base are",
+        ),
+        (["compile=true", "device=cpu"], r"compile=true makes rounds slower on a CPU.*device=cuda"),
+    ],
+)
+def test_compile_is_true_or_false_for_discrete_tokens_on_a_gpu(
+    options: list[str], message: str
+) -> None:
+    with pytest.raises(TemperaError, match=message):
+        check_compile(composed(*options))
+    with pytest.raises(TemperaError, match=message):
+        evaluate(composed(*options))
+
+
+@pytest.mark.slow
+def test_compile_is_possible_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_compile(composed("compile=true", "device=cuda"))
+    check_compile(composed("device=cpu"))
 
 
 def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:

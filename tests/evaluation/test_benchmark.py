@@ -48,6 +48,8 @@ def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
             length: pytest.approx(length * column.ar.median / column.method.median)
             for length in (1, 2)
         }
+        assert column.ratio == pytest.approx(column.ar.median / column.method.median)
+        assert column.ratio_limit == pytest.approx(column.ar.median / column.parts["target"].median)
         assert column.images == pytest.approx(
             1000 * column.batch_size / (LENGTH * column.ar.median)
         )
@@ -94,6 +96,10 @@ def test_the_table_has_a_row_for_every_part_of_a_round():
     }
     column = report.columns[0]
     assert f"AR takes {column.ar.median / column.limit:.2f}×" in rows["bandwidth limit of AR"]
+    share = 100 * column.parts["target"].median / column.method.median
+    assert rows["speed-up ÷ accepted length"] == (
+        f"{column.ratio:.2f} of at most {column.ratio_limit:.2f} ({share:.0f}%)"
+    )
     assert rows["at accepted length 3"].startswith(f"{column.speedups[3.0]:.2f}×")
 
 

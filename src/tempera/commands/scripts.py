@@ -16,9 +16,10 @@ from tempera.config.cli import script
 @script("eval")
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
-    from tempera.config.build import check_method
+    from tempera.config.build import check_compile, check_method
 
     check_method(cfg)
+    check_compile(cfg)
     from tempera.commands.evaluate import main
 
     return main(cfg)

@@ -126,16 +126,30 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
     """Fuse the target's layers for decoding. With `compile`, also compile its steps, and those of
     drafts that are built on it afterwards. Continuous models do not change.
     """
-    check_value(cfg, "compile", cfg.compile, bool)
     if cfg.model.get("tokens", "discrete") == "discrete":
         target.fuse()
-    elif cfg.compile:
+    if cfg.compile:
+        target.compile()
+
+
+def check_compile(cfg: DictConfig) -> None:
+    """Raise TemperaError for a `compile` that is neither true nor false, and for true with a model
+    of continuous tokens or on a CPU, where plain steps are faster.
+    """
+    check_value(cfg, "compile", cfg.compile, bool)
+    if not cfg.compile:
+        return
+    if cfg.model.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             "compile=true is for models with discrete tokens, but those of "
             f"model={cfg.model.name} are continuous: leave it out."
         )
-    if cfg.compile:
-        target.compile()
+    if parse_device(cfg.device).type == "cpu":
+        raise TemperaError(
+            "compile=true makes rounds slower on a CPU, where the compiler cannot read packed "
+            "weights and attention loads the whole cache: leave it out, or run on a GPU with "
+            "device=cuda."
+        )
 
 
 def check_tokens(cfg: DictConfig) -> None:

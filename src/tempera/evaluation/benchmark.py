@@ -107,6 +107,9 @@ class BenchmarkColumn:
         limit: milliseconds to read weights and cache once at the device's bandwidth.
         memory: peak bytes so far: allocated on a GPU, resident on a CPU.
         images: images per second by plain autoregression, without text encoder and image decoder.
+        ratio: speed-up ÷ accepted length, which is AR's round ÷ the method's round.
+        ratio_limit: the machine's limit of `ratio`: AR's round ÷ the target's part of the method's
+            round, as if draft, verification and commit took no time.
         speedups: speed-ups over plain autoregression, by accepted length.
     """
 
@@ -121,6 +124,8 @@ class BenchmarkColumn:
     limit: float
     memory: int
     images: float
+    ratio: float
+    ratio_limit: float
     speedups: dict[float, float]
 
     @property
@@ -288,14 +293,14 @@ def _column(
         progress(f"{kind}: target, {1 + tree.nodes} tokens")
         passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
     progress(f"{kind}: rounds")
-    ar, own, clock = _time_rounds(target, method, prompts, plan.repeats)
+    ar, own, parts = _time_rounds(target, method, prompts, plan.repeats)
     middle = target.session.prompt.prefix + target.length // 2
     cache = target.session.cache.storage[..., :middle, :, :].nbytes
     return BenchmarkColumn(
         batch_size=batch_size,
         compiled=target.compiled,
         target=passes,
-        parts=clock,
+        parts=parts,
         sampling=_time_sampling(target, method.drafter.nodes, plan.repeats),
         ar=ar,
         method=own,
@@ -303,6 +308,8 @@ def _column(
         limit=1000 * (target.weight_bytes + cache) / speed,
         memory=_memory(target.device),
         images=1000 * batch_size / (target.length * ar.median),
+        ratio=ar.median / own.median,
+        ratio_limit=ar.median / parts["target"].median,
         speedups={length: length * ar.median / own.median for length in plan.accepted_lengths},
     )
 
@@ -481,6 +488,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
             ),
         )
     )
+    lines.append(shown("speed-up ÷ accepted length", _ratio))
     lines.append(shown("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
     lines.append(shown("images/s of AR", lambda column: f"{column.images:.3g}"))
     lines.append(
@@ -500,6 +508,11 @@ def _pass_name(tokens: int) -> str:
 
 def _gain(column: BenchmarkColumn, length: float) -> str:
     return f"{column.speedups[length]:.2f}×, {column.speedups[length] * column.images:.3g} images/s"
+
+
+def _ratio(column: BenchmarkColumn) -> str:
+    share = 100 * column.ratio / column.ratio_limit
+    return f"{column.ratio:.2f} of at most {column.ratio_limit:.2f} ({share:.0f}%)"
 
 
 def _small(column: BenchmarkColumn) -> float:
