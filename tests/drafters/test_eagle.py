@@ -63,19 +63,55 @@ def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "guidance"),
+    ("name", "guidance", "features"),
     slow_rows_but(
-        [("chain", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0), ("one", 3.0), ("bush", 3.0)],
-        ("tree", 3.0),
+        [
+            ("chain", 1.0, ()),
+            ("chain", 3.0, ()),
+            ("chain", 3.0, (0, 1)),
+            ("tree", 1.0, ()),
+            ("tree", 3.0, ()),
+            ("tree", 3.0, (1,)),
+            ("one", 3.0, ()),
+            ("bush", 3.0, ()),
+        ],
+        ("tree", 3.0, (1,)),
     ),
 )
-def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance):
+def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance, features):
     target = tiny_target(
         Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
     )
     check_bookkeeping(
-        target, tiny_eagle(target), TREES[name], PROMPTS[1:4:2], torch.Generator().manual_seed(1)
+        target,
+        tiny_eagle(target, features=features),
+        TREES[name],
+        PROMPTS[1:4:2],
+        torch.Generator().manual_seed(1),
     )
+
+
+def test_two_drafts_of_different_features_need_a_target_each():
+    target = tiny_target()
+    EagleDraft(tiny_eagle(target, features=(1,)), target)
+    EagleDraft(tiny_eagle(target, features=(1,)), target)
+    EagleDraft(tiny_eagle(target), target)
+    with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
+        EagleDraft(tiny_eagle(target, features=(0, 1)), target)
+    with pytest.raises(TemperaError, match=r"layers \[9\] are not there: give numbers from 0 to 2"):
+        EagleDraft(tiny_eagle(tiny_target(), features=(9,)), tiny_target())
+
+
+@pytest.mark.parametrize("features", [(), (0, 1)])
+def test_a_draft_without_features_reads_none_where_another_draft_watches(features):
+    target = tiny_target(Sampling(3.0))
+    target.session.watch(features)
+    drafter = eagle_drafter(target, Tree.chain(3), tiny_eagle(target))
+    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    alone = tiny_target(Sampling(3.0))
+    drafter = eagle_drafter(alone, Tree.chain(3), tiny_eagle(alone))
+    expected = decode(alone, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert torch.equal(output.tokens, expected.tokens)
 
 
 def test_a_language_model_with_forced_positions():
@@ -98,12 +134,12 @@ def test_a_language_model_with_forced_positions():
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_greedy_eagle_equals_greedy_autoregression(name):
+@pytest.mark.parametrize("features", slow_but([(), (0, 1)], ()))
+def test_greedy_eagle_equals_greedy_autoregression(name, features):
     target = tiny_target(Sampling(3.0, temperature=0))
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    eagle = decode(
-        target, eagle_drafter(target, TREES[name]), Exact(), RandomStreams(0, PROMPTS), PROMPTS
-    )
+    drafter = eagle_drafter(target, TREES[name], tiny_eagle(target, features=features))
+    eagle = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert torch.equal(plain.tokens, eagle.tokens)
     assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
 

@@ -130,7 +130,7 @@ def test_shifted_hidden_states_are_zero_before_the_first_real_token():
 @pytest.mark.parametrize("family", ["llamagen", "llama"])
 def test_a_saved_draft_loads_unchanged(tmp_path, family, monkeypatch):
     monkeypatch.setitem(sys.modules, "tempera.targets.text_llama", tiny_networks)
-    eagle = lively(EagleModel.of(families()[family], "tiny"), 1)
+    eagle = lively(EagleModel.of(families()[family], "tiny", features=(1,)), 1)
     eagle.save_pretrained(tmp_path / "draft")
     eagle.save_pretrained(tmp_path / "draft")
     assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == [
@@ -138,9 +138,10 @@ def test_a_saved_draft_loads_unchanged(tmp_path, family, monkeypatch):
         "model.safetensors",
     ]
     again = EagleModel.from_pretrained(tmp_path / "draft")
-    assert asdict(again.config) == json.loads(json.dumps(asdict(eagle.config))) | {
-        "network": again.config.network
-    }
+    assert json.loads(json.dumps(asdict(again.config))) == json.loads(
+        json.dumps(asdict(eagle.config) | {"network": again.config.network})
+    )
+    assert again.features == eagle.features == (1,)
     assert all(
         torch.equal(a, b) for a, b in zip(eagle.parameters(), again.parameters(), strict=True)
     )

@@ -76,8 +76,10 @@ def tiny_target(
     )
 
 
-def tiny_eagle(target: TransformerTarget, seed: int = 1) -> EagleModel:
-    model = EagleModel.of(target.network, "tiny", target.vocab_size, target.identity)
+def tiny_eagle(
+    target: TransformerTarget, seed: int = 1, features: tuple[int, ...] = ()
+) -> EagleModel:
+    model = EagleModel.of(target.network, "tiny", target.vocab_size, target.identity, features)
     return lively(model, seed)
 
 
@@ -215,10 +217,13 @@ def node_paths(tree: Tree, row: int) -> list[list[int]]:
 
 
 def full_hidden(
-    target: TransformerTarget, prompts: list[str], images: list[Tensor]
+    target: TransformerTarget,
+    prompts: list[str],
+    images: list[Tensor],
+    features: tuple[int, ...] = (),
 ) -> list[Tensor]:
-    """Hidden states over the prefix and the tokens of each image, int64 [n], without a cache: [R of
-    one prompt, T + n, H] each.
+    """Hidden states, and behind them inputs of layers, over the prefix and the tokens of each
+    image, int64 [n], without a cache: [R of one prompt, T + n, …] each.
     """
     condition, keep = target.conditioner(prompts)
     tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
@@ -231,9 +236,14 @@ def full_hidden(
         mask = causal_mask(seen, embeds.shape[1], embeds.dtype)
         positions = torch.arange(embeds.shape[1]).expand(len(prompts), -1)
         states = target.network.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            output_hidden_states=True,
         )
-        halves.append(states.last_hidden_state)
+        inputs = [states.hidden_states[layer] for layer in features]
+        halves.append(torch.cat([states.last_hidden_state, *inputs], -1))
     return [
         torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves])
         for i, image in enumerate(images)
@@ -255,7 +265,7 @@ def full_draft(
     prompt, H].
     """
     outputs = []
-    hidden = full_hidden(target, [prompts[row]], [image])[0]
+    hidden = full_hidden(target, [prompts[row]], [image], eagle.features)[0]
     for drop, states in zip((False, True), hidden, strict=False):
         prefix, keep = conditioned(
             target.network, *target.conditioner([prompts[row]]), torch.tensor([drop])
@@ -269,7 +279,8 @@ def full_draft(
             predicted = eagle(embeds, previous, mask, torch.arange(embeds.shape[1])[None])[:, -1:]
             if token is not None:
                 embeds = torch.cat([embeds, plain_embed(target, torch.tensor([[token]]))], 1)
-                previous = torch.cat([previous, predicted], 1)
+                blank = previous.shape[-1] - predicted.shape[-1]
+                previous = torch.cat([previous, nn.functional.pad(predicted, (0, blank))], 1)
         outputs.append(predicted[0, 0])
     return torch.stack(outputs)
 

@@ -70,10 +70,10 @@ def tiny_target(
     return TransformerTarget(network, conditioner, Sampling(guidance=guidance), identity=identity)
 
 
-def tiny_draft(target: TransformerTarget) -> EagleModel:
+def tiny_draft(target: TransformerTarget, features: tuple[int, ...] = ()) -> EagleModel:
     """An untrained draft, always the same."""
     torch.manual_seed(0)
-    return EagleModel.of(target.network, "tiny", identity=target.identity)
+    return EagleModel.of(target.network, "tiny", identity=target.identity, features=features)
 
 
 def tiny_codes(count: int = 60) -> ShardCodes:

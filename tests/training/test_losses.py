@@ -111,6 +111,18 @@ def test_the_share_of_kl_has_no_gradient() -> None:
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected, predicted))
 
 
+def test_the_acceptance_loss_joins_the_regression_by_its_weight() -> None:
+    predicted, hidden, head = states()
+    plain = AcceptanceLoss()(predicted, hidden, head)
+    joined = AcceptanceLoss(regression=2.0)(predicted, hidden, head)
+    regression = F.smooth_l1_loss(predicted, hidden)
+    torch.testing.assert_close(joined["regression"], regression)
+    torch.testing.assert_close(joined["loss"], plain["loss"] + 2 * regression)
+    assert "regression" not in plain
+    with pytest.raises(TemperaError, match="regression=-1"):
+        AcceptanceLoss(regression=-1.0)
+
+
 @pytest.mark.parametrize(
     "sampling", [Sampling(2.0, top_k=3), Sampling(2.0, 0.0), Sampling(2.0, top_p=0.5)]
 )

@@ -7,33 +7,39 @@ from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_training_inputs_equal_drafting_inputs(guidance: float) -> None:
+@pytest.mark.parametrize(("guidance", "features"), [(1.0, ()), (2.0, ()), (2.0, (0, 1))])
+def test_training_inputs_equal_drafting_inputs(guidance: float, features: tuple[int, ...]) -> None:
     target = tiny_target(guidance)
-    draft = tiny_draft(target).requires_grad_(False)
+    draft = tiny_draft(target, features).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
     rows = target.sampling.rows
     lesson = teach(
-        target, images.captions * rows, images.tokens.repeat(rows, 1), torch.arange(2 * rows) >= 2
+        target,
+        images.captions * rows,
+        images.tokens.repeat(rows, 1),
+        torch.arange(2 * rows) >= 2,
+        features,
     )
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, lesson.start]))
-    target.begin(images.captions, 1)
     drafter = EagleDraft(draft, target)
+    target.begin(images.captions, 1)
     drafter.begin(images.captions, 1)
     torch.testing.assert_close(drafter.roots(), taught)
     assert lesson.hidden.shape[1] == lesson.start + target.length
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_unrolled_training_inputs_equal_later_drafting_inputs(steps: int) -> None:
+@pytest.mark.parametrize(("steps", "features"), [(1, ()), (2, ()), (2, (0, 1))])
+def test_unrolled_training_inputs_equal_later_drafting_inputs(
+    steps: int, features: tuple[int, ...]
+) -> None:
     """The last copy at each place is the draft run on the true past, but for its own predictions in
     the last `steps` places.
     """
     target = tiny_target(1.0)
-    draft = tiny_draft(target).requires_grad_(False)
+    draft = tiny_draft(target, features).requires_grad_(False)
     images = tiny_codes().holdout([0, 1])
-    lesson = teach(target, images.captions, images.tokens, torch.tensor([False, True]))
+    lesson = teach(target, images.captions, images.tokens, torch.tensor([False, True]), features)
     length, states = lesson.hidden.shape[1], [lesson.previous]
     for _ in range(steps):
         states.append(lesson.before(draft(*lesson.unrolled(states))[:, -length:]))
@@ -42,9 +48,8 @@ def test_unrolled_training_inputs_equal_later_drafting_inputs(steps: int) -> Non
         previous = lesson.previous.clone()
         for back in range(steps - 1, -1, -1):
             here = place - back
-            previous[:, here] = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[
-                :, here - 1
-            ]
+            drafted = draft(lesson.embeds, previous, lesson.mask, lesson.positions)
+            previous[:, here] = lesson.before(drafted)[:, here]
         walked = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, place]
         torch.testing.assert_close(last[:, place], walked)
 
@@ -83,6 +88,8 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
 
     class Oracle:
         """Returns the target's own hidden states."""
+
+        features = ()
 
         def __call__(
             self,

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import NoTracker
 from tempera.training import trainer
+from tempera.training.checkpoint import load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import TrainingRun
@@ -175,6 +177,30 @@ def test_gradient_accumulation_equals_a_large_batch(unroll: int, tmp_path: Path)
     whole, parts = gradients
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-7)
+
+
+def test_muon_steps_the_matrices_and_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    run = run_of(tmp_path, matrix_lr=0.1, lr=1e-9, warmup_steps=0)
+    before = {name: weight.detach().clone() for name, weight in run.draft.named_parameters()}
+    run.step(0)
+    for name, weight in run.draft.named_parameters():
+        assert ((weight - before[name]).norm() > 0.01) == (weight.ndim == 2), name
+    whole = tiny_train(tmp_path / "whole", steps=4, matrix_lr=0.01, decodes=0, validate_every=4)
+    run = run_of(tmp_path / "cut", steps=4, matrix_lr=0.01, decodes=0, validate_every=4)
+    run.directory.mkdir()
+    for number in range(2):
+        run.step(number)
+    run.state.progress.step, run.began = 2, time.monotonic()
+    run.save()
+    again = run_of(tmp_path / "cut", steps=4, matrix_lr=0.01, decodes=0, validate_every=4)
+    assert load_state(again.directory, again.state)
+    again.finish(NoTracker)
+    one, other = (load_file(tmp_path / name / "last.safetensors") for name in ("whole", "cut"))
+    assert whole["finished"] and all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(
+        TemperaError, match=r"matrix_lr=0.1 is not possible with a network that FSDP"
+    ):
+        trainer._optimisers(run.draft, Recipe(matrix_lr=0.1), sharded=True)
 
 
 def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:

@@ -62,9 +62,11 @@ class DraftNetwork(nn.Module, ABC):
 
     Attributes:
         identity: of the weights file that the draft was read from; None for one in training.
+        features: layers of the target whose inputs it reads behind the hidden state, K of them.
     """
 
     identity: str | None = None
+    features: tuple[int, ...] = ()
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -83,7 +85,8 @@ class DraftNetwork(nn.Module, ABC):
 
         Args:
             embeds: embedding of token t, [R, S, H].
-            hidden: the target's hidden state at token t − 1, [R, S, H], or a draft's prediction.
+            hidden: the target's hidden state at token t − 1 and its `features` there, [R, S,
+                (1 + K)·H]; or a draft's prediction, [R, S, H], or that with zeros for features.
             mask: additive, [R, 1, S, S].
             position_ids: place of token t in prefix + image, int64 [R, S].
 

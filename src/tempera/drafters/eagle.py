@@ -53,6 +53,9 @@ class EagleDraft:
         if target.compiled:
             unpack(self.model)
         self.session, self.head, self.draw_from = target.session, target.head, draw_from
+        self._width = (1 + len(model.features)) * target.head.hidden_size
+        if model.features:
+            self.session.watch(model.features)
         self.identity = model.identity
         self._places = Places(target.session)
         self._shape: tuple[int, int] | None = None
@@ -66,7 +69,7 @@ class EagleDraft:
         positions = torch.arange(prompt.prefix, device=session.device).expand(prompt.rows, -1)
         self.cache.place(positions, prompt.prefix)
         mask = causal_mask(prompt.keep, prompt.prefix, session.dtype)
-        hidden = shifted(session.prefix_hidden, prompt.keep)
+        hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
         rotation = self.model.rotation(hidden, positions)
         self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.where)[
             :, -1:
@@ -99,7 +102,7 @@ class EagleDraft:
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Store the emitted tokens and the hidden states before them for the next round."""
-        hidden = scores.hidden
+        hidden = scores.hidden[..., : self._width]
         if not draft.tree.is_chain:
             hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
         self._true = verdict.tokens, hidden, emitted

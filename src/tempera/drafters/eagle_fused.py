@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftStep
 from tempera.targets.fast_layer import FastLayer, turned
-from tempera.targets.frozen_linear import freeze
+from tempera.targets.frozen_linear import FrozenLinear, freeze
 from tempera.targets.kv_cache import RowCache
 
 
@@ -27,6 +27,9 @@ class FastEagle(DraftStep):
         fc, layer = (_frozen(part, device, dtype) for part in (model.fc, model.layer))
         self.joined = FastLayer.fits(layer)
         self._fc = freeze(fc.weight, fc.bias)
+        self._fc_without: FrozenLinear | None = None
+        if model.features:  # drafted tokens have none
+            self._fc_without = freeze(fc.weight[:, : 2 * fc.out_features], fc.bias)
         self._layer = FastLayer(layer) if self.joined else layer
         self._rotary = _frozen(model.rotary, device, dtype)
 
@@ -44,7 +47,10 @@ class FastEagle(DraftStep):
         rotation: tuple[Tensor, Tensor],
         cache: RowCache,
     ) -> Tensor:
-        x = self._fc(torch.cat([embeds, hidden], -1))
+        fc = self._fc
+        if self._fc_without is not None and hidden.shape == embeds.shape:
+            fc = self._fc_without
+        x = fc(inputs(embeds, hidden))
         if self.joined:
             predicted: Tensor = self._layer(x, mask, rotation, cache.layer(0))
             return predicted
@@ -61,3 +67,16 @@ class FastEagle(DraftStep):
 def _frozen(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
     """A copy for decoding."""
     return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
+    """What the draft's projection reads, from embeddings [R, S, H] and hidden states with the
+    features of K layers or none, [R, S, (1 + K)·H]: [R, S, (2 + K)·H]. Features are normed, because
+    layers differ in scale; zeros stay zeros.
+    """
+    width = embeds.shape[-1]
+    last, features = hidden[..., :width], hidden[..., width:]
+    if features.shape[-1]:
+        by_layer = features.unflatten(-1, (-1, width))
+        features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
+    return torch.cat([embeds, last, features], -1)

@@ -8,7 +8,7 @@ token t + 1. Embedding and head are the target's and are not stored here.
 Shapes: R rows, S sequence, T prefix tokens, H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
-from tempera.drafters.eagle_fused import FastEagle
+from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
 from tempera.targets.transformer import TransformerTarget
@@ -30,10 +30,13 @@ class EagleConfig(DraftConfig):
     Attributes:
         family: `TargetNetwork.family` of the target; the draft has its decoder layer.
         network: configuration of the target's network.
+        features: layers of the target whose inputs the draft reads beside the last hidden state, as
+            in EAGLE-3 (Li et al. 2025, arXiv 2503.01840); none in EAGLE-1.
     """
 
     family: str
     network: dict[str, Any]
+    features: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -42,6 +45,7 @@ class EagleConfig(DraftConfig):
         model: str,
         vocab_size: int | None = None,
         identity: str | None = None,
+        features: tuple[int, ...] = (),
     ) -> Self:
         """Configuration of a draft for a target network.
 
@@ -50,6 +54,7 @@ class EagleConfig(DraftConfig):
             model: its name.
             vocab_size: number of image tokens; by default the network's vocabulary.
             identity: the target's identity; by default it is computed from the network's weights.
+            features: see `EagleConfig`.
         """
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
         return cls(
@@ -59,12 +64,14 @@ class EagleConfig(DraftConfig):
             model,
             network.family,
             config_dict(network),
+            features,
         )
 
 
 class EagleModel(DraftNetwork):
-    """fc: 2H → H on [embedding ; hidden state], then one decoder layer of the target's class, with
-    the target's rotary embedding.
+    """fc: (2 + K)·H → H on [embedding ; hidden state ; features of K layers], then one decoder
+    layer of the target's class, with the target's rotary embedding. The features of drafted tokens,
+    which the target has not seen, are zero.
 
     Args:
         config: sizes and target.
@@ -78,7 +85,9 @@ class EagleModel(DraftNetwork):
         self, config: EagleConfig, make_layer: Callable[[], DecoderLayer] | None = None
     ) -> None:
         super().__init__(config)
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.features = config.features
+        width = config.hidden_size
+        self.fc = nn.Linear((2 + len(config.features)) * width, width)
         self.layer, self.rotary = (
             decoder_layer(config.family, config.network) if make_layer is None else make_layer()
         )
@@ -91,7 +100,7 @@ class EagleModel(DraftNetwork):
     @classmethod
     @override
     def configure(cls, values: dict[str, Any]) -> EagleConfig:
-        return EagleConfig(**values)
+        return EagleConfig(**values | {"features": tuple(values.get("features", ()))})
 
     @override
     def forward(
@@ -102,7 +111,8 @@ class EagleModel(DraftNetwork):
         position_ids: Tensor | None = None,
     ) -> Tensor:
         rotation = self.rotary(embeds, position_ids)
-        x = self.fc(torch.cat([embeds, hidden], -1))
+        x = inputs(embeds, hidden)
+        x = nn.functional.linear(x, self.fc.weight[:, : x.shape[-1]], self.fc.bias)
         out: Tensor = self.layer(
             x, attention_mask=mask, position_embeddings=rotation, use_cache=False
         )
@@ -119,9 +129,10 @@ class EagleModel(DraftNetwork):
         model: str,
         vocab_size: int | None = None,
         identity: str | None = None,
+        features: tuple[int, ...] = (),
     ) -> Self:
         """An untrained draft for a target network; see `EagleConfig.of`."""
-        config = EagleConfig.of(network, model, vocab_size, identity)
+        config = EagleConfig.of(network, model, vocab_size, identity, features)
         return cls(config, network.decoder_layer)
 
     @classmethod
@@ -151,14 +162,18 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
     )
 
 
-def eagle_network(target: Any, model: str, start: str | None = None) -> EagleModel:
+def eagle_network(
+    target: Any, model: str, start: str | None = None, features: Sequence[int] = ()
+) -> EagleModel:
     """`draft=eagle`: the EAGLE draft that training starts from.
 
     Args:
         target: a `TransformerTarget`.
         model: the target's name, shown in messages.
         start: directory of a trained draft; by default the weights are random.
+        features: see `EagleConfig`; a draft from `start` has its own.
     """
     if start is not None:
         return EagleModel.from_pretrained(start)
-    return EagleModel.of(target.network, model, target.vocab_size, target.identity)
+    layers = tuple(features)
+    return EagleModel.of(target.network, model, target.vocab_size, target.identity, layers)

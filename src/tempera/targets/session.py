@@ -1,7 +1,7 @@
 """Forward passes of a network over the rows of a batch, with a KV cache.
 
 Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens of a pass, N nodes
-of a draft tree, S capacity of the cache, H hidden size.
+of a draft tree, S capacity of the cache, H hidden size; E = H unless layers are watched.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.trees import Tree
+from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
 from tempera.targets.fast_layer import FastLayer, turned
 from tempera.targets.frozen_linear import unpack
@@ -35,7 +36,8 @@ class Session:
 
     Attributes:
         prompt: the batch's prompts and the position of each row.
-        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, H].
+        watched: layers whose inputs follow every hidden state, see `watch`.
+        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E].
         cache: the batch's KV cache; reused by the next batch if the shape is the same.
         fused: whether the decoder layers are `FastLayer`s.
         compiled: whether the steps of a round are compiled.
@@ -54,6 +56,7 @@ class Session:
         self._head_dim = attention.head_dim
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
         self.fused = self.compiled = False
+        self.watched: tuple[int, ...] = ()
         self._plain: StepFunction = _decoder_layer
         self._block: StepFunction = _decoder_layer
         self._pass: StepFunction = self._forward
@@ -83,6 +86,27 @@ class Session:
         self._block = compile_step(self._plain)
         self._pass = cuda_graphed(self._forward, self.device)
 
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """From the next batch on, append the inputs of these layers to the hidden states: E =
+        (1 + number of layers)·H.
+
+        Raises:
+            TemperaError: the network has no such layer, or other layers are watched already.
+        """
+        count = len(self.network.model.layers)
+        if not all(0 <= layer < count for layer in layers):
+            raise TemperaError(
+                f"the features of layers {list(layers)} are not there: give numbers from 0 to "
+                f"{count - 1}."
+            )
+        if self.watched not in ((), layers):
+            raise TemperaError(
+                f"a draft reads layers {list(self.watched)} of this target already: build another "
+                f"target for the draft that reads {list(layers)}."
+            )
+        if self.watched != layers:
+            self.watched, self._shape = layers, None
+
     def step(self, function: StepFunction) -> StepFunction:
         """The function as a step of a round, compiled if the session is compiled."""
         return cuda_graphed(compile_step(function), self.device) if self.compiled else function
@@ -99,7 +123,7 @@ class Session:
         embeds = prompt.embeds[:, :-1]
         count = embeds.shape[1]
         if not count:
-            self.prefix_hidden = embeds
+            self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.watched))
             return
         positions = torch.arange(count, device=self.device).expand(prompt.rows, -1)
         self.cache.place(positions, count)
@@ -114,7 +138,7 @@ class Session:
             layout: the tree's `layout_of`.
 
         Returns:
-            hidden states [R, 1 + N, H].
+            hidden states [R, 1 + N, E].
         """
         prompt = self.prompt
         slots = prompt.root_slots[:, None]
@@ -134,7 +158,7 @@ class Session:
             positions: int64 [R, M] or [M].
 
         Returns:
-            hidden states [R, M, H].
+            hidden states [R, M, E].
         """
         return self._pass(embeds, mask, positions, self.cache.where)
 
@@ -209,13 +233,16 @@ class Session:
     def _layers(
         self, block: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor
     ) -> Tensor:
-        model, hidden = self.network.model, embeds
+        model, hidden, inputs = self.network.model, embeds, list[Tensor]()
         cos, sin = model.rotary_emb(embeds, positions)
         if self.fused:
             cos, sin = turned(cos, sin)
         for layer, entries in zip(model.layers, self.cache.layers, strict=True):
+            inputs.append(hidden)
             hidden = block(layer, entries, hidden, mask, positions, cos, sin)
         out: Tensor = model.norm(hidden)
+        if self.watched:
+            out = torch.cat([out, *(inputs[layer] for layer in self.watched)], -1)
         return out
 
 

@@ -97,7 +97,10 @@ class TokenHead:
         return torch.cat([embeds, embeds]) if self.sampling.guided else embeds
 
     def lm_logits(self, hidden: Tensor) -> Tensor:
-        """Logits over the V tokens, [..., H] -> [..., V]."""
+        """Logits over the V tokens, [..., H] -> [..., V]. Features behind the H numbers of a hidden
+        state (`Session.watch`) are not read.
+        """
+        hidden = hidden[..., : self.hidden_size]
         if self._linear is not None:
             return self._linear(hidden)  # type: ignore[no-any-return]
         return nn.functional.linear(hidden, self._weight, self._bias)
@@ -131,6 +134,6 @@ class TokenHead:
         sampling `after`.
         """
         if guidance != 1:
-            conditional, unconditional = hidden.chunk(2)
+            conditional, unconditional = hidden[..., : self.hidden_size].chunk(2)
             hidden = torch.lerp(unconditional, conditional, guidance)
         return after.distribution(self.lm_logits(hidden), forced)

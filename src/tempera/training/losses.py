@@ -131,30 +131,36 @@ class AcceptanceLoss(Loss):
     q before top-k and top-p, because these take all mass from some of p's tokens. And a greedy
     target (temperature 0) is imitated at temperature 1.
 
-    Parts: `loss`, `kl` in nats, `tv`, and `acceptance` = α.
+    Parts: `loss`, `kl` in nats, `tv`, and `acceptance` = α; with `regression`, that too.
 
     Attributes:
         eta: η, how fast TV takes over.
+        regression: weight of EAGLE-1's smooth-L1 regression of the hidden states, added: it leads a
+            draft that starts from nothing, and EAGLE-3 does without.
     """
 
     eta: float = 3.0
+    regression: float = 0.0
     guided = True
 
     def __post_init__(self) -> None:
-        if not self.eta >= 0:
-            raise TemperaError(f"eta={self.eta} is not possible: give 0 or more.")
+        for name, value in (("eta", self.eta), ("regression", self.regression)):
+            if not value >= 0:
+                raise TemperaError(f"{name}={value} is not possible: give 0 or more.")
 
     @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
-        drawn = replace(head.sampling, temperature=head.sampling.temperature or 1.0)
+        guide, temperature = head.sampling.guide, head.sampling.temperature or 1.0
+        drawn = replace(head.sampling, guidance=1.0, temperature=temperature)
 
         def compare(mine: Tensor, true: Tensor) -> Tensor:
+            # the head is linear, and so is guidance: before the head it is half the work
             with torch.no_grad():
-                p = drawn.distribution(head.logits(true))
-            logits = head.logits(mine)
+                p = drawn.distribution(head.logits(guide(true)))
+                entropy = torch.special.entr(p).sum(-1)
+            logits = head.logits(guide(mine)).float()
             q = drawn.distribution(logits)
-            log_q = (drawn.guide(logits) / drawn.temperature).log_softmax(-1)
-            kl = torch.where(p > 0, p * (p.log() - log_q), 0.0).sum(-1)
+            kl = -(p * (logits / temperature).log_softmax(-1)).sum(-1) - entropy
             acceptance = torch.minimum(p, q).sum(-1)
             share = (-self.eta * acceptance.detach()).exp()
             total = share * kl + (1 - share) * (1 - acceptance)
@@ -162,4 +168,8 @@ class AcceptanceLoss(Loss):
 
         positions = len(predicted) // head.sampling.rows * predicted.shape[1]
         means = head.total(compare, predicted, hidden) / positions
-        return dict(zip((TOTAL, "kl", "tv", "acceptance"), means, strict=True))
+        parts = dict(zip((TOTAL, "kl", "tv", "acceptance"), means, strict=True))
+        if self.regression:
+            parts["regression"] = F.smooth_l1_loss(predicted.float(), hidden.float())
+            parts[TOTAL] = parts[TOTAL] + self.regression * parts["regression"]
+        return parts

@@ -20,6 +20,8 @@ class Recipe:
             computes them one after another, to save memory; the gradients do not change.
         lr: peak learning rate, reached linearly over `warmup_steps` steps and then decayed by
             `decay`: linear, cosine, constant or trapezoid (`tempera.training.lr_schedules`).
+        matrix_lr: peak learning rate of Muon (Jordan et al. 2024) for the matrices, whose updates
+            have AdamW's scale; `lr` is then AdamW's for everything else. 0 uses AdamW for all.
         grad_clip: largest norm of the gradient; 0 disables clipping.
         hidden_noise: amplitude a of the uniform noise in [−a, a] added to the input hidden states.
         ttt_steps: number k of unrolled training steps after the first; each reads the draft's own
@@ -43,6 +45,7 @@ class Recipe:
     batch_size: int = 16
     gradient_accumulation: int = 1
     lr: float = 1e-4
+    matrix_lr: float = 0.0
     warmup_steps: int = 2000
     decay: Decay = "linear"
     beta1: float = 0.9
@@ -80,6 +83,7 @@ class Recipe:
                 raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
         for name in (
             "warmup_steps",
+            "matrix_lr",
             "weight_decay",
             "grad_clip",
             "hidden_noise",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.decoding.random_streams import key
@@ -23,8 +24,9 @@ class Lesson:
         embeds: embeddings of the condition tokens and of all image tokens but the last, [R, S, H].
         hidden: the target's hidden states at these positions, [R, S, H]. The state at T − 1 + i
             predicts image token i.
-        previous: hidden states one position earlier, 0 before the first and on padding, [R, S, H];
-            the draft reads them together with `embeds`.
+        previous: hidden states one position earlier and, behind each, the inputs of the K layers
+            that the draft reads, [R, S, (1 + K)·H]; 0 before the first and on padding. The draft
+            reads them together with `embeds`.
         mask: additive attention mask, [R, 1, S, S].
         keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
@@ -44,8 +46,11 @@ class Lesson:
         return torch.arange(length, device=self.embeds.device).expand(rows, length)
 
     def before(self, hidden: Tensor) -> Tensor:
-        """Shift hidden states by one position, as in `previous`: [R, S, H] -> [R, S, H]."""
-        return shifted(hidden[:, :-1], self.keep)
+        """Shift hidden states that the draft predicted, [R, S, H], by one position, as in
+        `previous`, with zeros for the features of layers: [R, S, (1 + K)·H].
+        """
+        features = self.previous.shape[-1] - hidden.shape[-1]
+        return F.pad(shifted(hidden[:, :-1], self.keep), (0, features))
 
     def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Concatenate K copies of the sequence: copy k is what a draft reads k steps after its
@@ -58,11 +63,11 @@ class Lesson:
         earlier tokens in copy 0.
 
         Args:
-            states: K tensors [R, S, H] of hidden states one position earlier: the true ones, the
-                draft's predictions from them, the predictions from those, and so on.
+            states: K tensors like `previous`: the true hidden states, the draft's predictions from
+                them, the predictions from those, and so on.
 
         Returns:
-            Of the K copies: embeddings and hidden states [R, K·S, H], additive mask [R, 1, K·S,
+            Of the K copies: embeddings and hidden states [R, K·S, …], additive mask [R, 1, K·S,
             K·S] and positions int64 [R, K·S].
         """
         copies, length = len(states), self.mask.shape[-1]
@@ -86,7 +91,13 @@ class Lesson:
 
 
 @torch.no_grad()
-def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: Tensor) -> Lesson:
+def teach(
+    target: TransformerTarget,
+    captions: list[str],
+    codes: Tensor,
+    drop: Tensor,
+    features: tuple[int, ...] = (),
+) -> Lesson:
     """One forward pass of the target over whole images.
 
     Args:
@@ -94,6 +105,7 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
         captions: one per image.
         codes: image tokens, int64 [R, length].
         drop: rows whose caption is replaced by the null condition, bool [R].
+        features: layers whose inputs the draft reads; see `DraftNetwork`.
     """
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
@@ -101,14 +113,20 @@ def teach(target: TransformerTarget, captions: list[str], codes: Tensor, drop: T
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
-    hidden = target.network.model(
-        inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
-    ).last_hidden_state
-    return Lesson(embeds, hidden, shifted(hidden[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
+    output = target.network.model(
+        inputs_embeds=embeds,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=False,
+        output_hidden_states=bool(features),
+    )
+    hidden = output.last_hidden_state
+    read = torch.cat([hidden, *(output.hidden_states[layer] for layer in features)], -1)
+    return Lesson(embeds, hidden, shifted(read[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
 
 
 def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:
-    """Add uniform noise in [−amplitude, amplitude] to hidden states [R, S, H]. Row r belongs to
+    """Add uniform noise in [−amplitude, amplitude] to hidden states [R, S, …]. Row r belongs to
     image r mod n of the n images; an image's noise depends only on the seed and its number.
     """
     if not amplitude:

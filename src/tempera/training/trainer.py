@@ -135,19 +135,13 @@ class TrainingRun:
         self.model = (
             fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         )
-        optimiser = torch.optim.AdamW(
-            draft.parameters(),
-            lr=recipe.lr,
-            betas=(recipe.beta1, recipe.beta2),
-            weight_decay=recipe.weight_decay,
-            foreach=True,
-        )
+        optimisers = _optimisers(draft, recipe, sharded)
         average = (
             {name: value.detach().clone() for name, value in draft.state_dict().items()}
             if recipe.ema
             else {}
         )
-        self.state = State(draft, [optimiser], average, TrainingProgress())
+        self.state = State(draft, optimisers, average, TrainingProgress())
         mine = range(
             accelerator.process_index,
             max(recipe.holdout, accelerator.num_processes),
@@ -220,9 +214,8 @@ class TrainingRun:
     def step(self, number: int) -> TrainingStep:
         """One optimiser step."""
         recipe, losses = self.recipe, []
-        (optimiser,) = self.state.optimisers
-        set_rate([optimiser], self.schedule(number))
-        optimiser.zero_grad()
+        set_rate(self.state.optimisers, self.schedule(number))
+        self.draft.zero_grad()
         for positions, last in self._parts(number):
             with nullcontext() if last else self._gradients_stay():
                 parts = self.losses(positions)
@@ -240,7 +233,8 @@ class TrainingRun:
                 f"{self.directory}; train in another run directory with a lower lr or a longer "
                 "warm-up."
             )
-        optimiser.step()
+        for optimiser in self.state.optimisers:
+            optimiser.step()
         self._average(number)
         return step
 
@@ -272,6 +266,7 @@ class TrainingRun:
                 images.captions * rows,
                 images.tokens.repeat(rows, 1),
                 self._without_condition(positions),
+                self.draft.features,
             )
             states = [add_noise(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
             for _ in range(recipe.ttt_steps):
@@ -394,6 +389,33 @@ class TrainingRun:
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
+
+
+def _optimisers(draft: DraftNetwork, recipe: Recipe, sharded: bool) -> list[torch.optim.Optimizer]:
+    """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else."""
+    matrices = [weight for weight in draft.parameters() if recipe.matrix_lr and weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    adam = torch.optim.AdamW(
+        [weight for weight in draft.parameters() if id(weight) not in chosen],
+        lr=recipe.lr,
+        betas=(recipe.beta1, recipe.beta2),
+        weight_decay=recipe.weight_decay,
+        foreach=True,
+    )
+    if not matrices:
+        return [adam]
+    if sharded:
+        raise TemperaError(
+            f"matrix_lr={recipe.matrix_lr} is not possible with a network that FSDP splits: Muon "
+            "needs whole matrices; leave it out."
+        )
+    muon = torch.optim.Muon(
+        matrices,
+        lr=recipe.matrix_lr,
+        weight_decay=recipe.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [adam, muon]
 
 
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

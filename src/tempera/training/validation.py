@@ -42,6 +42,7 @@ def imitation(
             batch.captions * rows,
             batch.tokens.repeat(rows, 1),
             torch.arange(rows * len(batch)) >= len(batch),
+            draft.features,
         )
         predicted = draft(
             lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions
