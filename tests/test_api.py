@@ -32,10 +32,10 @@ def result(loaded: LoadedModel) -> Result:
 
 def test_a_result(result: Result) -> None:
     assert result.prompts == tuple(CAPTIONS)
-    assert [image.size for image in result.images] == [(64, 64)] * 3
-    assert result.tokens.shape == result.trace.place.shape == (3, 256)
+    assert [image.size for image in result.images] == [(48, 48)] * 3
+    assert result.tokens.shape == result.trace.place.shape == (3, 144)
     rounds = result.trace.rounds.sum()
-    assert result.accepted_length == pytest.approx(3 * 256 / rounds)
+    assert result.accepted_length == pytest.approx(3 * 144 / rounds)
     accepted = (result.trace.depth > 0).sum()
     assert result.tau == pytest.approx(accepted / rounds)
     assert 1 < result.tau + 0.9 <= result.accepted_length < 6
@@ -102,7 +102,7 @@ def test_an_empty_prompt_is_refused(prompts: str | list[str], loaded: LoadedMode
 def test_a_model_of_continuous_tokens() -> None:
     result = tempera.generate("a red ring", "shapes_mar", "ar", steps=2, denoising_steps=2)
     assert result.tokens.ndim == 3
-    assert result.images[0].size == (64, 64)
+    assert result.images[0].size == (48, 48)
 
 
 @pytest.mark.docs

@@ -138,9 +138,9 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     >>> loaded = tempera.load(model="shapes", method="eagle")
     >>> two = loaded.generate(["a small red ring", "a large blue square"], seed=1)
     >>> [image.size for image in two.images]
-    [(64, 64), (64, 64)]
+    [(48, 48), (48, 48)]
     >>> two.tokens.shape
-    torch.Size([2, 256])
+    torch.Size([2, 144])
     """
     arguments = _arguments({"model": model, "method": method, **options})
     cfg = composed("eval", arguments)

@@ -29,6 +29,11 @@ PRESETS = {
     ("build_shapes.yaml", "steps"): "of the smaller model that drafts for the shipped one",
     ("build_shapes.yaml", "batch_size"): "of the shipped CLIP, unlike the shipped classifier's",
     ("build_shapes.yaml", "lr"): "of the shipped CLIP, unlike the shipped classifier's",
+    (
+        "build_shapes.yaml",
+        "options",
+    ): "data, features and precision of the shipped draft's training",
+    ("build_shapes.yaml", "distil"): "of the draft for the shipped MAR, which has no teacher",
     ("data/file.yaml", "limit"): "an evaluation takes 64 prompts of any data",
     ("prepare.yaml", "limit"): "what suits the model's family",
     ("drafter/mar_large.yaml", "size"): "what the file is named after",

@@ -2,48 +2,69 @@
 training continues exactly.
 """
 
+import inspect
 import json
-import os
+import math
+import re
 import runpy
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from paths import ROOT
+from paths import CONF, ROOT
+from safetensors import safe_open
 
 from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.shapes.build import stages
-from tempera.shapes.build.evaluators import contrastive_loss, new_clip
-from tempera.shapes.build.target import TargetTraining, train_target
+from tempera.runtime.files import write_json
+from tempera.shapes.build import mar, stages
+from tempera.shapes.build.broken import BREAKS, broken_pictures
+from tempera.shapes.build.evaluators import (
+    EvaluatorTraining,
+    contrastive_loss,
+    measure_classifier,
+    measure_clip,
+    new_clip,
+    train_classifier,
+)
+from tempera.shapes.build.record import sha256
+from tempera.shapes.build.sampling import reading
+from tempera.shapes.build.target import (
+    TargetModel,
+    TargetTraining,
+    _gradients,
+    encode_scenes,
+    kept_scenes,
+    measure_target,
+    train_target,
+)
 from tempera.shapes.build.tokenizer import (
     EmaCodebook,
     TokenizerTraining,
+    convolution_optimisers,
     images_of,
+    step_convolutions,
     train_tokenizer,
 )
-from tempera.shapes.networks import (
-    SHIPPED,
-    TextEncoder,
-    load_target_network,
-    load_text_encoder,
-    load_tokenizer,
-    tokenize,
-)
-from tempera.shapes.world import World
+from tempera.shapes.classifier import ATTRIBUTES, labels
+from tempera.shapes.networks import TextEncoder, tokenize
+from tempera.shapes.world import World, parse_caption
 from tempera.targets.llamagen import LlamaGenConfig
+from tempera.training.checkpoint import LAST, State, save_state
 
 TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
-TINY_TARGET = LlamaGenConfig(16, 16, 24, 2, 2, (16, 16), 16, caption_dim=8)
-STEPS = TargetTraining(steps=4, batch_size=2, save_every=2, compile=False)
+TINY_TARGET = LlamaGenConfig(16, 16, 24, 3, 2, (12, 12), 16, caption_dim=8)
+STEPS = TargetTraining(
+    steps=4, scenes=6, batch_size=4, part=2, save_every=2, compile=False, bf16=False
+)
 
 
 def no_report(values: dict[str, float], step: int) -> None:
@@ -51,25 +72,91 @@ def no_report(values: dict[str, float], step: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_tokenizer_learns_and_its_codebook_follows_the_encodings() -> None:
-    settings = TokenizerTraining(steps=12, warmup_steps=6, batch_size=4)
+def test_the_tokenizer_learns_and_its_codebook_follows_the_encodings(tmp_path: Path) -> None:
+    settings = TokenizerTraining(steps=12, free_steps=6, batch_size=4, warmup_steps=1)
     seen: list[float] = []
     model, metrics = train_tokenizer(
-        settings, TINY_VQ, lambda values, step: seen.append(values["psnr"])
+        settings, tmp_path, TINY_VQ, lambda values, step: seen.append(values["psnr"])
     )
     assert metrics["psnr"] > seen[0] and metrics["codes_used"] > 4
     assert torch.allclose(model.quantize.embedding.weight.norm(dim=-1), torch.ones(16), atol=1e-5)
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
+    """Run a training until it has written its first checkpoint."""
+
+    def save_and_stop(directory: Path, state: State) -> None:
+        save_state(directory, state)
+        raise Stop
+
+    with pytest.raises(Stop), monkeypatch.context() as patch:
+        patch.setattr("tempera.shapes.build.resumable.save_state", save_and_stop)
+        train()
+
+
+def steps_done(directory: Path) -> int:
+    """Of a training that was stopped, as its checkpoint says."""
+    with safe_open(directory / LAST, "pt") as file:
+        return int(json.loads(file.metadata()["progress"])["step"])
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> None:
+    for (name, mine), other in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+@pytest.mark.slow
+def test_an_interrupted_tokenizer_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TokenizerTraining(steps=6, free_steps=1, batch_size=2, save_every=3)
+    whole, _ = train_tokenizer(settings, tmp_path / "whole", TINY_VQ)
+    stopped(monkeypatch, lambda: train_tokenizer(settings, tmp_path / "cut", TINY_VQ))
+    assert steps_done(tmp_path / "cut") == 3
+    same_weights(whole, train_tokenizer(settings, tmp_path / "cut", TINY_VQ)[0])
+
+
+@pytest.mark.slow
+def test_an_interrupted_evaluator_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect.unwrap(measure_classifier), "__defaults__", (8,))
+    settings = EvaluatorTraining(steps=4, batch_size=4, save_every=2)
+    tokenizer = VQModel(TINY_VQ).eval()
+
+    def train(directory: str) -> torch.nn.Module:
+        return train_classifier(settings, tokenizer, tmp_path / directory)[0]
+
+    whole = train("whole")
+    stopped(monkeypatch, lambda: train("cut"))
+    assert steps_done(tmp_path / "cut") == 2
+    same_weights(whole, train("cut"))
+
+
+def test_convolutions_are_stepped_as_matrices_in_the_same_memory() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
+    before = [p.detach().clone() for p in model.parameters()]
+    optimisers, matrices = convolution_optimisers(model, list(model.parameters()), 0.0, 0.1)
+    model(torch.randn(1, 3, 8, 8)).square().mean().backward()
+    step_convolutions(model, matrices, optimisers)
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, False]  # the hidden convolution's weight, by Muon
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_k_means_finds_separate_clusters_and_dead_codes_restart() -> None:
     model = VQModel(TINY_VQ)
     centres = F.normalize(torch.eye(8)[:4] + 0.01, dim=-1)
     vectors = F.normalize(centres.repeat(64, 1) + 0.01 * torch.randn(256, 8), dim=-1)
-    codebook = EmaCodebook(model, 0.9, 0.05, torch.Generator().manual_seed(0))
+    codebook = EmaCodebook(model, 0.9, 0.05, seed=0)
     codebook.fit(vectors)
     assert (vectors @ model.quantize.codebook.T).amax(-1).min() > 0.99
     model.quantize.embedding.weight.data[3] = -centres[0]
-    codebook.sums[3], codebook.counts[3] = -centres[0], 0.0
+    codebook.state["sums"][3], codebook.state["counts"][3] = -centres[0], 0.0
     codebook.update(vectors, model.quantize.nearest(vectors))
     assert (model.quantize.codebook[3] @ centres.T).max() > 0.9  # restarted at an encoding
 
@@ -79,51 +166,71 @@ def test_an_interrupted_target_training_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = VQModel(TINY_VQ).eval()
-    whole, _ = train_target(STEPS, tokenizer, tmp_path / "whole", TINY_TARGET, no_report)
 
-    class Stop(Exception):
-        pass
+    def train(directory: str) -> TargetModel:
+        return train_target(STEPS, tokenizer, tmp_path / directory, TINY_TARGET, no_report)[0]
 
-    def saved_and_stopped(state: object, path: object) -> None:
-        torch.serialization.save(state, path)
-        os.replace(path, tmp_path / "cut" / "checkpoint.pt")  # type: ignore[arg-type]
-        raise Stop
-
-    with pytest.raises(Stop), monkeypatch.context() as patch:
-        patch.setattr(torch, "save", saved_and_stopped)
-        train_target(STEPS, tokenizer, tmp_path / "cut", TINY_TARGET, no_report)
-    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 2
-    resumed, _ = train_target(STEPS, tokenizer, tmp_path / "cut", TINY_TARGET, no_report)
-    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
+    whole = train("whole")
+    stopped(monkeypatch, lambda: train("cut"))
+    assert steps_done(tmp_path / "cut") == 2
+    same_weights(whole, train("cut"))
 
 
-@pytest.mark.slow
-def test_a_stage_writes_weights_that_load_and_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "tempera.shapes.build.stages.train_tokenizer",
-        lambda settings, report: (VQModel(TINY_VQ), {"psnr": 1.0}),
-    )
-    stages.build_tokenizer(tmp_path, TokenizerTraining(steps=1), no_report)
-    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+@pytest.fixture
+def model() -> TargetModel:
+    torch.manual_seed(0)
+    made = TargetModel(TINY_TARGET, F.normalize(torch.randn(16, 8), dim=-1))
+    for name, parameter in made.network.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return made
 
-    def short(
-        settings: TargetTraining, vq: VQModel, directory: Path, report: stages.LogMetrics
-    ) -> object:
-        return train_target(settings, vq, directory, TINY_TARGET, report)
 
-    monkeypatch.setattr("tempera.shapes.build.stages.train_target", short)
-    stages.build_target(tmp_path, STEPS, no_report)
-    network, text = (
-        load_target_network(tmp_path / "target"),
-        load_text_encoder(tmp_path / "text_encoder"),
-    )
-    assert network.config == TINY_TARGET and text.length == 16 and tokenizer.config == TINY_VQ
-    assert json.loads((tmp_path / "target" / "training.json").read_text())["settings"]["seed"] == 0
-    stages.write_readme(tmp_path)
-    assert "| tokenizer |" in (tmp_path / "README.md").read_text()
+def test_the_joined_layers_compute_what_the_network_computes(model: TargetModel) -> None:
+    words = tokenize(["a red star", "a small green ring above a white cross"], 16)
+    codes, drop = torch.randint(16, (2, 144)), torch.tensor([False, True])
+    losses, _ = model(words, drop, codes)
+    _, hidden, _ = model.network(*model.text(words), drop, codes)
+    logits = model.network.lm_head(hidden[:, 15:])
+    expected = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
+    assert torch.allclose(losses.flatten(), expected, atol=1e-5)
+
+
+def test_gradients_in_parts_are_those_of_the_whole(model: TargetModel) -> None:
+    tokenizer = VQModel(TINY_VQ).eval()
+    scenes = encode_scenes(World(0), 0, 4, tokenizer, 16).batch(torch.arange(4))
+    drop = torch.tensor([False, True, False, False])
+    _gradients(model, scenes, drop, STEPS, calm=True)
+    in_parts = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model(scenes.words, drop, scenes.codes)[0].mean().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert torch.allclose(in_parts[name], parameter.grad, atol=1e-6), name
+
+
+def test_shapes_and_where_they_begin_count_more(model: TargetModel) -> None:
+    scenes = encode_scenes(World(0), 0, 4, VQModel(TINY_VQ).eval(), 16).batch(torch.arange(4))
+    heavy = replace(STEPS, object_weight=1e6, onset_weight=1e6, readout=0.0)
+    _gradients(model, scenes, torch.zeros(4, dtype=torch.bool), heavy, calm=False)
+    head = model.network.lm_head.weight
+    assert head.grad is not None
+    weighted = head.grad.clone()
+    model.zero_grad()
+    losses, _ = model(scenes.words, torch.zeros(4, dtype=torch.bool), scenes.codes)
+    losses[scenes.parts > 0].mean().backward()
+    assert torch.allclose(weighted, head.grad, atol=1e-5)
+
+
+def test_scenes_are_encoded_once_for_a_tokenizer_and_a_world(tmp_path: Path) -> None:
+    tokenizer, path = VQModel(TINY_VQ).eval(), tmp_path / "scenes.safetensors"
+    first = kept_scenes(STEPS, tokenizer, 16, path)
+    assert first.codes.shape == (6, 144) and int(first.parts.max()) == 2
+    written = path.stat().st_mtime_ns
+    assert torch.equal(kept_scenes(STEPS, tokenizer, 16, path).codes, first.codes)
+    assert path.stat().st_mtime_ns == written
+    other = kept_scenes(replace(STEPS, seed=1), tokenizer, 16, path)
+    assert not torch.equal(other.words, first.words)
 
 
 def test_words_stand_at_the_end_and_unknown_ones_share_an_id() -> None:
@@ -159,6 +266,49 @@ def test_the_contrastive_loss_prefers_matching_pairs() -> None:
     assert losses[-1] < losses[0] - 0.3
 
 
+def test_reading_tells_scenes_of_one_shape_from_scenes_of_two() -> None:
+    texts = ["a red ring on a pink background", "a red star above a blue star", "a red star"]
+    scenes = [scene for text in texts if (scene := parse_caption(text))]
+    truth = [labels(scene) for scene in scenes]
+
+    class Told:
+        """Reads what is true, but for the second scene's second shape and the third's colour."""
+
+        def attributes(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = {
+                name: F.one_hot(torch.tensor([max(t[name], 0) for t in truth]), len(classes))
+                for name, classes in ATTRIBUTES.items()
+            }
+            logits["shape2"][1] = logits["shape2"][1].roll(1)
+            logits["colour1"][2] = logits["colour1"][2].roll(1)
+            return logits
+
+    read = reading(Told(), torch.zeros(3, 3, 48, 48), scenes)  # type: ignore[arg-type]
+    assert read == pytest.approx(
+        {"one_shape": 1, "two_shapes": 0, "colour": 0.75, "background": 1, "relation": 1}
+    )
+
+
+def test_a_picture_is_broken_in_the_one_way_it_should_be() -> None:
+    judged = {"wrong_colour": "colour1", "wrong_shape": "shape1", "wrong_background": "background"}
+    for kind in BREAKS:
+        samples, images = broken_pictures(World(3), kind, 6)
+        rng = np.random.default_rng(0)
+        for sample, image in zip(samples, images, strict=True):
+            true = torch.from_numpy(sample.image).permute(2, 0, 1) * 2 - 1
+            assert (image - true).abs().max() > 0.2, (kind, sample.caption)
+            broken = BREAKS[kind](sample.scene, rng)
+            if kind in judged:
+                right, wrong = labels(sample.scene), labels(broken)
+                assert {n for n in right if right[n] != wrong[n]} == {judged[kind]}
+            elif kind == "missing_shape":
+                assert broken.things == sample.scene.things[1:]
+            else:
+                assert {(t.x, t.y) for t in broken.things} == {
+                    (t.x, t.y) for t in sample.scene.things
+                }
+
+
 Command = Callable[..., tuple[object, str]]
 SCRIPT = ROOT / "train_draft" / "build_shapes.py"
 
@@ -183,43 +333,132 @@ def build(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
-@pytest.mark.slow
-def test_the_half_size_target_is_built_beside_a_tokenizer_and_drafts(
-    tmp_path: Path, build: Command
-) -> None:
-    shutil.copytree(SHIPPED / "tokenizer", tmp_path / "tokenizer")
-    short = [
-        "independent.steps=2",
-        "independent.batch_size=2",
-        "independent.compile=false",
-        "independent.save_every=1",
-    ]
-    status, err = build("stages=[independent]", f"output={tmp_path}", *short)
-    assert status == 0, err
-    written = {
-        str(path.relative_to(tmp_path / "independent"))
-        for path in (tmp_path / "independent").rglob("*.*")
-    }
-    network, encoder = (
-        {"config.json", "model.safetensors"},
-        {"text_encoder/config.json", "text_encoder/model.safetensors"},
+STAGES = [
+    "tokenizer",
+    "classifier",
+    "target",
+    "sampling",
+    "measured",
+    "independent",
+    "draft",
+    "clip",
+    "kl",
+    "mar",
+    "mar_draft",
+]
+WITHOUT_WEIGHTS = ("sampling", "measured")
+DEPARTURES = {
+    "independent": {"steps": 1500},
+    "draft": {
+        "options": (
+            "train_data=shapes_mixed",
+            "train_data.limit=2048",
+            "draft.features=[2,4,5]",
+            "mixed_precision=bf16",
+        )
+    },
+    "clip": {"steps": 1500, "batch_size": 128, "lr": 1e-3},
+    "mar_draft": {"steps": 3000, "distil": 10},
+}
+SHORT = [
+    "tokenizer.steps=2 tokenizer.free_steps=1 tokenizer.batch_size=2",
+    *(f"{judge}.steps=2 {judge}.batch_size=8" for judge in ("classifier", "clip")),
+    *(
+        f"{name}.steps=2 {name}.scenes=4 {name}.batch_size=2 {name}.compile=false"
+        for name in ("target", "independent")
+    ),
+    "sampling.prompts=12 sampling.guidance=[1,2] sampling.top_k=[4] sampling.top1=[0,1]",
+    "measured.prompts=12",
+    "draft.steps=2 draft.options=['warmup_steps=0','batch_size=2','holdout=2','decodes=0']",
+    "kl.steps=2 kl.batch_size=2",
+    *(f"{name}.steps=2 {name}.scenes=5 {name}.batch_size=2" for name in ("mar", "mar_draft")),
+]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network tiny, and what is measured at the end of a stage measured on little."""
+    monkeypatch.setattr(stages, "TINY_TARGET", TINY_TARGET)
+    monkeypatch.setattr(stages, "HALF_TARGET", replace(TINY_TARGET, num_hidden_layers=3))
+    monkeypatch.setattr(train_tokenizer, "__defaults__", (TINY_VQ, None))
+    monkeypatch.setattr(
+        mar, "TINY_KL", replace(mar.TINY_KL, networks=replace(TINY_VQ, z_channels=4))
     )
-    assert written == network | encoder | {"training.json"}
-    assert sum(path.stat().st_size for path in (tmp_path / "independent").rglob("*")) < 1.5e6
-    with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
-        smaller = f"model.independent.directory={tmp_path / 'independent'}"
-        cfg = compose("eval", ["method=independent", "depth=2", smaller])
+    for name in ("TINY_MAR", "TINY_DRAFT"):
+        small = replace(getattr(mar, name), width=16, depth=1, heads=2, head_width=16, head_depth=1)
+        monkeypatch.setattr(mar, name, small)
+    for function in (measure_target, mar._measure, measure_classifier, measure_clip):
+        inner = inspect.unwrap(function)
+        assert inner.__defaults__ is not None and inner.__defaults__[-1] >= 512
+        monkeypatch.setattr(inner, "__defaults__", (8,))
+    monkeypatch.setattr(stages, "LOOKED_AT", 2)
+
+
+@pytest.mark.slow
+def test_all_stages_are_built_once_by_one_command_and_work_together(
+    tmp_path: Path, build: Command, tiny: None
+) -> None:
+    short = [option for line in SHORT for option in line.split()]
+    status, err = build(f"output={tmp_path}", *short)
+    assert status == 0, err
+    records = {name: json.loads((tmp_path / name / "training.json").read_text()) for name in STAGES}
+    for name, record in records.items():
+        assert record["seed"] == record["settings"]["seed"] and record["seconds"] > 0, name
+        assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|none", record["commit"]), name
+        assert (
+            record["command"].startswith("build_shapes.py") and "draft.steps=2" in record["command"]
+        )
+        assert bool(record["sha256"]) == (name not in WITHOUT_WEIGHTS), name
+        assert all(map(math.isfinite, record["metrics"].values())), name
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("eval", ["method=eagle", "depth=2", "tree=chain", f"weights={tmp_path}"])
     target = build_target(cfg)
     drafter = build_drafter(cfg, target)
+    assert records["draft"]["sha256"]["model.safetensors"] == sha256(
+        tmp_path / "draft" / "model.safetensors"
+    )
     with torch.no_grad():
         target.begin(["a red ring"], drafter.nodes)
         drafter.begin(["a red ring"])
-        draft = drafter.propose(torch.rand(1, drafter.uniforms))
-    assert draft.q.shape == (1, 2, 1024) and torch.isfinite(draft.q).all()
+        assert drafter.propose(torch.rand(1, drafter.uniforms)).q.shape == (1, 2, 16)
+    assert records["target"]["sha256"]["../text_encoder/model.safetensors"] == sha256(
+        tmp_path / "text_encoder" / "model.safetensors"
+    )
+    before = {
+        path: path.stat().st_mtime_ns
+        for name in STAGES
+        for path in [tmp_path / name / "training.json"]
+    }
+    (tmp_path / "kl" / "model.safetensors").write_bytes(b"damaged")
+    status, err = build(f"output={tmp_path}", *short)
+    assert status == 0, err
+    made_again = {path.parent.name for path, at in before.items() if path.stat().st_mtime_ns != at}
+    assert made_again == {"kl"}
+    compared = json.loads((tmp_path / "sampling" / "compared.json").read_text())
+    assert [row["guidance"] for row in compared] == [1, 2]
+    assert "| mar_draft |" in (tmp_path / "README.md").read_text()
+    assert (tmp_path / "target_run" / "looks" / "step-000002.png").is_file()
 
 
-STAGES = ["tokenizer", "target", "independent", "classifier", "clip", "mar"]
-DEPARTURES = {"independent": {"steps": 1500}, "clip": {"batch_size": 128, "lr": 1e-3}}
+@pytest.mark.slow
+def test_a_stage_is_built_again_and_its_hashes_compared(
+    tmp_path: Path, build: Command, tiny: None
+) -> None:
+    again = [f"output={tmp_path}", "kl.steps=2", "kl.batch_size=2", "kl.start=false"]
+    assert build(*again, "rebuild=kl")[1] == (
+        f"error: {tmp_path / 'kl'} holds no record of a stage: build it first.\n"
+    )
+    assert build(*again, "stages=[kl]") == (0, "")
+    record = json.loads((tmp_path / "kl" / "training.json").read_text())
+    assert build(*again, "rebuild=kl") == (0, "")
+    assert json.loads((tmp_path / "kl" / "training.json").read_text()) == record
+    write_json(tmp_path / "kl" / "training.json", record | {"sha256": {"model.safetensors": "0"}})
+    status, err = build(*again, "rebuild=kl")
+    assert status == 1 and "kl, built again, differs from its record in model.safetensors" in err
+    write_json(tmp_path / "kl" / "training.json", record | {"machine": "another"})
+    assert build(*again, "rebuild=kl") == (0, "")
+    status, err = build(*again, "rebuild=kl", "kl.kl=1")
+    assert status == 1 and "was built with other settings (kl): give those that" in err
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -228,6 +467,10 @@ def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> N
         cfg = compose("build_shapes")
     assert list(cfg.stages) == STAGES
     settings = {name: value for name, value in cfg[stage].items() if name != "_target_"}
+    settings = {
+        name: tuple(value) if OmegaConf.is_list(value) else value
+        for name, value in settings.items()
+    }
     defaults = asdict(instantiate(OmegaConf.create({"_target_": cfg[stage]["_target_"]})))
     assert settings == defaults | DEPARTURES.get(stage, {})
 
@@ -235,6 +478,7 @@ def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ("rebuild=nothing", f"rebuild=['nothing'] are unknown; choose among {', '.join(STAGES)}"),
         ("stages=[nothing]", f"stages=['nothing'] are unknown; choose among {', '.join(STAGES)}"),
         (
             "stages=[target] target.steps=abc",
@@ -253,7 +497,7 @@ def test_a_wrong_option_is_told_in_one_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in WITHOUT_WEIGHTS])
 def test_steps_of_every_stage_can_be_chosen(stage: str) -> None:
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
         cfg = compose("build_shapes", [f"{stage}.steps=5000"])

@@ -3,9 +3,9 @@ generates with it.
 """
 
 import runpy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,35 +22,33 @@ from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline, records
 from tempera.evaluation.run import evaluate
 from tempera.image_tokenizers.kl import read_kl
+from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.files import read_json
 from tempera.shapes.build import mar, stages
+from tempera.shapes.build.record import is_built
 from tempera.shapes.classifier import correct, load_classifier
 from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
-from tempera.shapes.networks import SHIPPED, load_tokenizer
+from tempera.shapes.networks import SHIPPED
 from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption, render
+from tempera.training.checkpoint import State, save_state
 
 QUICK = mar.MARTraining(
-    tokenizer_steps=2,
-    tokenizer_batch_size=2,
-    scenes=5,
-    steps=2,
-    draft_steps=2,
-    batch_size=2,
-    warmup_steps=1,
-    repeats=2,
-    save_every=2,
+    scenes=5, steps=2, batch_size=2, warmup_steps=1, repeats=2, save_every=2, bf16=False
 )
+QUICK_KL = mar.KLTraining(steps=2, batch_size=2, start=False, bf16=False)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stage with images of 2×2 tokens."""
+    """The stages with images of 2×2 tokens."""
     directory = tmp_path_factory.mktemp("shapes_mar")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mar, "TINY_KL", replace(mar.TINY_KL, patch=8))
+        patch.setattr(mar, "TINY_KL", replace(mar.TINY_KL, patch=6))
         for name in ("TINY_MAR", "TINY_DRAFT"):
-            patch.setattr(mar, name, replace(getattr(mar, name), grid=(2, 2), patch=8, depth=1))
+            patch.setattr(mar, name, replace(getattr(mar, name), grid=(2, 2), patch=6, depth=1))
+        stages.build_kl(directory, QUICK_KL, lambda values, step: None)
         stages.build_mar(directory, QUICK, lambda values, step: None)
+        stages.build_mar_draft(directory, replace(QUICK, distil=1.0), lambda values, step: None)
     return directory
 
 
@@ -139,9 +137,8 @@ def test_a_fresh_head_predicts_nothing_and_learns() -> None:
     tokens, labels, order = torch.randn(4, 4, 16), torch.arange(4), torch.rand(4, 4).argsort()
     optimiser, errors = torch.optim.Adam(network.parameters(), 3e-3), []
     for _ in range(30):
-        error, divergence = mar.token_losses(
-            network, tokens, labels, 1, order, torch.zeros(4, dtype=torch.bool), 8
-        )
+        batch = mar.MaskedBatch(tokens, labels, torch.zeros(4, dtype=torch.bool), 1, order)
+        error, divergence = mar.token_losses(network, batch, 8)
         optimiser.zero_grad()
         (error + 0.1 * divergence).backward()
         optimiser.step()
@@ -159,7 +156,9 @@ def test_noisy_levels_count_more_and_the_weights_have_mean_one() -> None:
         torch.zeros(64).bool(),
     )
     plain, weighted = (
-        mar.token_losses(network, tokens, labels, 0, order, drop, 8, emphasis)[0].item()
+        mar.token_losses(network, mar.MaskedBatch(tokens, labels, drop, 0, order), 8, emphasis)[
+            0
+        ].item()
         for emphasis in (1.0, 10.0)
     )
     assert (
@@ -180,7 +179,9 @@ def test_tokens_count_by_their_weights() -> None:
         torch.zeros(8).bool(),
     )
     weights = torch.tensor([0.0, 0, 5, 0]).expand(8, -1)
-    error, _ = mar.token_losses(network, tokens, labels, 0, order, drop, 2, 10.0, weights)
+    error, _ = mar.token_losses(
+        network, mar.MaskedBatch(tokens, labels, drop, 0, order), 2, 10.0, weights
+    )
     error.backward()
     learned = (
         network.diffusion_pos_embed_learned.grad
@@ -200,7 +201,9 @@ def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
         torch.rand(64, 4).argsort(),
         torch.zeros(64).bool(),
     )
-    _, found = mar.token_losses(network, tokens, labels, 0, order, drop, 32, taken=taken)
+    _, found = mar.token_losses(
+        network, mar.MaskedBatch(tokens, labels, drop, 0, order), 32, taken=taken
+    )
     zero, one, stages = torch.zeros(5, 1), torch.ones(5, 1), torch.arange(5)
     mine, true = (
         taken.kernel(torch.cat(output, -1), zero, stages) for output in ((zero, zero), (one, -one))
@@ -221,8 +224,8 @@ def test_the_shape_is_where_its_colour_shows() -> None:
         )
         changed = (
             torch.from_numpy(np.abs(render(other) - sample.image).max(-1) > 0.1)
-            .unflatten(0, (8, 8))
-            .unflatten(2, (8, 8))
+            .unflatten(0, (6, 8))
+            .unflatten(2, (6, 8))
         )
         assert not (changed.transpose(1, 2).flatten(2).any(-1).flatten() & ~touched).any()
         assert 4 <= touched.sum() <= 36
@@ -252,13 +255,25 @@ def test_places_of_the_grid_are_told_apart_from_the_start() -> None:
     )
     for embedding in (parameter.detach() for parameter in learned):
         near, far = (
-            torch.cosine_similarity(embedding[0, -64], embedding[0, place], 0)
-            for place in (-63, -1)
+            torch.cosine_similarity(embedding[0, -36], embedding[0, place], 0)
+            for place in (-35, -1)
         )
-        assert near > far + 0.2 and embedding[0, -64:].std().item() == pytest.approx(0.7, abs=0.1)
+        assert near > far + 0.2 and embedding[0, -36:].std().item() == pytest.approx(0.6, abs=0.1)
     assert (
-        network.decoder_pos_embed_learned[0, :-64].std() < 0.05
+        network.decoder_pos_embed_learned[0, :-36].std() < 0.05
     )  # those of the class stay as they were
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
+    """Run a training until it has written its first checkpoint."""
+
+    def save_and_stop(directory: Path, state: State) -> None:
+        save_state(directory, state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tempera.shapes.build.resumable.save_state", save_and_stop)
+        train()
 
 
 @pytest.mark.slow
@@ -266,22 +281,35 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, tokenizer = (
-        replace(mar.TINY_DRAFT, grid=(2, 2), patch=8, depth=1),
-        mar.KLModel(replace(mar.TINY_KL, patch=8)).eval(),
+        replace(mar.TINY_DRAFT, grid=(2, 2), patch=6, depth=1),
+        mar.KLModel(replace(mar.TINY_KL, patch=6)).eval(),
     )
-    settings, scenes = replace(QUICK, save_every=1), mar.encode_scenes(World(0), 5, tokenizer)
-    whole, _ = mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "whole", size)
+    settings, scenes = (
+        replace(QUICK, save_every=1, steps=3),
+        mar.encode_scenes(World(0), 5, tokenizer),
+    )
+    whole, _ = mar.train_mar(settings, tokenizer, scenes, tmp_path / "whole", size)
 
-    def stop_after_one(*state: Any, save: Any = mar._save) -> None:
-        save(*state)
-        raise KeyboardInterrupt
+    def train() -> torch.nn.Module:
+        return mar.train_mar(settings, tokenizer, scenes, tmp_path / "parts", size)[0]
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(mar, "_save", stop_after_one)
-        mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "parts", size)
-    assert torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["step"] == 1
-    again, _ = mar.train_mar(settings, 3, tokenizer, scenes, tmp_path / "parts", size)
-    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+    stopped(monkeypatch, train)
+    for a, b in zip(whole.parameters(), train().parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+def test_an_interrupted_kl_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(QUICK_KL, save_every=1)
+
+    def train(directory: str) -> mar.KLModel:
+        return mar.train_kl(settings, tmp_path / directory, mar.TINY_KL)[0]
+
+    whole = train("whole")
+    stopped(monkeypatch, lambda: train("parts"))
+    for a, b in zip(whole.parameters(), train("parts").parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -309,7 +337,7 @@ def test_what_the_stage_writes_loads(bundle: Path) -> None:
         network.config.grid == smaller.config.grid == (2, 2)
         and network.config.width > smaller.config.width
     )
-    assert tokenizer.encode(torch.zeros(1, 3, 64, 64)).shape == (1, 2, 2, 256)
+    assert tokenizer.encode(torch.zeros(1, 3, 48, 48)).shape == (1, 2, 2, 144)
     assert {path.parent.name for path in bundle.glob("*/training.json")} == {
         "mar",
         "mar_draft",
@@ -339,12 +367,12 @@ def test_every_method_generates_through_the_configuration(method: str, bundle: P
     prompts = instantiate(cfg.data)
     output = pipeline.tokens(prompts)
     rows = records(prompts, output, 1.0)
-    assert pipeline.pictures(output.tokens).shape == (3, 3, 64, 64)
+    assert pipeline.pictures(output.tokens).shape == (3, 3, 48, 48)
     assert pipeline.pictures(torch.tensor([rows[1]["tokens"]])).shape == (
         1,
         3,
-        64,
-        64,
+        48,
+        48,
     )  # from what a run keeps
     assert pipeline.method.is_plain == (method == "ar") and pipeline.method.plain.is_plain
     assert len(rows[0]["depth"]) == 4 and "residual_trials" in rows[0]
@@ -397,24 +425,61 @@ def test_calibration_is_refused(options: list[str]) -> None:
         script["main"](cfg)
 
 
-@pytest.mark.slow
-def test_the_kl_tokenizer_starts_from_the_shipped_one() -> None:
-    settings = replace(QUICK, tokenizer_steps=0)
-    started, fresh = (
-        mar.train_kl(replace(settings, tokenizer_start=start), mar.TINY_KL)[0]
-        for start in (True, False)
+def test_the_kl_tokenizer_starts_from_the_vq_tokenizer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained, none = (
+        VQModel(replace(mar.TINY_KL.networks, z_channels=64)),
+        replace(QUICK_KL, steps=0),
     )
-    shipped = load_tokenizer()
-    assert torch.equal(started.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
-    assert not torch.equal(fresh.decoder.conv_out.weight, shipped.decoder.conv_out.weight)
-    assert started.decoder.conv_in.weight.shape != shipped.decoder.conv_in.weight.shape
+    started, fresh = (
+        mar.train_kl(none, tmp_path / str(start is None), mar.TINY_KL, start)[0]
+        for start in (trained, None)
+    )
+    assert torch.equal(started.decoder.conv_out.weight, trained.decoder.conv_out.weight)
+    assert not torch.equal(fresh.decoder.conv_out.weight, trained.decoder.conv_out.weight)
+    assert started.decoder.conv_in.weight.shape != trained.decoder.conv_in.weight.shape
 
 
-@pytest.mark.slow
-def test_a_built_tokenizer_is_kept(bundle: Path) -> None:
-    assert stages._is_built(bundle / "kl", replace(QUICK, steps=7), mar.OF_TOKENIZER)
-    assert not stages._is_built(bundle / "kl", replace(QUICK, kl=1.0), mar.OF_TOKENIZER)
-    assert not stages._is_built(bundle / "nowhere", QUICK, mar.OF_TOKENIZER)
+def test_a_built_network_is_kept_until_settings_or_weights_change(bundle: Path) -> None:
+    assert is_built(bundle / "mar", QUICK) and is_built(bundle / "kl", QUICK_KL)
+    assert not is_built(bundle / "mar", replace(QUICK, steps=7))
+    assert not is_built(bundle / "nowhere", QUICK)
+
+
+def two_networks() -> tuple[MAR, MAR]:
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1))
+        initialise(network)
+        for parameter in network.parameters():
+            parameter.data += 0.02 * torch.randn_like(parameter)
+        made.append(network)
+    return made[0], made[1]
+
+
+def test_a_draft_that_is_its_target_diverges_nowhere() -> None:
+    network, other = two_networks()
+    batch = mar.MaskedBatch.drawn(torch.randn(4, 4, 16), torch.arange(4), QUICK)
+    taken, scale = NoiseSchedule(5, start=900), torch.tensor([1.0, 1.5, 2.0, 3.0])
+    same = mar.distillation_loss(network, network, batch, scale, taken)
+    different = mar.distillation_loss(network, other, batch, scale, taken)
+    assert same.item() == pytest.approx(0, abs=1e-6) and different.item() > 1e-3
+
+
+def test_distillation_brings_a_draft_to_its_target() -> None:
+    teacher, draft = two_networks()
+    teacher.requires_grad_(False)
+    batch = mar.MaskedBatch.drawn(torch.randn(8, 4, 16), torch.arange(8), QUICK)
+    taken, losses = NoiseSchedule(5, start=900), []
+    optimiser = torch.optim.Adam(draft.parameters(), 1e-3)
+    for _ in range(40):
+        loss = mar.distillation_loss(draft, teacher, batch, torch.full((8,), 2.0), taken)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:5])
 
 
 @pytest.mark.slow

@@ -301,7 +301,7 @@ class VQModel(nn.Module):
         return self.decode_latents(F.embedding(codes, self.quantize.codebook)).clamp(-1, 1)
 
 
-def load_vq(directory: Path) -> VQModel:
+def load_vq(directory: str | Path) -> VQModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
     model = read_network(
         directory,

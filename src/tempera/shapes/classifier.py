@@ -55,7 +55,7 @@ def _block(inner: int, outer: int, stride: int) -> nn.Sequential:
 
 
 class Classifier(nn.Module):
-    """Images [B, 3, 64, 64] in [−1, 1] → features [B, width] → attribute logits."""
+    """Images [B, 3, 48, 48] in [−1, 1] → features [B, width] → attribute logits."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -69,19 +69,19 @@ class Classifier(nn.Module):
                 _block(96, 96, 1),
                 _block(96, 96, 2),
             ),
-            *(nn.Flatten(), nn.Linear(96 * 16, width), nn.BatchNorm1d(width), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(96 * 9, width), nn.BatchNorm1d(width), nn.ReLU()),
         )
         self.heads = nn.ModuleDict(
             {name: nn.Linear(width, len(classes)) for name, classes in ATTRIBUTES.items()}
         )
 
     def features(self, images: Tensor) -> Tensor:
-        """Images [B, 3, 64, 64] in [−1, 1] → [B, width]."""
+        """Images [B, 3, 48, 48] in [−1, 1] → [B, width]."""
         out: Tensor = self.trunk(images)
         return out
 
     def attributes(self, images: Tensor) -> dict[str, Tensor]:
-        """Images [B, 3, 64, 64] in [−1, 1] → logits [B, classes] of every attribute in
+        """Images [B, 3, 48, 48] in [−1, 1] → logits [B, classes] of every attribute in
         `ATTRIBUTES`.
         """
         features = self.features(images)

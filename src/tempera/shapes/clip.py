@@ -17,7 +17,7 @@ TINY_CLIP: dict[str, Any] = {
     "model_cfg": {
         "embed_dim": 128,
         "vision_cfg": {
-            "image_size": 64,
+            "image_size": 48,
             "layers": [1, 1, 1, 1],
             "width": 16,
             "patch_size": None,

@@ -87,7 +87,7 @@ def rebuild() -> str:
     return f"reinstall tempera, or rebuild it with `{command('build')}`"
 
 
-def load_text_encoder(directory: Path = SHIPPED / "text_encoder") -> TextEncoder:
+def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
     encoder = read_network(
         directory, lambda config: TextEncoder(**config), "a text encoder", rebuild()
@@ -95,7 +95,7 @@ def load_text_encoder(directory: Path = SHIPPED / "text_encoder") -> TextEncoder
     return encoder.eval().requires_grad_(False)
 
 
-def load_target_network(directory: Path = SHIPPED / "target") -> LlamaGen:
+def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
     """The shipped target, frozen; its file is in LlamaGen's official key layout."""
 
     def build(values: dict[str, Any]) -> LlamaGen:
@@ -108,7 +108,7 @@ def load_target_network(directory: Path = SHIPPED / "target") -> LlamaGen:
     return network.eval().requires_grad_(False)
 
 
-def load_tokenizer(directory: Path = SHIPPED / "tokenizer") -> VQModel:
+def load_tokenizer(directory: str | Path = SHIPPED / "tokenizer") -> VQModel:
     """The shipped image tokenizer, frozen."""
     return load_vq(directory)
 

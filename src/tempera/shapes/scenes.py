@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder, vq_encoder
@@ -12,9 +13,10 @@ from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
+from tempera.runtime.distributed import Processes
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import HOLDOUT
+from tempera.training.dataset import HOLDOUT, ShardCodes, generated_codes
 
 
 class WorldCodes:
@@ -62,6 +64,7 @@ class WorldScenes(Source):
             "kind": "world",
             "seed": self.world.seed,
             "terse": self.world.terse,
+            "pairs": self.world.pairs,
             "first": self.first,
             "count": self.scenes,
         }
@@ -101,3 +104,57 @@ def world_codes(
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(vq_encoder(target.grid, tokenizer), seed)
+
+
+class MixedCodes:
+    """Scenes of the world, and images that the target generated; held out are the latter, which are
+    what a draft meets in decoding.
+
+    Args:
+        world: the scenes.
+        generated: the target's own images.
+        share: of the target's own among training images.
+    """
+
+    def __init__(self, world: WorldCodes, generated: ShardCodes, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise TemperaError(f"share={share} is not possible: give a share between 0 and 1.")
+        self.world, self.generated, self.share = world, generated, share
+
+    def train(self, positions: list[int]) -> CodedImages:
+        """The target's own images stand at even distances among the scenes."""
+        parts = []
+        for position in positions:
+            before = int(position * self.share)
+            own = int((position + 1) * self.share) > before
+            part = self.generated.train([before]) if own else self.world.train([position - before])
+            parts.append(part)
+        return CodedImages(
+            [key for part in parts for key in part.keys],
+            [caption for part in parts for caption in part.captions],
+            np.concatenate([part.codes for part in parts]),
+        )
+
+    def holdout(self, positions: list[int]) -> CodedImages:
+        """Held-out images of the target's own."""
+        return self.generated.holdout(positions)
+
+
+def mixed_codes(
+    target: TransformerTarget,
+    tokenizer: VQModel,
+    directory: Path,
+    processes: Processes | None = None,
+    limit: int = 4096,
+    share: float = 0.5,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> MixedCodes:
+    """`train_data=shapes_mixed`: scenes of the world of `seed`, and `limit` images that the target
+    generates for captions of its later scenes, kept in `directory`/codes.
+    """
+    source = WorldScenes(limit, seed, first=10**6)
+    own = generated_codes(
+        target, tokenizer, directory, source, processes, limit, batch_size, seed=seed
+    )
+    return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)

@@ -1,4 +1,4 @@
-"""The shapes world: a procedural, seeded, unlimited source of captioned 64×64 scenes.
+"""The shapes world: a procedural, seeded, unlimited source of captioned 48×48 scenes.
 
 A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a
 plain, striped or checkered background, under a lighting gradient and a natural-looking noise
@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 
 Image = NDArray[np.float32]
 
-IMAGE_SIZE = 64
+IMAGE_SIZE = 48
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.12, 0.12),
@@ -36,11 +36,11 @@ BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "olive": (0.52, 0.54, 0.22),
 }
 PATTERNS = ("plain", "striped", "checkered")
-SIZES = {"small": 12, "large": 16}
+SIZES = {"small": 8, "large": 12}
 """Radius in pixels."""
-LATTICE = 8
-"""Shapes are centred on multiples of this many pixels (two of the tokenizer's patches): a shape
-looks the same wherever it stands.
+LATTICE = 4
+"""Shapes are centred on multiples of this many pixels, the tokenizer's patch: a shape is the same
+tokens wherever it stands.
 """
 RELATIONS = ("above", "left of")
 
@@ -112,7 +112,7 @@ class Scene:
 @dataclass(frozen=True)
 class Sample:
     """A captioned image: the full `scene`, the `caption` (which may leave details out) and the
-    `image` [64, 64, 3] in [0, 1].
+    `image` [48, 48, 3] in [0, 1].
     """
 
     scene: Scene
@@ -151,23 +151,26 @@ class World:
     Args:
         seed: streams of different seeds share no scene seeds.
         terse: probability that a caption leaves out its background, and independently its sizes.
+        pairs: probability that a scene holds two shapes.
     """
 
-    def __init__(self, seed: int = 0, terse: float = 0.1) -> None:
-        if not 0 <= terse <= 1:
-            raise TemperaError(
-                f"terse={terse} is not a probability: give the chance in [0, 1] that a caption "
-                "leaves its background out."
-            )
+    def __init__(self, seed: int = 0, terse: float = 0.1, pairs: float = 1 / 3) -> None:
+        for name, value, what in (
+            ("terse", terse, "a caption leaves its background out"),
+            ("pairs", pairs, "a scene holds two shapes"),
+        ):
+            if not 0 <= value <= 1:
+                raise TemperaError(
+                    f"{name}={value} is not a probability: give the chance in [0, 1] that {what}."
+                )
         if seed < 0:
             raise TemperaError(f"seed={seed} of the shapes world is negative: give 0 or more.")
-        self.seed = seed
-        self.terse = terse
+        self.seed, self.terse, self.pairs = seed, terse, pairs
 
     def sample(self, index: int) -> Sample:
         """Sample `index`: a pure function of (world seed, index)."""
         rng = np.random.default_rng([self.seed, index])
-        scene = _draw_scene(rng)
+        scene = _draw_scene(rng, self.pairs)
         told = scene
         if rng.random() < self.terse:
             told = Scene(told.things, told.relation, None, None)
@@ -192,8 +195,8 @@ def one_of(
     return options[int(rng.choice(len(options), p=p))]
 
 
-def _draw_scene(rng: np.random.Generator) -> Scene:
-    relation = one_of(RELATIONS, rng) if rng.random() < 0.1 else None
+def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
+    relation = one_of(RELATIONS, rng) if rng.random() < pairs else None
     kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
     return Scene(
         things=_place_pair(kinds, relation, rng)
@@ -241,7 +244,7 @@ def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> 
     follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
     places = []
     for kind, along in zip(kinds, (lead, follow), strict=True):
-        across = _between(24, 40, rng)
+        across = _between(16, 32, rng)
         places.append(
             _place(kind, across, along) if relation == "above" else _place(kind, along, across)
         )
@@ -252,7 +255,7 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 
 def render(scene: Scene) -> Image:
-    """Generate a fully specified scene: float32 [64, 64, 3] in [0, 1]."""
+    """Generate a fully specified scene: float32 [48, 48, 3] in [0, 1]."""
     if (
         scene.background is None
         or scene.pattern is None
@@ -287,14 +290,21 @@ def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
     return np.asarray(base * (1 - 0.32 * marks[..., None]), np.float32)
 
 
-def _texture(rng: np.random.Generator) -> Image:
-    """Three octaves of smooth value noise and fine grain, in units of brightness.
+OCTAVES = ((3, 0.07), (6, 0.05), (12, 0.015))
+"""Of the texture: cells along a side, and strength in units of brightness."""
+GRAIN = 0.008
+"""Strength of the noise of single pixels."""
 
-    The finest octave has a cell a token: it decides how many codes could stand at a place, the
-    ambiguity that real images have.
+
+def _texture(rng: np.random.Generator) -> Image:
+    """Octaves of smooth value noise and a fine grain, in units of brightness.
+
+    What a patch adds to its neighbours' brightness decides how many codes could stand at a place,
+    the ambiguity of real images. The coarse octaves tie it to these neighbours: a guess without
+    them is seldom right.
     """
-    noise = rng.normal(0, 0.02, (IMAGE_SIZE, IMAGE_SIZE))
-    for cells, strength in ((4, 0.03), (8, 0.03), (16, 0.05)):
+    noise = rng.normal(0, GRAIN, (IMAGE_SIZE, IMAGE_SIZE))
+    for cells, strength in OCTAVES:
         grid = rng.normal(0, strength, (cells + 1, cells + 1))
         at = np.linspace(0, cells, IMAGE_SIZE, endpoint=False)
         low = at.astype(int)
@@ -316,8 +326,8 @@ def _distance(thing: Thing) -> Image:
         return np.asarray(np.abs(np.hypot(x, y) - 0.72 * radius) - 0.25 * radius)
     if thing.shape == "cross":
         wide, tall = (
-            np.maximum(np.abs(x) - radius, np.abs(y) - 0.3 * radius),
-            np.maximum(np.abs(y) - radius, np.abs(x) - 0.3 * radius),
+            np.maximum(np.abs(x) - radius, np.abs(y) - 0.34 * radius),
+            np.maximum(np.abs(y) - radius, np.abs(x) - 0.34 * radius),
         )
         return np.asarray(np.minimum(wide, tall))
     if thing.shape == "triangle":
@@ -345,5 +355,5 @@ def _polygon(x: Image, y: Image, corners: list[tuple[float, float]]) -> Image:
 
 
 def object_masks(scene: Scene) -> NDArray[np.bool_]:
-    """Pixels within one pixel of each shape, bool [things, 64, 64]."""
+    """Pixels within one pixel of each shape, bool [things, 48, 48]."""
     return np.stack([_distance(thing) < 1.0 for thing in scene.things])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,11 +23,13 @@ from tempera.image_tokenizers.kl import KLConfig, KLModel
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import replacing
 from tempera.runtime.network_identity import identity_of
-from tempera.shapes.build.evaluators import LogMetrics
-from tempera.shapes.build.target import _resume, _save, shape_tokens
+from tempera.shapes.build.record import LogMetrics
+from tempera.shapes.build.resumable import follow, remaining_steps, take_step
+from tempera.shapes.build.target import shape_tokens
+from tempera.shapes.build.tokenizer import convolution_optimisers, step_convolutions
 from tempera.shapes.labels import CLASSES, class_of
-from tempera.shapes.networks import load_tokenizer
 from tempera.shapes.world import COLOURS, SHAPES, Sample, World
+from tempera.training.checkpoint import State, TrainingProgress
 from tempera.training.lr_schedules import cosine, trapezoid
 
 TINY_KL = KLConfig(
@@ -42,7 +44,7 @@ TINY_KL = KLConfig(
     patch=2,
 )
 TINY_MAR = MARConfig(
-    grid=(8, 8),
+    grid=(6, 6),
     channels=4,
     patch=2,
     width=128,
@@ -57,19 +59,38 @@ TINY_DRAFT = replace(TINY_MAR, width=64, depth=2, head_width=128, head_depth=2)
 
 
 @dataclass(frozen=True)
-class MARTraining:
-    """How the three networks are trained.
-
-    Scenes are rendered and encoded once: what the network and its draft are trained on are draws of
-    the latents of `scenes` of them.
+class KLTraining:
+    """How the continuous tokenizer is trained.
 
     Attributes:
-        tokenizer_steps, tokenizer_batch_size, tokenizer_lr: of the KL tokenizer.
-        tokenizer_start: start from the encoder and decoder of the shipped VQ tokenizer; random
-            weights take several times as many steps.
-        kl: weight of its latents' KL divergence from N(0, 1).
+        lr: Adam's, for biases, norms and the first and last convolutions; `matrix_lr` is Muon's,
+            for all others.
+        start: start from the encoder and decoder of the VQ tokenizer; random weights take several
+            times as many steps.
+        kl: weight of the latents' KL divergence from N(0, 1).
+        bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
+    """
+
+    steps: int = 600
+    batch_size: int = 16
+    lr: float = 2e-3
+    matrix_lr: float = 8e-3
+    start: bool = True
+    kl: float = 1e-3
+    bf16: bool = True
+    seed: int = 0
+    save_every: int = 200
+
+
+@dataclass(frozen=True)
+class MARTraining:
+    """How the small MAR, or the smaller one that drafts for it, is trained.
+
+    Scenes are rendered and encoded once: what a network is trained on are draws of the latents of
+    `scenes` of them.
+
+    Attributes:
         scenes: how many are encoded.
-        steps, draft_steps: of the network and of its draft.
         lr: AdamW's, for embeddings, norms, biases and what is not in a block.
         matrix_lr: Muon's, for the matrices of all blocks.
         repeats: noise levels a token is trained at, for one pass of the transformer.
@@ -84,23 +105,20 @@ class MARTraining:
         calm: last share of steps, without this weight.
         variance: weight of the variational bound that teaches the variances, beside the squared
             error of the noise.
+        distil: weight of the KL divergence from the kernels of the MAR that is drafted for to the
+            draft's, beside the two above; a draft's.
+        guidance: distillation compares kernels under guidance, its scale uniform from 1 to this.
         denoising_steps, denoising_start: of the sampling that the variances are learned for, as in
-            `Sampling`. In a step from one of 1,000 levels to the next their bounds are next to each
-            other, and nothing is learned of what a step over forty needs.
+            `DiffusionSampling`. In a step from one of 1,000 levels to the next their bounds are
+            next to each other, and nothing is learned of what a step over forty needs.
         cfg_dropout: share of images without a class, for guidance.
         ema: decay of the moving average of the weights, which is what is kept.
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16
             units only.
     """
 
-    tokenizer_steps: int = 400
-    tokenizer_batch_size: int = 16
-    tokenizer_lr: float = 2e-3
-    tokenizer_start: bool = True
-    kl: float = 1e-3
-    scenes: int = 8192
-    steps: int = 11_500
-    draft_steps: int = 6000
+    scenes: int = 16_384
+    steps: int = 6000
     batch_size: int = 32
     lr: float = 2e-3
     matrix_lr: float = 5e-3
@@ -112,25 +130,15 @@ class MARTraining:
     object_weight: float = 5.0
     calm: float = 0.25
     variance: float = 0.3
+    distil: float = 0.0
+    guidance: float = 3.0
     denoising_steps: int = 25
     denoising_start: int = 960
     cfg_dropout: float = 0.1
     ema: float = 0.998
-    bf16: bool = False
+    bf16: bool = True
     seed: int = 0
     save_every: int = 500
-
-
-OF_TOKENIZER = (
-    "tokenizer_steps",
-    "tokenizer_batch_size",
-    "tokenizer_lr",
-    "tokenizer_start",
-    "kl",
-    "bf16",
-    "seed",
-)
-"""The settings that the KL tokenizer depends on."""
 
 
 def single_shapes(world: World, first: int, count: int) -> list[Sample]:
@@ -147,7 +155,7 @@ def _single(world: World, index: int) -> Iterator[Sample]:
 
 
 def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
-    """Images float32 [B, 3, 64, 64] in [−1, 1], and their classes int64 [B]."""
+    """Images float32 [B, 3, 48, 48] in [−1, 1], and their classes int64 [B]."""
     images = (
         torch.from_numpy(np.stack([sample.image for sample in samples])).permute(0, 3, 1, 2) * 2 - 1
     )
@@ -155,20 +163,28 @@ def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
 
 
 def train_kl(
-    settings: MARTraining, config: KLConfig, report: LogMetrics | None = None
+    settings: KLTraining,
+    directory: Path,
+    config: KLConfig,
+    start: VQModel | None = None,
+    report: LogMetrics | None = None,
 ) -> tuple[KLModel, dict[str, float]]:
-    """Train the tokenizer; its scale is set to give tokens of unit variance. Returns it with PSNR
-    in dB on unseen scenes.
+    """Train the tokenizer, from where `directory` left off, at first from the networks of `start`
+    if there is one; its scale is set to give tokens of unit variance. Returns it with PSNR in dB on
+    unseen scenes.
     """
     torch.manual_seed(settings.seed)
-    model, world, batch = KLModel(config), World(settings.seed), settings.tokenizer_batch_size
-    if settings.tokenizer_start:
-        _take_over(model, load_tokenizer())
-    optimiser = torch.optim.Adam(model.parameters(), settings.tokenizer_lr, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, cosine(30, settings.tokenizer_steps, floor=0.02)
+    model, world, batch = KLModel(config), World(settings.seed), settings.batch_size
+    if start is not None:
+        _take_over(model, start)
+    parameters = list(model.parameters())
+    optimisers, matrices = convolution_optimisers(
+        model, parameters, settings.lr, settings.matrix_lr
     )
-    for step in range(settings.tokenizer_steps):
+    state = State(model, optimisers, {}, TrainingProgress())
+    schedule = cosine(30, settings.steps, floor=0.02)
+    for step in remaining_steps(directory, state, settings, schedule):
+        torch.manual_seed(settings.seed * 1_000_003 + step)
         images, _ = images_and_classes(single_shapes(world, step * batch, batch))
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
             mean, log_variance = model.moments(images)
@@ -177,24 +193,26 @@ def train_kl(
         error = F.mse_loss(generated, images)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
         loss = error + 0.5 * F.l1_loss(generated, images) + settings.kl * divergence
-        optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        step_convolutions(model, matrices, optimisers)
         if report and step % 50 == 0:
             report(
                 {"loss": loss.item(), "psnr": _psnr(error), "divergence": divergence.item()}, step
             )
-    model.eval().requires_grad_(False)
+    return _scaled(model.eval().requires_grad_(False), config, settings)
+
+
+def _scaled(
+    model: KLModel, config: KLConfig, settings: KLTraining
+) -> tuple[KLModel, dict[str, float]]:
+    """Set the scale that gives tokens of unit variance, and measure, on unseen scenes."""
     images, _ = images_and_classes(single_shapes(World(settings.seed + 1), 0, 64))
     mean, log_variance = model.moments(images)
     drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
     model.config = replace(config, scale=1 / float(drawn.std()))
-    return model, {
-        "psnr": _psnr(F.mse_loss(model.decode_codes(model.encode(images)), images)),
-        "scale": model.config.scale,
-    }
+    error = F.mse_loss(model.decode_codes(model.encode(images)), images)
+    return model, {"psnr": _psnr(error), "scale": model.config.scale}
 
 
 def _take_over(model: KLModel, trained: VQModel) -> None:
@@ -268,33 +286,56 @@ def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Laten
     return latents
 
 
-class _Averaged(nn.Module):
-    """A network and the moving average of its weights."""
+class MaskedBatch(NamedTuple):
+    """Images of which the networks are shown some tokens.
 
-    def __init__(self, network: MAR, decay: float) -> None:
-        super().__init__()
-        self.network, self.average, self.decay = (
-            network,
-            copy.deepcopy(network).requires_grad_(False),
-            decay,
-        )
+    Attributes:
+        tokens: by place in the image, [B, T, D].
+        labels, drop: classes int64 [B], and which of them are left out, bool [B].
+        known: how many tokens are shown.
+        order: int64 [B, T].
+    """
 
-    @torch.no_grad()
-    def follow(self, step: int) -> None:
-        """Move the average; faster in the first steps."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(
-            list(self.average.parameters()), list(self.network.parameters()), 1 - decay
-        )
+    tokens: Tensor
+    labels: Tensor
+    drop: Tensor
+    known: int
+    order: Tensor
+
+    @classmethod
+    def drawn(cls, tokens: Tensor, labels: Tensor, settings: MARTraining) -> Self:
+        """A random order and a random share of the tokens, at least one of them hidden."""
+        length, share = tokens.shape[1], torch.empty(1)
+        nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
+        known = min(int(length * share), length - 1)
+        order = torch.rand(len(tokens), length).argsort()
+        drop = torch.rand(len(tokens)) < settings.cfg_dropout
+        return cls(tokens, labels, drop, known, order)
+
+    @property
+    def ordered(self) -> Tensor:
+        """The tokens by `order`, [B, T, D]."""
+        return self.tokens.gather(1, self.order.unsqueeze(-1).expand_as(self.tokens))
+
+    @property
+    def hidden(self) -> Tensor:
+        """Those that are not shown, [B, T − known, D]."""
+        return self.ordered[:, self.known :]
+
+    def vectors(self, network: MAR, drop: Tensor) -> Tensor:
+        """The network's vectors for the hidden tokens, [B, T − known, C]."""
+        count = len(self.tokens)
+        places = torch.arange(self.known, self.order.shape[1]).expand(count, -1)
+        condition = network.class_embedding(self.labels, drop)
+        counts = torch.full((count,), self.known)
+        shown = self.ordered[:, : self.known]
+        out: Tensor = network(shown, self.order, counts, condition, places)
+        return out
 
 
 def token_losses(
     network: MAR,
-    tokens: Tensor,
-    labels: Tensor,
-    known: int,
-    order: Tensor,
-    drop: Tensor,
+    batch: MaskedBatch,
     repeats: int,
     emphasis: float = 1.0,
     weights: Tensor | None = None,
@@ -305,10 +346,7 @@ def token_losses(
 
     Args:
         network: the network.
-        tokens: by place in the image, [B, T, D].
-        labels, drop: classes int64 [B], and which of them are left out, bool [B].
-        known: how many tokens are shown.
-        order: int64 [B, T].
+        batch: images and what is shown of them.
         repeats: noise levels a token.
         emphasis: see `MARTraining`.
         weights: of the tokens by place in the image, [B, T]; equal unless given.
@@ -317,19 +355,13 @@ def token_losses(
 
     Returns:
         The squared error of the noise, weighted, and, not weighted, the divergence of the predicted
-        kernel from the true posterior in
-        nats: means over the numbers of all tokens.
+        kernel from the true posterior in nats: means over the numbers of all tokens.
     """
-    schedule, channels = NoiseSchedule(TRAINING_STEPS), tokens.shape[-1]
+    schedule, channels = NoiseSchedule(TRAINING_STEPS), batch.tokens.shape[-1]
     taken = schedule if taken is None else taken
-    ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
-    places = torch.arange(known, order.shape[1]).expand(len(tokens), -1)
-    counts = torch.full((len(tokens),), known)
-    vectors = network(
-        ordered[:, :known], order, counts, network.class_embedding(labels, drop), places
-    )
     condition, start = (
-        part.flatten(0, 1).repeat(repeats, 1) for part in (vectors, ordered[:, known:])
+        part.flatten(0, 1).repeat(repeats, 1)
+        for part in (batch.vectors(network, batch.drop), batch.hidden)
     )
     on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(taken.times), (len(start),))
     t = torch.where(on_way, taken.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
@@ -345,57 +377,86 @@ def token_losses(
     by_level = (1 / schedule.kept).clamp(max=emphasis).float()
     error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[t]
     if weights is not None:
-        by_token = weights.gather(1, order)[:, known:].flatten().repeat(repeats)
+        by_token = weights.gather(1, batch.order)[:, batch.known :].flatten().repeat(repeats)
         error = error * by_token / by_token.mean()
     return error.mean(), divergence.mean()
 
 
+def distillation_loss(
+    network: MAR, teacher: MAR, batch: "MaskedBatch", scale: Tensor, taken: NoiseSchedule
+) -> Tensor:
+    """KL(P‖Q) of the teacher's reverse kernel P from the network's Q, at one stage of `taken` a
+    token, in nats a number: what a path of S stages gives up is S·D times as much.
+
+    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class.
+
+    Args:
+        network, teacher: the draft and the MAR it drafts for, without gradient.
+        batch: see there; `drop` is not used.
+        scale: s of every image, [B].
+        taken: the stages of sampling.
+    """
+    start = batch.hidden.flatten(0, 1)
+    stage = torch.randint(len(taken.times), (len(start),))
+    kept = NoiseSchedule(TRAINING_STEPS).kept[taken.times[stage]].unsqueeze(-1)
+    x = (kept.sqrt() * start + (1 - kept).sqrt() * torch.randn_like(start)).float()
+    by_token = scale.repeat_interleave(batch.hidden.shape[1]).unsqueeze(-1)
+    kernels = []
+    for one in (teacher, network):
+        (c, place), (u, _) = (
+            one.head(x, taken.times[stage], vectors).float().chunk(2, -1)
+            for vectors in (
+                batch.vectors(one, torch.full_like(batch.drop, dropped)).flatten(0, 1)
+                for dropped in (False, True)
+            )
+        )
+        kernels.append(taken.kernel(torch.cat([u + by_token * (c - u), place], -1), x, stage))
+    true, mine = kernels
+    ratio = (true.std / mine.std).square()
+    gap = ((true.mean - mine.mean) / mine.std).square()
+    return 0.5 * (ratio - 1 - ratio.log() + gap).mean()
+
+
 def train_mar(
     settings: MARTraining,
-    steps: int,
     tokenizer: KLModel,
     latents: Latents,
     directory: Path,
     config: MARConfig,
     report: LogMetrics | None = None,
+    teacher: MAR | None = None,
 ) -> tuple[MAR, dict[str, float]]:
-    """Train for `steps`, saving to `directory`/checkpoint.pt and continuing from there; returns the
-    averaged network and its losses on unseen scenes.
+    """Train, from where `directory` left off; returns the averaged network and its losses on unseen
+    scenes. A draft learns the kernels of `teacher` beside.
     """
     torch.manual_seed(settings.seed)
     network = MAR(config)
     initialise(network)
     _lay_out(network)
-    model = _Averaged(network, settings.ema)
+    average = copy.deepcopy(network).requires_grad_(False)
     network.class_emb.weight.register_hook(_taught_together)
     optimisers = _optimisers(network, settings)
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(optimiser, trapezoid(settings.warmup_steps, steps))
-        for optimiser in optimisers
-    ]
-    for step in range(_resume(directory, model, optimisers, schedules), steps):
+    state = State(network, optimisers, average.state_dict(), TrainingProgress())
+    schedule = trapezoid(settings.warmup_steps, settings.steps)
+    for step in remaining_steps(directory, state, settings, schedule):
         # so that an interrupted training ends the same
         torch.manual_seed(settings.seed * 1_000_003 + step)
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
-        calm = step >= (1 - settings.calm) * steps
-        weights = (
-            None if calm else 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
+        calm = step >= (1 - settings.calm) * settings.steps
+        weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
+        batch = MaskedBatch.drawn(
+            latents.draw(chosen, tokenizer), latents.classes[chosen], settings
         )
-        error, divergence = _losses(
-            network, latents.draw(chosen, tokenizer), latents.classes[chosen], settings, weights
-        )
-        (error + settings.variance * divergence).backward()
+        losses = _losses(network, batch, settings, None if calm else weights, teacher)
+        loss = losses["noise_error"] + settings.variance * losses["divergence"]
+        loss = loss + settings.distil * losses.get("distillation", torch.zeros(()))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
-        for optimiser, schedule in zip(optimisers, schedules, strict=True):
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad()
-        model.follow(step)
+        take_step(optimisers)
+        follow(average, network, settings.ema, step)
         if report and step % 50 == 0:
-            report({"noise_error": error.item(), "divergence": divergence.item()}, step)
-        if (step + 1) % settings.save_every == 0:
-            _save(directory, step + 1, model, optimisers, schedules)
-    return model.average.eval(), _measure(model.average, tokenizer, settings)
+            report({name: value.item() for name, value in losses.items()}, step)
+    return average.eval(), _measure(average, tokenizer, settings, teacher)
 
 
 @torch.no_grad()
@@ -429,7 +490,9 @@ def _taught_together(gradient: Tensor) -> Tensor:
 
 
 def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of transformer and head, AdamW for everything else."""
+    """Muon for the matrices of the transformer's and the head's blocks, AdamW for
+    everything else.
+    """
     matrices = {
         name: weight
         for name, weight in network.named_parameters()
@@ -449,48 +512,46 @@ def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimiz
 
 @torch.no_grad()
 def _measure(
-    network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512
+    network: MAR,
+    tokenizer: KLModel,
+    settings: MARTraining,
+    teacher: MAR | None,
+    count: int = 512,
 ) -> dict[str, float]:
     """The losses with a class on unseen scenes."""
     torch.manual_seed(settings.seed)
-    unseen, told = (
-        encode_scenes(World(settings.seed + 1), count, tokenizer),
-        replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False),
-    )
-    batches = torch.arange(count).split(64)
-    losses = [
-        _losses(network, unseen.draw(batch, tokenizer), unseen.classes[batch], told)
-        for batch in batches
-    ]
-    error, divergence = (torch.stack(part).mean().item() for part in zip(*losses, strict=True))
-    return {"validation_noise_error": error, "validation_divergence": divergence}
+    unseen = encode_scenes(World(settings.seed + 1), count, tokenizer)
+    told = replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False)
+    losses = []
+    for part in torch.arange(count).split(64):
+        batch = MaskedBatch.drawn(unseen.draw(part, tokenizer), unseen.classes[part], told)
+        losses.append(_losses(network, batch, told, None, teacher))
+    means = {
+        f"validation_{name}": torch.stack([part[name] for part in losses]).mean().item()
+        for name in losses[0]
+    }
+    if teacher is not None:
+        numbers = settings.denoising_steps * unseen.draw(torch.zeros(1).long(), tokenizer).shape[-1]
+        means["validation_path_divergence"] = numbers * means["validation_distillation"]
+    return means
 
 
 def _losses(
     network: MAR,
-    tokens: Tensor,
-    labels: Tensor,
+    batch: MaskedBatch,
     settings: MARTraining,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One batch: a random order and a random share of the tokens, at least one of them hidden."""
-    length, share = network.config.length, torch.empty(1)
-    nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
-    known = min(int(length * share), length - 1)
-    order = torch.rand(len(tokens), length).argsort()
-    drop = torch.rand(len(tokens)) < settings.cfg_dropout
+    weights: Tensor | None,
+    teacher: MAR | None,
+) -> dict[str, Tensor]:
+    """The losses of one batch; with a teacher, distillation as well."""
     taken = NoiseSchedule(settings.denoising_steps, start=settings.denoising_start)
     # on a CPU, fused attention's backward pass takes twice as long
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-        return token_losses(
-            network,
-            tokens,
-            labels,
-            known,
-            order,
-            drop,
-            settings.repeats,
-            settings.emphasis,
-            weights,
-            taken,
+        error, divergence = token_losses(
+            network, batch, settings.repeats, settings.emphasis, weights, taken
         )
+        losses = {"noise_error": error, "divergence": divergence}
+        if teacher is not None:
+            scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
+            losses["distillation"] = distillation_loss(network, teacher, batch, scale, taken)
+    return losses

@@ -1,42 +1,48 @@
-"""Building the shipped model, stage by stage, into one directory; each stage leaves a record of how
+"""Building the shapes model, stage by stage, into one directory; each stage leaves a record of how
 it was trained.
 """
 
 import json
 import logging
-import platform
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tempera.image_tokenizers import kl
-from tempera.runtime.files import write_json, write_text
+from tempera.continuous.mar import MAR, MARConfig, read_mar
+from tempera.decoding.probabilities import Sampling
+from tempera.image_tokenizers.kl import read_kl
+from tempera.runtime.files import write_text
 from tempera.runtime.network_directory import write_network
 from tempera.shapes.build import mar
-from tempera.shapes.build.evaluators import (
-    EvaluatorTraining,
-    LogMetrics,
-    train_classifier,
-    train_clip,
+from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
+from tempera.shapes.build.looks import Looks
+from tempera.shapes.build.record import LogMetrics, StageRun
+from tempera.shapes.build.target import (
+    HALF_TARGET,
+    TINY_TARGET,
+    TargetModel,
+    TargetTraining,
+    train_target,
 )
-from tempera.shapes.build.target import HALF_TARGET, TargetModel, TargetTraining, train_target
 from tempera.shapes.build.tokenizer import TokenizerTraining, train_tokenizer
 from tempera.shapes.clip import TINY_CLIP
 from tempera.shapes.networks import load_tokenizer, target_config
-from tempera.targets.llamagen import to_official
+from tempera.targets.llamagen import LlamaGenConfig, to_official
 
 log = logging.getLogger(__name__)
 
+SAMPLING = Sampling(guidance=2.0, temperature=1.0, top_k=32)
+"""Of the pictures that are looked at while the target trains."""
+LOOKED_AT = 48
+"""How many these are."""
+
 
 def build_tokenizer(output: Path, settings: TokenizerTraining, report: LogMetrics) -> None:
-    """Train the VQ tokenizer into `output`/tokenizer."""
-    with _recorded(output / "tokenizer", settings) as record:
-        model, record.metrics = train_tokenizer(settings, report=report)
+    """Train the VQ tokenizer into `output`/tokenizer; continues where it was stopped."""
+    with StageRun(output, "tokenizer", settings, report) as record:
+        model, record.metrics = train_tokenizer(settings, record.run, report=record.report)
         save_network(model.state_dict(), asdict(model.config), output / "tokenizer")
 
 
@@ -44,10 +50,8 @@ def build_target(output: Path, settings: TargetTraining, report: LogMetrics) -> 
     """Train the target and its text encoder into `output`/target and `output`/text_encoder;
     continues where it was stopped.
     """
-    with _recorded(output / "target", settings) as record:
-        model, record.metrics = train_target(
-            settings, load_tokenizer(output / "tokenizer"), output / "target_run", report=report
-        )
+    with StageRun(output, "target", settings, report, beside=("text_encoder",)) as record:
+        model, record.metrics = _train_target(output, record, settings, TINY_TARGET)
         _save_target(model, output / "target", output / "text_encoder")
 
 
@@ -56,10 +60,23 @@ def build_independent(output: Path, settings: TargetTraining, report: LogMetrics
     into `output`/independent.
     """
     directory = output / "independent"
-    with _recorded(directory, settings) as record:
-        tokenizer, run = load_tokenizer(output / "tokenizer"), output / "independent_run"
-        model, record.metrics = train_target(settings, tokenizer, run, HALF_TARGET, report=report)
+    with StageRun(output, "independent", settings, report) as record:
+        model, record.metrics = _train_target(output, record, settings, HALF_TARGET)
         _save_target(model, directory, directory / "text_encoder")
+
+
+def _train_target(
+    output: Path, record: StageRun, settings: TargetTraining, config: LlamaGenConfig
+) -> tuple[TargetModel, dict[str, float]]:
+    """Train with a look at pictures every ten minutes, read by the classifier where that is
+    built.
+    """
+    tokenizer = load_tokenizer(output / "tokenizer")
+    look = Looks(record.run / "looks", tokenizer, output / "classifier", SAMPLING, count=LOOKED_AT)
+    model, metrics = train_target(settings, tokenizer, record.run, config, record.report, look)
+    return model, metrics | {
+        f"look_{name}": value for name, value in look.write(model, settings.steps).items()
+    }
 
 
 def _save_target(model: TargetModel, network_directory: Path, text_directory: Path) -> None:
@@ -74,48 +91,58 @@ def _save_target(model: TargetModel, network_directory: Path, text_directory: Pa
 
 def build_classifier(output: Path, settings: EvaluatorTraining, report: LogMetrics) -> None:
     """Train the attribute classifier into `output`/classifier."""
-    with _recorded(output / "classifier", settings) as record:
+    with StageRun(output, "classifier", settings, report) as record:
         model, record.metrics = train_classifier(
-            settings, load_tokenizer(output / "tokenizer"), report
+            settings, load_tokenizer(output / "tokenizer"), record.run, record.report
         )
         save_network(model.state_dict(), {"width": model.width}, output / "classifier")
 
 
 def build_clip(output: Path, settings: EvaluatorTraining, report: LogMetrics) -> None:
     """Train the tiny CLIP into `output`/clip, in open_clip's layout."""
-    with _recorded(output / "clip", settings) as record:
-        model, record.metrics = train_clip(settings, load_tokenizer(output / "tokenizer"), report)
+    with StageRun(output, "clip", settings, report) as record:
+        model, record.metrics = train_clip(
+            settings, load_tokenizer(output / "tokenizer"), record.run, record.report
+        )
         save_network(model.state_dict(), TINY_CLIP, output / "clip", prefix="open_clip_")
 
 
+def build_kl(output: Path, settings: mar.KLTraining, report: LogMetrics) -> None:
+    """Train the continuous tokenizer into `output`/kl."""
+    with StageRun(output, "kl", settings, report) as record:
+        start = load_tokenizer(output / "tokenizer") if settings.start else None
+        model, record.metrics = mar.train_kl(
+            settings, record.run, mar.TINY_KL, start, record.report
+        )
+        save_network(model.state_dict(), asdict(model.config), output / "kl")
+
+
 def build_mar(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
-    """Train the continuous tokenizer, the small MAR and its draft into `output`/kl, /mar and
-    /mar_draft; continues where it was stopped.
-    """
-    if not _is_built(output / "kl", settings, mar.OF_TOKENIZER):
-        with _recorded(output / "kl", replace(settings, steps=settings.tokenizer_steps)) as record:
-            trained, record.metrics = mar.train_kl(settings, mar.TINY_KL, report)
-            save_network(trained.state_dict(), asdict(trained.config), output / "kl")
-    tokenizer = kl.read_kl(output / "kl")  # as it is kept, rounded
-    latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
-    for name, steps, config in (
-        ("mar", settings.steps, mar.TINY_MAR),
-        ("mar_draft", settings.draft_steps, mar.TINY_DRAFT),
-    ):
-        with _recorded(output / name, replace(settings, steps=steps)) as record:
-            network, record.metrics = mar.train_mar(
-                settings, steps, tokenizer, latents, output / f"{name}_run", config, report
-            )
-            save_network(network.state_dict(), asdict(network.config), output / name)
+    """Train the small MAR into `output`/mar; continues where it was stopped."""
+    _build_mar(output, "mar", settings, mar.TINY_MAR, report, None)
 
 
-def _is_built(directory: Path, settings: Any, names: Sequence[str]) -> bool:
-    """Whether a stage left its record here, with the same settings of these names."""
-    record = directory / "training.json"
-    if not record.is_file():
-        return False
-    made = json.loads(record.read_text(encoding="utf-8"))["settings"]
-    return all(made.get(name) == getattr(settings, name) for name in names)
+def build_mar_draft(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
+    """Train the draft for `output`/mar into `output`/mar_draft; continues where it was stopped."""
+    teacher = read_mar(output / "mar") if settings.distil else None
+    _build_mar(output, "mar_draft", settings, mar.TINY_DRAFT, report, teacher)
+
+
+def _build_mar(
+    output: Path,
+    name: str,
+    settings: mar.MARTraining,
+    config: MARConfig,
+    report: LogMetrics,
+    teacher: MAR | None,
+) -> None:
+    with StageRun(output, name, settings, report) as record:
+        tokenizer = read_kl(output / "kl")  # as it is kept, rounded
+        latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
+        network, record.metrics = mar.train_mar(
+            settings, tokenizer, latents, record.run, config, record.report, teacher
+        )
+        save_network(network.state_dict(), asdict(network.config), output / name)
 
 
 def save_network(
@@ -131,51 +158,31 @@ def save_network(
     write_network(directory, half, config, prefix)
 
 
-class _recorded:
-    """Time a stage and write training.json beside its weights when it succeeds."""
-
-    def __init__(self, directory: Path, settings: Any) -> None:
-        self.directory, self.settings, self.metrics = directory, settings, dict[str, float]()
-
-    def __enter__(self) -> "_recorded":
-        log.info("building %s", self.directory)
-        self.start = time.perf_counter()
-        return self
-
-    def __exit__(self, kind: object, problem: object, trace: object) -> None:
-        if kind is None:
-            seconds = round(time.perf_counter() - self.start)
-            threads = torch.get_num_threads()
-            machine = f"{platform.machine()}, {threads} threads, torch {torch.__version__}"
-            record = {
-                "settings": asdict(self.settings),
-                "metrics": self.metrics,
-                "seconds_of_last_run": seconds,
-                "machine": machine,
-            }
-            write_json(self.directory / "training.json", record)
-            log.info("built %s in %d s: %s", self.directory, seconds, self.metrics)
-
-
 def write_readme(output: Path) -> None:
     """Write README.md beside the weights: what each network is, the commands, seeds, times and
     final metrics, from the stages' records.
     """
     lines = [
-        "# The shipped model",
+        "# The shapes model",
         "",
-        "Trained by this repository's own scripts on the procedural world of "
-        "`tempera.shapes.world`; nothing else went in. Weights are",
-        "float16 safetensors, computed with in float32. To rebuild everything (about six hours "
-        "on two CPU cores):",
+        "Trained by tempera on the world of `tempera.shapes.world`; nothing else went in. Weights",
+        "are float16 safetensors, computed with in float32. One command makes them all, and",
+        "resumes where it was stopped:",
         "",
-        "    python train_draft/build_shapes.py output=src/tempera/shapes/weights",
-        "    python train_draft/main.py model=shapes",
+        "    tempera-build output=src/tempera/shapes/weights",
+        "",
+        "and this builds one of them once more and compares its hashes:",
+        "",
+        "    tempera-build rebuild=kl output=src/tempera/shapes/weights",
+        "",
+        "Seconds are of the clock, whatever else the machine was doing.",
         "",
         "| network | parameters file | seed | steps | seconds | final metrics | machine |",
         "|---|---|---|---|---|---|---|",
     ]
     for path in sorted(output.glob("*/training.json")):
+        if path.parent.name.endswith("_run"):
+            continue
         record = json.loads(path.read_text())
         size = sum(file.stat().st_size for file in path.parent.glob("*.safetensors"))
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
@@ -184,10 +191,14 @@ def write_readme(output: Path) -> None:
             path.parent.name,
             f"{size / 1e6:.1f} MB",
             settings["seed"],
-            settings["steps"],
-            record["seconds_of_last_run"],
+            settings.get("steps", "–"),
+            round(record["seconds"]),
             metrics,
         ]
         lines.append("| " + " | ".join(str(cell) for cell in [*cells, record["machine"]]) + " |")
-    lines += ["", "Every `training.json` holds its stage's full settings.", ""]
+    lines += [
+        "",
+        "Every `training.json` holds its stage's command, commit, settings and hashes.",
+        "",
+    ]
     write_text(output / "README.md", "\n".join(lines))
