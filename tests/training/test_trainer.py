@@ -277,7 +277,7 @@ def test_the_acceptance_loss_raises_the_acceptance(guidance: float, tmp_path: Pa
     tv = notebook.series("validation/tv")
     assert tv[-1] < tv[0]
     found = json.loads((tmp_path / "training.json").read_text())
-    assert found["loss"] == {"class": "AcceptanceLoss", "eta": 3.0}
+    assert found["loss"] == {"class": "AcceptanceLoss", "eta": 3.0, "regression": 0.0}
     with pytest.raises(TemperaError, match=r"was started with loss.class=AcceptanceLoss, now it"):
         tiny_train(tmp_path, steps=60)
 
