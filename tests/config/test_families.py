@@ -58,7 +58,7 @@ def test_epochs_of_the_recipe_or_steps() -> None:
     cfg = composed("train_draft", ["model=llamagen_xl_stage1"])
     assert (cfg.steps, cfg.epochs, cfg.limit, cfg.cfg_dropout) == (None, 20, 100000, 0.1)
     assert composed("train_draft", ["model=lumina", "steps=7"]).steps == 7
-    assert composed("train_draft", []).steps == 1500
+    assert composed("train_draft", []).steps == 3000
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,12 @@ def test_every_table_has_its_preset() -> None:
     )
 
 
-def network() -> LlamaGen:
+def network(directory: str = "") -> LlamaGen:
     """A tiny random LlamaGen with the shipped model's grid and codes: `model.network` of a target
-    that all presets fit.
+    that all presets fit. It stands for one that is read from `directory`.
     """
     torch.manual_seed(0)
-    return LlamaGen(LlamaGenConfig(1024, 16, 32, 1, 2, (16, 16), prefix_length=6, caption_dim=8))
+    return LlamaGen(LlamaGenConfig(1024, 16, 32, 1, 2, (12, 12), prefix_length=6, caption_dim=8))
 
 
 @pytest.fixture(scope="module")

@@ -125,9 +125,9 @@ def tiny_evaluate(
     )
 
 
-def network() -> LlamaGen:
+def network(directory: str = "") -> LlamaGen:
     """A random LlamaGen of 2 layers × 16 on 4×4 tokens of 32 codes: `model.network` of a tiny model
-    for the script.
+    for the script. Like the other parts it stands for one that is read from `directory`.
     """
     torch.manual_seed(0)
     model = LlamaGen(LlamaGenConfig(32, 16, 32, 2, 2, (4, 4), prefix_length=6, caption_dim=8))
@@ -136,12 +136,12 @@ def network() -> LlamaGen:
     return model
 
 
-def text_encoder() -> TextEncoder:
+def text_encoder(directory: str = "") -> TextEncoder:
     torch.manual_seed(1)
     return TextEncoder(6, 8, layers=1, heads=2)
 
 
-def tokenizer() -> VQModel:
+def tokenizer(directory: str = "") -> VQModel:
     torch.manual_seed(2)
     return VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
 
