@@ -118,7 +118,7 @@ class MARTraining:
     """
 
     scenes: int = 16_384
-    steps: int = 6000
+    steps: int = 12000
     batch_size: int = 32
     lr: float = 2e-3
     matrix_lr: float = 5e-3
