@@ -101,6 +101,14 @@ def test_scenes_of_one_shape() -> None:
     assert len(samples) == 6 and all(len(sample.scene.things) == 1 for sample in samples)
 
 
+def test_scenes_on_a_lattice() -> None:
+    samples = mar.single_shapes(World(0), 4, 6, 8)
+    things = [sample.scene.things[0] for sample in samples]
+    assert {(thing.x % 8, thing.y % 8) for thing in things} == {(0, 0)}
+    assert len({(thing.x, thing.y) for thing in things}) > 1
+    assert samples[2].scene == mar.single_shapes(World(0), 4, 3, 8)[2].scene
+
+
 def test_the_sizes_fit_into_ten_megabytes() -> None:
     with torch.device("meta"):
         numbers = sum(
@@ -215,7 +223,10 @@ def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
 
 def test_the_shape_is_where_its_colour_shows() -> None:
     tokenizer = mar.KLModel(mar.TINY_KL).eval()
-    latents, samples = mar.encode_scenes(World(0), 5, tokenizer), mar.single_shapes(World(0), 0, 5)
+    latents, samples = (
+        mar.encode_scenes(World(0), 5, tokenizer),
+        mar.single_shapes(World(0), 0, 5, 8),
+    )
     for sample, touched in zip(samples, latents.touched, strict=True):
         thing = sample.scene.things[0]
         other = replace(
@@ -319,7 +330,7 @@ def test_scenes_are_encoded_once_for_a_tokenizer(
     tokenizers = [mar.KLModel(mar.TINY_KL).eval() for _ in range(2)]
     path, settings = tmp_path / "run" / "latents.safetensors", replace(QUICK, scenes=3)
     first = mar.kept_latents(settings, tokenizers[0], path)
-    images, classes = mar.images_and_classes(mar.single_shapes(World(0), 0, 3))
+    images, classes = mar.images_and_classes(mar.single_shapes(World(0), 0, 3, 8))
     assert torch.equal(first.classes, classes)
     assert torch.allclose(first.moments[:, 0].float(), tokenizers[0].moments(images)[0], atol=1e-2)
     assert not torch.equal(

@@ -167,6 +167,10 @@ class World:
             raise TemperaError(f"seed={seed} of the shapes world is negative: give 0 or more.")
         self.seed, self.terse, self.pairs = seed, terse, pairs
 
+    def scene(self, index: int) -> Scene:
+        """The scene of sample `index`, which is not rendered."""
+        return _draw_scene(np.random.default_rng([self.seed, index]), self.pairs)
+
     def sample(self, index: int) -> Sample:
         """Sample `index`: a pure function of (world seed, index)."""
         rng = np.random.default_rng([self.seed, index])
