@@ -1,5 +1,9 @@
 """A session by itself: passes over random prefixes, compared with the network's forward pass."""
 
+import gc
+import weakref
+
+import pytest
 import torch
 from tiny_networks import GRID, PREFIX, llamagen
 
@@ -78,6 +82,37 @@ def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
         assert session.cache is cache
         session.begin(session.prompt, 10)
         assert session.cache is not cache
+        assert not len(cache) and not cache.storage.numel()
     session.compiled = True
     assert session.capacity(3) == -(-(26 + ROOM) // 4) * 4
     assert session.visible(1) == session.cache.capacity
+
+
+def test_a_cache_that_makes_room_for_another_is_freed_at_once(monkeypatch):
+    session = started_session()
+    old, make = weakref.ref(session.cache.storage), session.new_cache
+    monkeypatch.setattr(session, "new_cache", lambda *sizes: made.append(old()) or make(*sizes))
+    made = []
+    gc.disable()
+    try:
+        with torch.no_grad():
+            session.begin(session.prompt, 10)
+    finally:
+        gc.enable()
+    assert made == [None]
+
+
+def test_a_cache_that_did_not_fit_is_made_again(monkeypatch):
+    session = started_session()
+    make = session.new_cache
+
+    def full(*sizes):
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(session, "new_cache", full)
+    with torch.no_grad():
+        with pytest.raises(torch.OutOfMemoryError):
+            session.begin(session.prompt, 10)
+        monkeypatch.setattr(session, "new_cache", make)
+        session.begin(session.prompt, 10)
+    assert session.cache.capacity == session.capacity(10)

@@ -145,11 +145,17 @@ class EagleDraft:
         return self.model.rotation(self._above, slots.clamp_(max=self.session.prompt.last_slot))
 
     def _allocate(self, nodes: int) -> None:
-        """Set a cache of one layer for the target's rows, reusing one of the same shape."""
+        """Set a cache of one layer for the target's rows, reusing one of the same shape; otherwise
+        the last one is freed first.
+        """
         session = self.session
         shape = session.prompt.rows, session.capacity(nodes)
         if self._shape != shape:
-            self._shape, self.cache = shape, session.new_cache(1, shape[1])
+            if self._shape is not None:
+                self._shape = None  # until there is a new cache, for which memory may not suffice
+                self.cache.release()
+            self.cache = session.new_cache(1, shape[1])
+            self._shape = shape
             self._zero = torch.zeros(1, dtype=torch.int64, device=session.device)
             self._step = session.step(self._forward)
         self._places.begin(self.cache)

@@ -159,6 +159,15 @@ class RowCache(Cache):
         moved = self._stacked.index_select(1, (source + self._offsets).flatten())
         self._stacked.index_copy_(1, (target + self._offsets).flatten(), moved)
 
+    def release(self) -> None:
+        """Free the memory at once; the cache cannot be used any more. Cache and layers refer to
+        each other, so otherwise the memory stays occupied until Python's garbage collector runs.
+        """
+        self.layers.clear()
+        self._views.clear()
+        self.seen = []
+        self.storage = self._stacked = self.storage.new_empty(0)
+
     def layer(self, index: int) -> RowLayer:
         """The keys and values of one decoder layer."""
         layer: Any = self.layers[index]

@@ -216,10 +216,16 @@ class Session:
         )
 
     def _allocate(self, capacity: int) -> None:
-        """Set `cache` for this batch, reusing the last one if it has the same shape."""
-        if self._shape != (self.prompt.rows, capacity):
-            self._shape = self.prompt.rows, capacity
+        """Set `cache` for this batch, reusing the last one if it has the same shape; otherwise the
+        last one is freed first.
+        """
+        shape = self.prompt.rows, capacity
+        if self._shape != shape:
+            if self._shape is not None:
+                self._shape = None  # until there is a new cache, for which memory may not suffice
+                self.cache.release()
             self.cache = self.new_cache(len(self.network.model.layers), capacity)
+            self._shape = shape
             self._layouts: dict[int, tuple[Tree, TreeLayout]] = {}
             if self.compiled:  # a CUDA graph writes into the cache that it was captured with
                 self._pass = cuda_graphed(self._forward, self.device)
