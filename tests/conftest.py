@@ -27,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.docs)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what carries the marker `gpu` on a machine without one."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU and a CUDA build of PyTorch")
+
+
 @pytest.fixture(autouse=True)
 def _clean_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     from hydra.core.global_hydra import GlobalHydra

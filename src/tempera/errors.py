@@ -198,6 +198,19 @@ class NotAClass(TemperaError):
 
 
 @dataclass(eq=False)
+class BenchmarkTooLarge(TemperaError):
+    """Memory ran out in a benchmark."""
+
+    batch_size: int
+
+    def __str__(self) -> str:
+        return (
+            f"out of memory at batch {self.batch_size}: take a smaller batch, half precision, or "
+            "fewer drafted tokens"
+        )
+
+
+@dataclass(eq=False)
 class CannotCompile(TemperaError):
     """PyTorch's compiler failed. reason: its first line."""
 

@@ -27,6 +27,7 @@ CORE = [
 ]
 GROUPS = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
 FACTS = {
+    errors.BenchmarkTooLarge: (16,),
     errors.CannotCompile: ("no compiler",),
     errors.CoupledDraft: ("BlockVerification",),
     errors.DiskTooSmall: ("outputs", "2 GB", "1 GB"),

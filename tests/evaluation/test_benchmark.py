@@ -169,7 +169,7 @@ def test_out_of_memory_names_the_options_that_help(monkeypatch, problem):
     monkeypatch.setattr(target, "score", refuse)
     with pytest.raises(
         TemperaError,
-        match=r"out of memory at batch 16: give smaller batch_sizes=.* dtype=bfloat16.*trees=",
+        match=r"out of memory at batch 16: take a smaller batch, half precision, or fewer drafted",
     ):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 

@@ -31,9 +31,6 @@ def _compiler() -> None:
         pytest.skip("torch.compile needs a C++ compiler")
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-
-
 def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu"):
     """Decode with a tiny model: images, and each round's distributions of target and draft."""
     forced = torch.full((20,), -1)
@@ -92,7 +89,6 @@ def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(mon
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_cuda_graphs_decode_like_eager_rounds_on_a_gpu():
     batches = [PROMPTS[:2], PROMPTS[2:]]  # the second batch replays the first one's graphs
     _, images, laws = decoded(True, 3, batches, "cuda")

@@ -24,6 +24,7 @@ from omegaconf.errors import (
 )
 
 from tempera.errors import (
+    BenchmarkTooLarge,
     CannotCompile,
     CoupledDraft,
     DiskTooSmall,
@@ -47,6 +48,7 @@ from tempera.errors import (
 from tempera.runtime.files import FULL
 
 OPTIONS: dict[type[BaseException], str] = {
+    BenchmarkTooLarge: "batch_sizes=[1], dtype=bfloat16, depth=, trees=[]",
     CannotCompile: "compile=false",
     CoupledDraft: "drafter=sjd, or rule=exact",
     DiskTooSmall: "hydra.run.dir=DIR; HF_HUB_CACHE for downloads",

@@ -20,6 +20,7 @@ from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.targets.frozen_linear import unpack
+from tempera.targets.kv_cache import RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
@@ -41,6 +42,9 @@ class EagleDraft:
     Raises:
         TemperaError: the draft does not belong to the target.
     """
+
+    cache: RowCache
+    """Keys and values of the draft's one layer."""
 
     def __init__(
         self,

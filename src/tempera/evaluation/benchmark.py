@@ -24,13 +24,19 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.errors import TemperaError
+from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
 
 COPIED = 2**28
 """Bytes copied to measure the device's bandwidth; more than any cache holds."""
+
+
+AR_TOKENS = 12
+"""Most rounds of plain autoregression in an excerpt. That of a method can be longer, because a long
+draft may be accepted as a whole.
+"""
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,8 @@ def measure(
         progress: called with the name of each part before it is measured.
 
     Raises:
-        TemperaError: the method is plain autoregression, or memory does not suffice.
+        BenchmarkTooLarge: memory ran out.
+        TemperaError: the method is plain autoregression.
     """
     speed = bandwidth(target.device) if plan.bandwidth is None else 1e9 * plan.bandwidth
     columns = []
@@ -232,17 +239,12 @@ def measure(
         if compiled:
             target.compile()
         method = make_method()
-        if method.is_plain:
-            raise TemperaError(
-                "method=ar is the baseline that methods are timed against: choose another, such as "
-                "method=eagle."
-            )
         for batch_size in plan.batch_sizes:
-            columns.append(_measured(target, method, plan, batch_size, speed, progress))
+            columns.append(measure_column(target, method, plan, batch_size, speed, progress))
     drafter = method.drafter
     dtype = str(target.dtype).removeprefix("torch.")
     return BenchmarkReport(
-        _name(target.device),
+        name_of(target.device),
         dtype,
         drafter.nodes,
         drafter.depth,
@@ -252,29 +254,41 @@ def measure(
     )
 
 
-def _measured(
+def measure_column(
     target: TransformerTarget,
     method: Method,
     plan: BenchmarkPlan,
     batch_size: int,
     speed: float,
-    progress: Callable[[str], None],
+    progress: Callable[[str], None] = lambda part: None,
 ) -> BenchmarkColumn:
-    """`_column`, which raises TemperaError when memory runs out."""
+    """Time rounds and their parts at one batch size, on the target as it is: compiled or not.
+
+    Args:
+        speed: the device's bandwidth in bytes per second, for the limit that it sets.
+
+    Raises:
+        BenchmarkTooLarge: memory ran out.
+        TemperaError: the method is plain autoregression.
+    """
+    if method.is_plain:
+        raise TemperaError(
+            "method=ar is the baseline that methods are timed against: choose another, such as "
+            "method=eagle."
+        )
     try:
         return _column(target, method, plan, batch_size, speed, progress)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
-        if (
-            isinstance(problem, RuntimeError)
-            and not isinstance(problem, torch.OutOfMemoryError)
-            and "allocate memory" not in str(problem)
-        ):
+    except (MemoryError, RuntimeError) as problem:
+        if not is_out_of_memory(problem):
             raise
-        raise TemperaError(
-            f"out of memory at batch {batch_size}: give smaller batch_sizes=[…], dtype=bfloat16, "
-            "or fewer drafted tokens (depth=, "
-            "trees=[])."
-        ) from problem
+        raise BenchmarkTooLarge(batch_size) from problem
+
+
+def is_out_of_memory(problem: Exception) -> bool:
+    """Whether memory ran out in Python, on a GPU or in PyTorch's allocator of the CPU."""
+    return isinstance(problem, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+        problem
+    )
 
 
 def _column(
@@ -351,20 +365,23 @@ def _time_rounds(
     """Time rounds of plain autoregression and of the method in turn, and the parts of the method's
     rounds, in `repeats` excerpts of a few tokens each.
     """
-    plain = Method(NoDraft(), Exact())
     excerpt = Excerpt(target, min(target.length, 2 * (method.drafter.depth + 1)))
+    kinds = (
+        ("ar", Method(NoDraft(), Exact()), Excerpt(target, min(excerpt.length, AR_TOKENS))),
+        ("method", method, excerpt),
+    )
     seconds: dict[str, list[float]] = {"ar": [], "method": []}
     parts: dict[str, list[float]] = {}
     for repeat in range(-1, repeats):  # the first one warms up
-        for name, kind in (("ar", plain), ("method", method)):
-            rounds, elapsed = _excerpt(excerpt, kind, prompts, repeat, None)
+        for name, kind, part in kinds:
+            rounds, elapsed = _excerpt(part, kind, prompts, repeat, None)
             if repeat >= 0:
                 seconds[name].append(elapsed / rounds)
         clock = Clock(target.device)
         rounds, _ = _excerpt(excerpt, method, prompts, repeat, clock)
-        for part, spent in clock.seconds.items():
+        for name, spent in clock.seconds.items():
             if repeat >= 0:
-                parts.setdefault(part, []).append(spent / rounds)
+                parts.setdefault(name, []).append(spent / rounds)
     return (
         Spread.of(seconds["ar"]),
         Spread.of(seconds["method"]),
@@ -441,7 +458,8 @@ def _memory(device: torch.device) -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _name(device: torch.device) -> str:
+def name_of(device: torch.device) -> str:
+    """A GPU's name; otherwise the kind of device and the number of threads."""
     return (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -474,7 +492,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     lines.append(
         shown(
             f"round: one of {report.depth} draft steps",
-            lambda column: _number(column.parts["draft"].median / report.depth),
+            lambda column: milliseconds(column.parts["draft"].median / report.depth),
         )
     )
     lines.append(timed("round of the method", lambda column: column.method))
@@ -484,7 +502,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
         shown(
             "bandwidth limit of AR",
             lambda column: (
-                f"{_number(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
+                f"{milliseconds(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
             ),
         )
     )
@@ -524,9 +542,12 @@ def _small(column: BenchmarkColumn) -> float:
 
 
 def _cell(spread: Spread) -> str:
-    return f"{_number(spread.median)} ({_number(spread.low)} … {_number(spread.high)})"
+    return (
+        f"{milliseconds(spread.median)} ({milliseconds(spread.low)} … {milliseconds(spread.high)})"
+    )
 
 
-def _number(milliseconds: float) -> str:
-    digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0
-    return f"{milliseconds:.{digits}f}"
+def milliseconds(time: float) -> str:
+    """A time in milliseconds, to about three digits."""
+    digits = 3 if time < 1 else 2 if time < 10 else 1 if time < 1000 else 0
+    return f"{time:.{digits}f}"

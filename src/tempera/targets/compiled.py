@@ -4,7 +4,7 @@ for all of them (`cuda_graphed`).
 Graphs are captured explicitly: `torch.compile(mode="reduce-overhead")` skips functions that write
 into their inputs, with only a warning, and every step writes into its cache. Capture follows
 PyTorch's notes on CUDA graphs: static inputs, warm-up on a side stream, capture, replay. The CUDA
-path has not run on a GPU yet; its test is in `tests/targets/test_compiled.py`.
+path has not run on a GPU yet; its tests carry the marker `gpu`.
 """
 
 import functools

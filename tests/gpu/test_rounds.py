@@ -1,0 +1,102 @@
+"""On a GPU: compiled rounds emit the tokens of eager ones, a round is read once, and the smallest
+row of `eval/bench.py preset=gpu` is measured. Run them with `pytest -m gpu`.
+"""
+
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from paths import CONF
+from tiny_targets import composed
+
+from tempera.commands.bench import main
+from tempera.config.build import build_drafter, build_rule, build_target
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+
+pytestmark = pytest.mark.gpu
+PROMPTS = ["a small red ring", "a large blue star left of a small white square"]
+METHODS = {
+    "ar": [],
+    "eagle": ["tree=chain"],
+    "eagle tree": ["tree=mc_sim_7b_63"],
+    "eagle2": [],
+    "coolsd": [],
+    "sjd": ["window=16"],
+}
+
+
+def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
+    """The shipped model on the GPU, in float32, with a method."""
+    options = [f"method={name.split()[0]}", *METHODS[name], "device=cuda", "dtype=float32"]
+    cfg = composed(*options)
+    target: Any = build_target(cfg)
+    target.fuse()
+    if compiled:
+        target.compile()
+    drafter = build_drafter(cfg, target)
+    return target, drafter, build_rule(cfg, drafter.depth)
+
+
+def decoded(name: str, compiled: bool, batches: int = 2) -> list[torch.Tensor]:
+    """The images of several batches; the second one replays the graphs of the first."""
+    target, drafter, rule = parts(name, compiled)
+    return [
+        decode(target, drafter, rule, RandomStreams(seed, PROMPTS, "cuda"), PROMPTS).tokens.cpu()
+        for seed in range(batches)
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_rounds_emit_the_tokens_of_eager_ones(name: str) -> None:
+    eager, compiled = decoded(name, False), decoded(name, True)
+    same = [
+        float((one == other).float().mean()) for one, other in zip(eager, compiled, strict=True)
+    ]
+    assert all(one[:, 0].equal(other[:, 0]) for one, other in zip(eager, compiled, strict=True))
+    assert min(same) > 0.9, "rounding may flip a draw near a boundary, not many"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_is_read_once(name: str, compiled: bool) -> None:
+    """PyTorch warns of every synchronisation; those of a decode are one per round, and as many
+    more as its beginning and end need.
+    """
+    target, drafter, rule = parts(name, compiled)
+    streams = [RandomStreams(seed, PROMPTS, "cuda") for seed in range(2)]
+    decode(target, drafter, rule, streams[0], PROMPTS)  # compiles and captures
+    reads: list[int] = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            decode(
+                target,
+                drafter,
+                rule,
+                streams[1],
+                PROMPTS,
+                progress=lambda rounds, written: reads.append(
+                    sum("synchroniz" in str(one.message) for one in seen)
+                ),
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    later = [after - before for before, after in pairwise(reads)]
+    assert len(later) > 3 and set(later) == {1}
+
+
+def test_the_smallest_row_of_the_gpu_table_is_measured(tmp_path: Path) -> None:
+    preset = OmegaConf.load(CONF / "preset" / "gpu.yaml")
+    options = ["preset=gpu", "batch_sizes=[1]", "repeats=2", f"directory={tmp_path}"]
+    cfg = composed(*options, config="bench")
+    cfg.jobs = [{"target": preset.jobs[0].target, "methods": [preset.jobs[0].methods[0]]}]
+    rows = main(cfg)["rows"]
+    assert [(row["compiled"], row["problem"]) for row in rows] == [(False, None), (True, None)]
+    assert all(row["column"]["memory"] > row["column"]["cache"] for row in rows)
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("llamagen_xl_stage1") == 2
