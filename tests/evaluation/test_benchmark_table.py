@@ -19,7 +19,7 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.evaluation import benchmark_table
 from tempera.evaluation.benchmark import BenchmarkPlan
-from tempera.evaluation.benchmark_table import HEADINGS, BenchmarkTable, Job, measure_rows
+from tempera.evaluation.benchmark_table import HEADINGS, BenchmarkJob, BenchmarkTable, measure_rows
 from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
 
@@ -47,7 +47,7 @@ def test_a_row_for_each_method_batch_and_kind_of_steps(monkeypatch: pytest.Monke
         made.append(("method", target.compiled))
         return chain(target)
 
-    jobs = [Job("tiny", target, {"chain": method})]
+    jobs = [BenchmarkJob("tiny", target, {"chain": method})]
     parts: list[str] = []
     rows = list(measure_rows(jobs, plan(compile="both"), 1e9, progress=parts.append))
     assert [(row.steps, row.batch_size) for row in rows] == [
@@ -84,7 +84,10 @@ def test_a_row_that_cannot_be_measured_says_why_and_the_next_one_follows() -> No
         raise MemoryError
 
     methods = {"small": small, "broken": broken, "ar": lambda target: Method(NoDraft(), Exact())}
-    jobs = [Job("tiny", tiny_target, methods), Job("huge", no_target, {"chain": chain})]
+    jobs = [
+        BenchmarkJob("tiny", tiny_target, methods),
+        BenchmarkJob("huge", no_target, {"chain": chain}),
+    ]
     rows = list(measure_rows(jobs, plan(), 1e9))
     assert [(row.model, row.method, row.problem) for row in rows if row.batch_size == 2] == [
         ("tiny", "small", "out of memory"),
@@ -100,13 +103,13 @@ def test_rows_are_left_out_when_the_minutes_are_over(monkeypatch: pytest.MonkeyP
     times = iter([0.0, 1.0, 59.0, 60.0])
     monkeypatch.setattr(benchmark_table.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(benchmark_table, "measure_column", lambda *given: None)
-    rows = list(measure_rows([Job("tiny", tiny_target, {"chain": chain})], plan(), 1e9, 1))
+    rows = list(measure_rows([BenchmarkJob("tiny", tiny_target, {"chain": chain})], plan(), 1e9, 1))
     assert [row.problem for row in rows] == [None, "left out: 1 minutes were over"]
 
 
 @pytest.mark.slow
 def test_the_table_in_markdown_has_a_line_for_each_row() -> None:
-    jobs = [Job("tiny", tiny_target, {"chain": chain})]
+    jobs = [BenchmarkJob("tiny", tiny_target, {"chain": chain})]
     rows = list(measure_rows(jobs, plan(batch_sizes=[1]), 1e9))
     absent = benchmark_table.TableRow("tiny", "tree", 16, True, problem="out of memory")
     table = BenchmarkTable("a GPU, bfloat16", [*rows, absent])

@@ -19,8 +19,8 @@ from tempera.errors import TemperaError
 from tempera.evaluation import benchmark
 from tempera.evaluation.benchmark_table import (
     HEADINGS,
+    BenchmarkJob,
     BenchmarkTable,
-    Job,
     measure_rows,
     places,
 )
@@ -194,7 +194,7 @@ def _jobs(cfg: DictConfig) -> list[dict[str, Any]]:
     return list(jobs)
 
 
-def _job(node: Mapping[str, Any], shared: list[str]) -> Job:
+def _job(node: Mapping[str, Any], shared: list[str]) -> BenchmarkJob:
     """Compose a job's configurations, one for each method, and check them."""
     target = node["target"].split()
     choices = {
@@ -204,7 +204,7 @@ def _job(node: Mapping[str, Any], shared: list[str]) -> Job:
     for cfg in choices.values():
         _check(cfg)
     first = next(iter(choices.values()))
-    return Job(
+    return BenchmarkJob(
         f"{first.model.name}{_random({'weights': first.model.get('weights')})}",
         partial(_target, first),
         {name: partial(_method, cfg) for name, cfg in choices.items()},

@@ -42,7 +42,7 @@ commit.
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchmarkJob:
     """Methods to time on one target.
 
     Attributes:
@@ -105,7 +105,7 @@ class BenchmarkTable:
         )
 
 
-def places(job: Job, plan: BenchmarkPlan) -> list[tuple[bool, str, int]]:
+def places(job: BenchmarkJob, plan: BenchmarkPlan) -> list[tuple[bool, str, int]]:
     """The rows of a job: compiled or not, method, and batch size, in the order of measuring."""
     return [
         (compiled, name, size)
@@ -116,7 +116,7 @@ def places(job: Job, plan: BenchmarkPlan) -> list[tuple[bool, str, int]]:
 
 
 def measure_rows(
-    jobs: Sequence[Job],
+    jobs: Sequence[BenchmarkJob],
     plan: BenchmarkPlan,
     speed: float,
     minutes: float | None = None,
