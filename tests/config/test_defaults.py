@@ -40,7 +40,7 @@ PRESETS = {
 }
 """Other presets: file and argument, and why the value is not the default."""
 
-OTHER_SCRIPTS = {"bench", "calibrate"}
+OTHER_SCRIPTS = {"bench", "calibrate", "tune"}
 """Scripts that run `eval.yaml`'s options on other prompts."""
 
 

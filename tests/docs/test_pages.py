@@ -28,6 +28,7 @@ SCRIPTS = {
     "eval/bench.py": "bench",
     "eval/calibrate.py": "calibrate",
     "eval/report.py": "report",
+    "eval/tune.py": "tune",
     "train_draft/main.py": "train_draft",
     "train_draft/prepare.py": "prepare",
     "train_draft/build_shapes.py": "build_shapes",

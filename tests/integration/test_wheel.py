@@ -88,7 +88,7 @@ def test_the_commands_one_after_the_other(installed: Path, workplace: Path) -> N
     assert "train_draft/main" not in said
 
 
-@pytest.mark.parametrize("name", ["bench", "calibrate", "prepare", "build"])
+@pytest.mark.parametrize("name", ["bench", "calibrate", "tune", "prepare", "build"])
 def test_other_commands_answer(name: str, installed: Path, workplace: Path) -> None:
     done = run(installed / f"tempera-{name}", "nonsense=1", cwd=workplace)
     assert done.returncode == 1

@@ -94,7 +94,8 @@ def contexts() -> list[Context]:
     ]
     for method in methods:
         continuous = CONTINUOUS if method.startswith("cspd") else ()
-        found.append(Context("eval/run.py", "eval", (*EVAL, f"method={method}", *continuous)))
+        options = (*EVAL, f"method={method}", *continuous)
+        found.append(Context("eval/run.py", "eval", options, refused=method == "auto"))
     found += [
         Context("eval/run.py", "eval", (*EVAL, "method=ar", *CONTINUOUS)),
         Context("eval/run.py", "eval", (*EVAL, "data=file", "path=prompts.txt"), a_prompt_file),

@@ -97,6 +97,7 @@ def warm() -> None:
     import tempera.commands.prepare
     import tempera.commands.report
     import tempera.commands.train
+    import tempera.commands.tune
     import tempera.runtime.huggingface  # noqa: F401  first
     from tempera.runtime.torchvision import import_open_clip
 

@@ -20,6 +20,7 @@ TESTED_IN = {
     "evaluation/test_benchmark.py": ("commands/bench",),
     "evaluation/test_calibration.py": ("commands/calibrate",),
     "evaluation/test_latency.py": ("evaluation/pipeline",),
+    "evaluation/test_tuning.py": ("commands/tune",),
     "evaluation/test_run.py": (
         "evaluation/generate",
         "metrics/acceptance",

@@ -55,6 +55,14 @@ def calibrate(cfg: DictConfig) -> dict[str, float]:
     return main(cfg)
 
 
+@script("tune")
+def tune(cfg: DictConfig) -> dict[str, Any]:
+    """`tempera-tune`: find the fastest setting within a budget."""
+    from tempera.commands.tune import main
+
+    return main(cfg)
+
+
 @script("train_draft")
 def train(cfg: DictConfig) -> dict[str, Any]:
     """`tempera-train`: train the EAGLE draft of a model."""

@@ -17,8 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tempera.config.arguments import check_arguments, check_shape
-from tempera.config.compose import pasted, quoted
+from tempera.config.compose import composed_run, pasted, quoted
 from tempera.config.messages import sentence
+from tempera.config.tuned import is_auto, with_tuned
 from tempera.runtime.installation import conf_directory
 
 T = TypeVar("T")
@@ -58,8 +59,9 @@ def script(
         def job(cfg: DictConfig) -> T:
             """Run `main` inside Hydra: once, or for one point of a sweep."""
             try:
-                check_shape(cfg, conf, config_name, HydraConfig.get().overrides.task)
-                return main(cfg)
+                arguments = list(HydraConfig.get().overrides.task)
+                check_shape(cfg, conf, config_name, arguments)
+                return main(_without_auto(cfg, config_name, arguments))
             except KeyboardInterrupt:
                 _exit_interrupted(_how_to_resume(config_name))
             except Exception as problem:
@@ -91,6 +93,16 @@ def script(
         return entry
 
     return decorate
+
+
+def _without_auto(cfg: DictConfig, config_name: str, arguments: Sequence[str]) -> DictConfig:
+    """The configuration with the options that `method=auto` stands for, which are printed."""
+    if not is_auto(cfg):
+        return cfg
+    found = composed_run(config_name, arguments, str(cfg.get("directory", "")))
+    options = with_tuned(cfg, [])
+    print(f"method=auto is {' '.join(options)}")
+    return found
 
 
 def literal(argument: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tempera.config.arguments import check_arguments, check_shape
 from tempera.config.messages import sentence
+from tempera.config.tuned import is_auto, with_tuned
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
@@ -21,18 +22,45 @@ WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 
 
 def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """Compose `conf/<config_name>.yaml` with options `name=value`.
+    """Compose `conf/<config_name>.yaml` with options `name=value`; see `tempera.config.tuned` for
+    method=auto.
 
     Raises:
         TemperaError: an option is wrong; the message is that of the command line.
+    """
+    return _composed(config_name, arguments)[0]
+
+
+def composed_run(config_name: str, arguments: Sequence[str], directory: Path | str) -> DictConfig:
+    """`composed` with what Hydra would add to a run in a directory: the directory, the choice in
+    each group and the arguments.
+    """
+    cfg, choices, arguments = _composed(config_name, arguments)
+    facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
+    for name, value in facts.items():
+        if name in cfg:
+            OmegaConf.update(cfg, name, value, merge=False)
+    return cfg
+
+
+def _composed(
+    config_name: str, arguments: Sequence[str]
+) -> tuple[DictConfig, dict[str, Any], Sequence[str]]:
+    """The configuration, the choices and the arguments, which differ from the given ones if the
+    method is `auto`.
     """
     conf = conf_directory()
     with other_hydra(), in_one_sentence(config_name, arguments):
         check_arguments(conf, config_name, arguments)
         with initialize_config_dir(str(conf), version_base="1.3"):
-            cfg = compose(config_name, list(arguments))
+            cfg = compose(config_name, list(arguments), return_hydra_config=True)
+        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
+        with open_dict(cfg):
+            del cfg["hydra"]
         check_shape(cfg, conf, config_name, arguments)
-        return cfg
+    if is_auto(cfg):
+        return _composed(config_name, with_tuned(cfg, arguments))
+    return cfg, choices, arguments
 
 
 @contextmanager

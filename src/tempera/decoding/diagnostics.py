@@ -83,12 +83,13 @@ def diagnose(
     return _terms(draft, visited, kept_child, take(p, visited), rule)
 
 
-def divergences(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
-    """The term of the KL bound (see `diagnose`) at the root and at every node, whether the walk
-    comes there or not: [B, 1 + N]; 0 at leaves.
+def mean_terms(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The terms of the TV bound and of the KL bound (see `diagnose`) at the root and at every node,
+    in the mean over what the tests of its children decide, provided that the walk comes there:
+    [B, 1 + N] each; 0 at leaves.
     """
     nodes = torch.arange(1 + draft.tree.nodes, device=p.device).expand(len(p), -1)
-    return _terms(draft, nodes, torch.full_like(nodes, -1), p, rule)[2]
+    return _terms(draft, nodes, None, p, rule)[1:]
 
 
 TOP = 10
@@ -156,10 +157,10 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
 
 
 def _terms(
-    draft: Draft, visited: Tensor, kept_child: Tensor, truth: Tensor, rule: Rule
+    draft: Draft, visited: Tensor, kept_child: Tensor | None, truth: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at M visited nodes [B, M], with the child kept at each (-1: none)
-    and the target's laws there, `truth` [B, M, V].
+    """What `diagnose` returns, at M visited nodes [B, M], with the child kept at each (-1: none;
+    None: the mean over all outcomes) and the target's laws there, `truth` [B, M, V].
     """
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     depths = draft.tree.depths.expand_as(draft.tokens)
@@ -168,13 +169,13 @@ def _terms(
     tv = _first_test(draft, visited, truth)
     target = ideal = truth
     law = torch.zeros_like(truth)
-    undecided = torch.ones_like(visited, dtype=torch.bool)
+    tested = torch.ones_like(bound)  # whether a child is tested, or how probably
     for rank in range(draft.tree.max_children):
         node = children[..., rank]
         last = (
             children[..., rank + 1] < 0
             if rank + 1 < draft.tree.max_children
-            else torch.ones_like(undecided)
+            else torch.ones_like(visited, dtype=torch.bool)
         )
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
         f = keep_probs(rule, target, q, depth)
@@ -187,14 +188,13 @@ def _terms(
             rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth),
         )
         ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
-        bound += torch.where(
-            undecided & there, torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1)), 0.0
-        )
+        cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
+        bound += torch.where(there & (tested > 0), tested * cost, 0.0)
         law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
         chance, total = 1 - at(f, token), rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
-        undecided = undecided & (node != kept_child)
+        tested = tested * (chance if kept_child is None else (node != kept_child))
         if rank + 1 < draft.tree.max_children:
             target = rule.residual(target, q, token, depth)
             ideal = normalise((ideal - kept).clamp(min=0), otherwise=ideal)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -312,7 +312,7 @@ class JointRule(Protocol):
     (block verification).
     """
 
-    lossless: bool
+    lossless: ClassVar[bool]
     """Whether the rule is exact, so that no position adds to the bounds on TV and KL."""
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ rounds are compiled or both are not.
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -23,10 +23,8 @@ from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock
 from tempera.decoding.trees import Tree
-from tempera.drafters.none import NoDraft
 from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.pipeline import Method
-from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
 
 COPIED = 2**28
@@ -307,7 +305,9 @@ def _column(
         progress(f"{kind}: target, {1 + tree.nodes} tokens")
         passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
     progress(f"{kind}: rounds")
-    ar, own, parts = _time_rounds(target, method, prompts, plan.repeats)
+    rounds = time_rounds(target, {"ar": method.plain, "method": method}, prompts, plan.repeats)
+    ar, own = rounds["ar"], rounds["method"]
+    parts = _time_parts(target, method, prompts, plan.repeats)
     middle = target.session.prompt.prefix + target.length // 2
     cache = target.session.cache.storage[..., :middle, :, :].nbytes
     return BenchmarkColumn(
@@ -359,34 +359,38 @@ def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeat
     return _spread(lambda: target.score(draft), target.device, repeats)
 
 
-def _time_rounds(
-    target: TransformerTarget, method: Method, prompts: list[str], repeats: int
-) -> tuple[Spread, Spread, dict[str, Spread]]:
-    """Time rounds of plain autoregression and of the method in turn, and the parts of the method's
-    rounds, in `repeats` excerpts of a few tokens each.
+def time_rounds(
+    target: TransformerTarget, methods: Mapping[str, Method], prompts: list[str], repeats: int
+) -> dict[str, Spread]:
+    """Time rounds of the methods in turn, by name, in `repeats` excerpts of a few tokens each, from
+    the middle of an image.
     """
-    excerpt = Excerpt(target, min(target.length, 2 * (method.drafter.depth + 1)))
-    kinds = (
-        ("ar", Method(NoDraft(), Exact()), Excerpt(target, min(excerpt.length, AR_TOKENS))),
-        ("method", method, excerpt),
-    )
-    seconds: dict[str, list[float]] = {"ar": [], "method": []}
-    parts: dict[str, list[float]] = {}
+    longest = 2 * (1 + max(method.drafter.depth for method in methods.values()))
+    excerpts = {
+        name: Excerpt(target, min(target.length, longest, AR_TOKENS if one.is_plain else longest))
+        for name, one in methods.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in range(-1, repeats):  # the first one warms up
-        for name, kind, part in kinds:
-            rounds, elapsed = _excerpt(part, kind, prompts, repeat, None)
+        for name, method in methods.items():
+            rounds, elapsed = _excerpt(excerpts[name], method, prompts, repeat, None)
             if repeat >= 0:
                 seconds[name].append(elapsed / rounds)
+    return {name: Spread.of(values) for name, values in seconds.items()}
+
+
+def _time_parts(
+    target: TransformerTarget, method: Method, prompts: list[str], repeats: int
+) -> dict[str, Spread]:
+    """Time the parts of the method's rounds in such excerpts."""
+    excerpt = Excerpt(target, min(target.length, 2 * (1 + method.drafter.depth)))
+    parts: dict[str, list[float]] = {}
+    for repeat in range(repeats):
         clock = Clock(target.device)
         rounds, _ = _excerpt(excerpt, method, prompts, repeat, clock)
         for name, spent in clock.seconds.items():
-            if repeat >= 0:
-                parts.setdefault(name, []).append(spent / rounds)
-    return (
-        Spread.of(seconds["ar"]),
-        Spread.of(seconds["method"]),
-        {part: Spread.of(values) for part, values in parts.items()},
-    )
+            parts.setdefault(name, []).append(spent / rounds)
+    return {part: Spread.of(values) for part, values in parts.items()}
 
 
 def _excerpt(

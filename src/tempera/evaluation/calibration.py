@@ -36,8 +36,9 @@ from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachab
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
 from tempera.rules.standard import Exact
-from tempera.runtime.files import replacing, sha256_file
+from tempera.runtime.files import replacing
 from tempera.runtime.installation import command
+from tempera.runtime.network_directory import weights_hash
 
 
 @dataclass(frozen=True)
@@ -204,10 +205,9 @@ def conditions(model: str, draft: str | None, **sampling: float) -> dict[str, An
     """The conditions that statistics depend on: the model, the draft (the hash of the weights in
     the directory `draft`) and the sampling options.
     """
-    weights = Path(draft) / "model.safetensors" if draft is not None else None
     return {
         "model": model,
-        "draft": sha256_file(weights)[:16] if weights is not None and weights.is_file() else None,
+        "draft": None if draft is None else weights_hash(Path(draft)),
         **sampling,
     }
 

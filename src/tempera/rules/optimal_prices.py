@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.diagnostics import divergences
+from tempera.decoding.diagnostics import mean_terms
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Tables, at
 from tempera.decoding.trees import Tree
@@ -64,7 +64,7 @@ class PricedRounds:
         return cls(
             draft.tree,
             torch.stack([drafted_keep_probs(draft, p, rule) for rule in rules], -1),
-            torch.stack([divergences(draft, p, rule) for rule in rules], -1),
+            torch.stack([mean_terms(draft, p, rule)[1] for rule in rules], -1),
             p.new_full((len(p),), 1 / len(p)) if weights is None else weights,
         )
 

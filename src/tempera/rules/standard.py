@@ -174,7 +174,21 @@ class BlockVerification:
             CoupledDraft: the draft contains guesses from earlier rounds.
         """
         tree, rows = draft.tree, torch.arange(len(p), device=p.device)
-        if tree.max_children > 1:
+        passing, lacking = self._tests(draft, p)
+        kept = (tree.depths * (uniforms[:, : tree.nodes] < passing)).amax(-1)
+        stopped = normalise(lacking[rows, kept.clamp(max=tree.nodes - 1)], otherwise=p[rows, kept])
+        return tree.depths <= kept.unsqueeze(-1), torch.where(
+            (kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped
+        )
+
+    def kept_probs(self, draft: Draft, p: Tensor) -> Tensor:
+        """The probability that at least 1..N drafted tokens are accepted, float64 [B, N]."""
+        passing, _ = self._tests(draft, p)
+        return 1 - (1 - passing).flip(-1).cumprod(-1).flip(-1)
+
+    def _tests(self, draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
+        """h_1..h_N, float64 [B, N], and [w_i·p - q]+ after 0..N - 1 tokens, [B, N, V]."""
+        if draft.tree.max_children > 1:
             raise NotAChain(type(self).__name__)
         if not draft.fresh:
             raise CoupledDraft(type(self).__name__)
@@ -187,10 +201,5 @@ class BlockVerification:
         ).exp()  # of the prefixes of 0..N tokens: the product since its last cut to 1
         lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - draft.q).clamp(min=0)
         wanting = lacking.sum(-1)[:, 1:].double()
-        passing = torch.cat([ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]], -1)
-        passed = uniforms[:, : tree.nodes] < passing
-        kept = (tree.depths * passed).amax(-1)
-        stopped = normalise(lacking[rows, kept.clamp(max=tree.nodes - 1)], otherwise=p[rows, kept])
-        return tree.depths <= kept.unsqueeze(-1), torch.where(
-            (kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped
-        )
+        passing = [ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]]
+        return torch.cat(passing, -1), lacking

@@ -9,7 +9,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import check_readable, read_json, replacing, write_json
+from tempera.runtime.files import (
+    check_readable,
+    read_json,
+    replacing,
+    sha256_file,
+    write_json,
+)
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -18,6 +24,12 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _PICKLE_HEADS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
+
+
+def weights_hash(directory: Path) -> str | None:
+    """16 hexadecimal digits that identify the weights in a directory; None if it holds none."""
+    path = directory / WEIGHTS
+    return sha256_file(path)[:16] if path.is_file() else None
 
 
 def write_network(

@@ -1,0 +1,249 @@
+"""How many rounds an image takes under a rule, and what they cost in divergence, predicted from
+drafts that were never used.
+
+A few images are decoded by plain autoregression, but at every token a chain is drafted and scored
+as well. For each rule this gives the probability that a round which begins there keeps 0, 1, …, L
+drafts, and so the law of the number of rounds of each image, end of the image included. One
+measurement serves all rules and all shorter chains. What is approximate:
+
+- The drafts of a round and those of the next one are treated as independent, given the image.
+- Images are the target's, also for a relaxed rule.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tempera.data.prompts import Prompt
+from tempera.decoding.diagnostics import mean_terms
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target, Verdict
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trace import Trace
+from tempera.decoding.trees import Tree
+from tempera.decoding.verification import drafted_keep_probs
+from tempera.rules.standard import BlockVerification, Exact
+
+
+@dataclass(frozen=True)
+class KeepNothing:
+    """Draw one token from the target in every round, whatever was drafted: plain autoregression
+    with drafts at every token. Implements `JointRule`.
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """No node is kept, and the token follows p at the root."""
+        return torch.zeros_like(draft.tokens, dtype=torch.bool), p[:, 0]
+
+
+@dataclass(frozen=True)
+class TestedRule:
+    """A rule to test on chains.
+
+    Attributes:
+        rule: block verification, or a `Rule` that compares p(x) and q(x) of single tokens.
+        lossless: whether it adds nothing to the divergences, which are then not computed.
+        depth: how many drafted tokens it sees, if its tests depend on that; None for all.
+    """
+
+    __test__: ClassVar[bool] = False  # for pytest
+
+    rule: Rule | BlockVerification
+    lossless: bool
+    depth: int | None = None
+
+    def seen(self, draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
+        """The part of a chain that the rule sees, with the target's distributions there."""
+        if self.depth is None or self.depth >= draft.tree.nodes:
+            return draft, p
+        tree = Tree.chain(self.depth).to(p.device)
+        return (
+            Draft(draft.tokens[:, : self.depth], draft.q[:, : self.depth], tree),
+            p[:, : 1 + self.depth],
+        )
+
+    def outcome(self, draft: Draft, p: Tensor) -> Tensor:
+        """For i = 0..L drafts: the probability that at least i are kept; and, times this
+        probability, the term of the TV bound and that of the KL bound of the next token,
+        [B, 3, 1 + L].
+        """
+        draft, p = self.seen(draft, p)
+        found = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
+        kept = found[:, 0]
+        kept[:, 0] = 1
+        if isinstance(self.rule, BlockVerification):
+            kept[:, 1:] = self.rule.kept_probs(draft, p)
+            return found
+        kept[:, 1:] = drafted_keep_probs(draft, p, self.rule).cumprod(-1)
+        if not self.lossless:
+            for place, terms in enumerate(mean_terms(draft, p, self.rule), 1):
+                found[:, place] = torch.where(kept > 0, kept * terms, 0.0)
+        return found
+
+
+def compressed(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
+    """A chain and the target's distributions with a smaller vocabulary, for tests that compare
+    single tokens: those that the target can draw, by rank, and one for all others.
+
+    A token that the target cannot draw is never kept, so only the mass of q on all of them matters.
+    """
+    above = p[:, :-1]
+    width = int((above > 0).sum(-1).max())
+    if width + 1 >= p.shape[-1]:
+        return draft, p
+    law, ids = above.topk(width, -1)
+    known = draft.q.gather(-1, ids)
+    other = (1 - known.sum(-1, keepdim=True)).clamp(min=0)
+    same = ids == draft.tokens.unsqueeze(-1)
+    tokens = torch.where(same.any(-1), same.float().argmax(-1), width)
+    law = torch.nn.functional.pad(law, (0, 1))
+    q = torch.cat([known, other.masked_fill((tokens == width).unsqueeze(-1) & (other <= 0), 1)], -1)
+    return Draft(tokens, q, draft.tree), torch.cat([law, law[:, -1:]], 1)
+
+
+class LawRecorder:
+    """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`.
+
+    Attributes:
+        latest: the last draft and the target's distributions at its nodes.
+    """
+
+    latest: tuple[Draft, Tensor]
+
+    def __init__(self, drafter: Drafter, rules: Sequence[TestedRule]) -> None:
+        self.drafter, self.rules = drafter, rules
+        self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
+        self.tree, self.identity = drafter.tree, drafter.identity
+        self.begin([])
+
+    def begin(self, prompts: list[str]) -> None:
+        """Start a batch and forget the drafts of earlier images."""
+        self._found: list[list[Tensor]] = [[] for _ in self.rules]
+        if prompts:
+            self.drafter.begin(prompts)
+
+    def propose(self, uniforms: Tensor) -> Draft:
+        """The drafter's proposal."""
+        return self.drafter.propose(uniforms)
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Test the draft under all rules."""
+        small = compressed(draft, scores.p)
+        for rule, found in zip(self.rules, self._found, strict=True):
+            found.append(rule.outcome(*small))
+        self.latest = draft, scores.p
+        self.drafter.observe(draft, verdict, scores, emitted)
+
+    def outcomes(self) -> list[Tensor]:
+        """For each rule, what it found at the T tokens of B images: float64 [B, T, 3, 1 + L], on
+        the host.
+        """
+        return [torch.stack(found, 1).double().cpu() for found in self._found]
+
+
+@dataclass(frozen=True)
+class RoundLaws:
+    """The rounds of B images.
+
+    Attributes:
+        rounds: probability that an image takes 1..T rounds, float64 [B, T].
+        tv_bound: the mean TV bound of an image, as in metrics.json.
+        kl_per_token: the KL bound per token, in nats, as in metrics.json.
+    """
+
+    rounds: Tensor
+    tv_bound: float = 0.0
+    kl_per_token: float = 0.0
+
+    @classmethod
+    def predicted(cls, outcomes: Tensor, depth: int) -> "RoundLaws":
+        """Of chains of `depth` tokens.
+
+        Args:
+            outcomes: of `TestedRule.outcome` at every token, float64 [B, T, 3, 1 + L] with
+                L ≥ depth.
+            depth: how many drafts a round may keep.
+        """
+        kept, tv, nats = outcomes[..., : 1 + depth].unbind(2)
+        ends = kept - torch.nn.functional.pad(kept[..., 1:], (0, 1))
+        length = kept.shape[1]
+        begins = torch.zeros_like(kept[..., 0])
+        begins[:, 0] = 1
+        visits, rounds = torch.zeros_like(begins), torch.zeros_like(begins)
+        for count in range(length):
+            visits += begins
+            after = torch.nn.functional.pad(torch.zeros_like(begins), (0, 1 + depth))
+            for tokens in range(1, 2 + depth):
+                after[:, tokens : tokens + length] += begins * ends[..., tokens - 1]
+            rounds[:, count] = after[:, length:].sum(-1)
+            begins = after[:, :length]
+            if begins.sum() < 1e-9:
+                break
+        places = torch.arange(length).unsqueeze(-1) + torch.arange(1 + depth)
+        counted = (places < length) & (torch.arange(1 + depth) < depth)  # a bonus token adds none
+        weights = visits.unsqueeze(-1) * counted / len(visits)
+        return cls(rounds, float((weights * tv).sum()), float((weights * nats).sum() / length))
+
+    @classmethod
+    def counted(cls, trace: Trace) -> "RoundLaws":
+        """Of images that a lossless method has decoded."""
+        length = trace.place.shape[1]
+        return cls(torch.nn.functional.one_hot(trace.rounds.cpu() - 1, length).double())
+
+    @property
+    def length(self) -> int:
+        """Tokens per image, T."""
+        return self.rounds.shape[1]
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens ÷ rounds over all images, as in metrics.json."""
+        counts = torch.arange(1, 1 + self.length, dtype=self.rounds.dtype)
+        return self.length / float((self.rounds @ counts).mean())
+
+    def median_rounds(self, batch_size: int = 1) -> float:
+        """The median number of rounds of a batch, which lasts as long as its longest image."""
+        shares = self.rounds.mean(0)
+        total = shares.cumsum(0)
+        wanted: float = 0.5 ** (1 / batch_size)
+        index = min(int((total < wanted).sum()), self.length - 1)
+        before, here = float(total[index] - shares[index]), float(shares[index])
+        return 0.5 + index + min((wanted - before) / max(here, 1e-12), 1.0)
+
+
+def predict_laws(
+    target: Target,
+    recorder: LawRecorder,
+    prompts: Sequence[Prompt],
+    seed: int,
+    device: torch.device,
+) -> dict[TestedRule, Tensor]:
+    """Decode the prompts token by token; for each of the recorder's rules the outcomes that
+    `RoundLaws.predicted` takes.
+    """
+    _decoded(target, recorder, KeepNothing(), prompts, seed, device)
+    return dict(zip(recorder.rules, recorder.outcomes(), strict=True))
+
+
+def count_rounds(
+    target: Target, drafter: Drafter, prompts: Sequence[Prompt], seed: int, device: torch.device
+) -> RoundLaws:
+    """Decode the prompts exactly with this drafter, and count the rounds."""
+    return RoundLaws.counted(_decoded(target, drafter, Exact(), prompts, seed, device))
+
+
+def _decoded(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule | JointRule,
+    prompts: Sequence[Prompt],
+    seed: int,
+    device: torch.device,
+) -> Trace:
+    streams = RandomStreams(seed, [prompt.id for prompt in prompts], device)
+    return decode(target, drafter, rule, streams, [prompt.text for prompt in prompts]).trace
