@@ -3,7 +3,7 @@ configurations, so a new one is among them by itself.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hostile_process import Case, Setup, nothing
@@ -75,6 +75,10 @@ def a_prompt_file(directory: Path) -> None:
 EVAL = ("limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "batch_size=1")
 TRAIN = ("tracking=none", "steps=1", "batch_size=1", "holdout=1", "decodes=0", "ttt_steps=0")
 BENCH = ("batch_sizes=[1]", "repeats=1", "trees=[]", "bandwidth=9")
+TUNE = (
+    *("limit=1", "images=1", "timed=1", "runs=1", "repeats=1", "metrics=none", "tracking=none"),
+    *("depths=[2]", "trees=[]", "prices=[]", "deltas=[]"),
+)
 CONTINUOUS = ("model=shapes_mar", "data=shape_classes", "denoising_steps=2")
 
 
@@ -83,11 +87,13 @@ def contexts() -> list[Context]:
     ones.
     """
     methods = [path.stem for path in sorted((CONF / "method").glob("*.yaml"))]
+    methods.remove("auto")  # stands for another one's options
     found = [
         Context("eval/run.py", "eval", EVAL),
         Context("eval/report.py", "report", ("runs=.",), refused=True),
         Context("eval/bench.py", "bench", BENCH),
         Context("eval/calibrate.py", "calibrate", ("limit=1", "batch_size=1")),
+        Context("eval/tune.py", "tune", TUNE),
         Context("train_draft/main.py", "train_draft", TRAIN),
         Context("train_draft/prepare.py", "prepare", ("source.count=2", "shard_size=2")),
         Context("train_draft/build_shapes.py", "build_shapes", ("stages=[]",)),
@@ -95,7 +101,7 @@ def contexts() -> list[Context]:
     for method in methods:
         continuous = CONTINUOUS if method.startswith("cspd") else ()
         options = (*EVAL, f"method={method}", *continuous)
-        found.append(Context("eval/run.py", "eval", options, refused=method == "auto"))
+        found.append(Context("eval/run.py", "eval", options))
     found += [
         Context("eval/run.py", "eval", (*EVAL, "method=ar", *CONTINUOUS)),
         Context("eval/run.py", "eval", (*EVAL, "data=file", "path=prompts.txt"), a_prompt_file),
@@ -153,12 +159,16 @@ def cases(lines: Sequence[Context] | None = None) -> Iterator[Case]:
     for context in contexts() if lines is None else lines:
         cfg = composed(context.config, [*context.arguments])
         groups = [group for group in _groups(context.config) if "/" not in group]
-        for name, default in [*options(cfg), *((group, "group") for group in groups)]:
+        tried = [*options(cfg), *((group, "group") for group in groups)]
+        for name, default in tried:
             if (context.script, name) in seen:
                 continue
             seen.add((context.script, name))
+            reads = f"${{suited:{name.rpartition('.')[2]}}}"  # an option that follows this one
+            takers = [taker for taker, value in tried if value == reads]
             for kind, value in VALUES.items():
-                yield _case(context, name, default, kind, f"{name}={value}")
+                case = _case(context, name, default, kind, f"{name}={value}")
+                yield replace(case, names=(*case.names, *takers)) if case.names else case
             yield _case(context, name, default, REMOVED, f"~{name}")
             yield _case(context, name, default, DEEPER, f"+{name}.deeper=1")
         for line in ODD:

@@ -118,7 +118,7 @@ def _checked(cfg: DictConfig) -> Budget:
             raise TemperaError(f"{name}={cfg[name]} is too small: give at least 1.")
     check_values(cfg.plan)
     check_values(cfg.tracking)
-    budget = Budget.parse(cfg.budget)
+    budget = Budget.parse(str(cfg.budget))
     evaluator = instantiate(cfg.metrics)
     evaluator.check(cfg.model.name)
     return budget

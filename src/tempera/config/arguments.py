@@ -42,11 +42,12 @@ def _group(conf: Path, argument: str) -> str | None:
 
 def _check_choices(conf: Path, config_name: str, group: str, value: str) -> None:
     choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
-    if re.match(r"(choice|range|interval|glob|shuffle|sort|tag)\(|\[", value):
+    if re.match(r"(choice|range|interval|glob|shuffle|sort|tag)\(", value):
         return  # a sweep over choices
     if value == "null" and group in _optional(conf, config_name):
         raise TemperaError(f"{group}=null is not possible; ~{group} removes it")
-    for choice in value.split(","):
+    several = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    for choice in several.split(","):
         if choice.strip().strip("'\"") not in choices:
             raise TemperaError(
                 f"there is no {group}={shortened(choice)}; choose one of {', '.join(choices)}"

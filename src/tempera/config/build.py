@@ -200,7 +200,7 @@ def check_draft(cfg: DictConfig) -> None:
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
         check_files(
-            Path(path),
+            Path(str(path)),
             f"train a draft with `{command('train')} model={cfg.model.name}`, give another with "
             "drafter.path=DIR, or take a method without one, such as method=sjd",
         )

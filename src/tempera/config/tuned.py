@@ -31,7 +31,7 @@ def conditions(cfg: DictConfig) -> dict[str, Any]:
     path = OmegaConf.select(cfg, "drafter.path")
     return {
         "model": cfg.model.name,
-        "draft": None if path is None else weights_hash(Path(path)),
+        "draft": None if path is None else weights_hash(Path(str(path))),
         **{name: float(cfg[name]) for name in SAMPLING},
         "dtype": str(parse_dtype(cfg.dtype, device)).removeprefix("torch."),
         "compile": cfg.get("compile", False),
