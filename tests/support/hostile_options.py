@@ -198,5 +198,7 @@ def _case(context: Context, name: str, default: object, kind: str, argument: str
         if context.refused
         else (*names, *([value.strip("${}'\"")[:40]] if len(value) > 3 else [])),
         context.setup,
-        endless=kind in ("huge", "immense", "number") or name == "compile",
+        endless=kind in ("huge", "immense", "number")
+        or name == "compile"
+        or context.script == "eval/tune.py",  # it takes half a minute where nothing is wrong
     )
