@@ -3,7 +3,7 @@
 >>> import tempera
 >>> result = tempera.generate("a large green star", method="coolsd", delta=2, seed=0)
 >>> result.images[0].size
-(64, 64)
+(48, 48)
 
 `generate` and `load` take any model and method of `conf/`. A loop with parts of your own is built
 from `decode`, `Tree`, `RandomStreams`, the rules and the protocols `Target`, `Drafter` and `Rule`;

@@ -78,7 +78,7 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("method=foo", ["there is no method=foo", "choose one of ar, block, coolsd, "]),
+        ("method=foo", ["there is no method=foo", "choose one of ar, auto, block, coolsd, "]),
         ("model=foo", ["there is no model=foo", "shapes"]),
         ("dleta=2", ["`dleta`", "did you mean `delta`"]),
         ("delta=abc", ["`delta=abc` is not possible; it must be a number"]),

@@ -81,6 +81,7 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
         *QUICK,
         f"start={tmp_path / 'draft'}",
         "lr=1e-12",
+        "matrix_lr=1e-12",
         f"hydra.run.dir={tmp_path / 'more'}",
     )
     assert status == 0, err
@@ -163,7 +164,7 @@ REFUSED = {
     "main stepz=5": "there is no option `stepz`",
     "main recipe=foo": "there is no recipe=foo; choose one of chameleon, llamagen, shapes",
     "main train_data=foo": "there is no train_data=foo; choose one of generated, "
-    "laion_coco, shapes, shards",
+    "laion_coco, shapes, shapes_mixed, shards",
     "main train_data=shards": "`train_data.path` has no value",
     "main train_data=shards train_data.path=/absent": "/absent holds no manifest.json",
     "main batch_size=5 gradient_accumulation=2": "batch_size=5 does not divide",

@@ -122,7 +122,9 @@ def test_clip_score_goes_through_open_clip() -> None:
         **{key: config["model_cfg"][key] for key in ("embed_dim", "vision_cfg", "text_cfg")}
     ).eval()
     preprocess = open_clip.image_transform(
-        64, is_train=False, **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")}
+        config["model_cfg"]["vision_cfg"]["image_size"],
+        is_train=False,
+        **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")},
     )
     tokenizer = open_clip.SimpleTokenizer(context_length=32)
     prompts, pictures = scenes(3)

@@ -90,10 +90,9 @@ def _draw(target: TransformerTarget, captions: list[str]) -> int:
 
 
 def _step(run: TrainingRun) -> None:
-    (optimiser,) = run.state.optimisers
-    optimiser.zero_grad()
     run.losses(run.recipe.positions(0, 0, 0, 1))[TOTAL].backward()
-    optimiser.step()
+    for optimiser in run.state.optimisers:
+        optimiser.step()
 
 
 class BlankCodes:
