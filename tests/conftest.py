@@ -1,8 +1,10 @@
-"""What every test starts from: a fixed seed, no network, no W&B account, and no Hydra left over
-from the test before.
+"""What every test starts from: a fixed seed, no network, no W&B account, and neither Hydra nor its
+logging left over from the test before.
 """
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _clean_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _clean_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     from hydra.core.global_hydra import GlobalHydra
 
     torch.manual_seed(0)
     GlobalHydra.instance().clear()
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
     monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    yield
+    for handler in logging.root.handlers[:]:  # Hydra's, which write to this test's closed streams
+        if type(handler) in (logging.StreamHandler, logging.FileHandler):
+            logging.root.removeHandler(handler)
+            handler.close()

@@ -1,12 +1,13 @@
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tempera.runtime.files import replacing, write_text
+from tempera.runtime.files import replacing, writable_directory, write_text
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -32,3 +33,10 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
         half()
     assert path.read_text(encoding="utf-8") == "whole"
     assert [file.name for file in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_several_writers_may_check_a_directory_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        checked = list(pool.map(writable_directory, [tmp_path / "shared"] * 500))
+    assert checked == [tmp_path / "shared"] * 500
+    assert not list((tmp_path / "shared").iterdir())

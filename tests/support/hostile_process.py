@@ -264,7 +264,7 @@ def half_written(directory: Path, before: set[Path], outcome: Outcome) -> Iterat
         parts = set(path.relative_to(directory).parts)
         if path in before or not path.is_file() or parts & {".hydra", "wandb"}:
             continue
-        if path.name.endswith((".tmp", ".part")) or ".probe" in path.name:
+        if path.name.endswith((".tmp", ".part")):
             yield f"{path.relative_to(directory)} was left"
         elif outcome.status == 1 and path.suffix == ".json":
             with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from safetensors import SafetensorError
 
@@ -149,18 +150,14 @@ def writable_directory(path: Path) -> Path:
     Raises:
         TemperaError: the directory cannot be created or written.
     """
-    probe = path / f".probe.{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with TemporaryFile(dir=path):
+            pass
     except OSError as problem:
         raise TemperaError(
             f"cannot write in {path}: {problem.strerror or problem}; give another output directory."
         ) from problem
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
     return path
 
 
