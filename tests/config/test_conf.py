@@ -385,6 +385,8 @@ REFUSED = {
     "method=foo": "there is no method=foo; choose one of ar, ",
     "method=colsd": "there is no method=colsd; choose one of ar, ",
     "model=foo": "there is no model=foo; choose one of",
+    "model=[[a]]": "there is no model=[a]; choose one of",
+    "data=[1,2]": "there is no data=1; choose one of",
     "tree=foo": "there is no tree=foo; choose one of chain, mc_sim_7b_63, naive_extend_57",
     "experiment=frontir": "there is no experiment=frontir; choose one of coolsd_figure3, ",
     "-m experiment=frontier,foo": "there is no experiment=foo; choose one of coolsd_figure3, ",

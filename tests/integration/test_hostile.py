@@ -87,6 +87,8 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/calibrate.py", "seed=abc", "`seed=abc` is not possible; it must be a whole number"),
         ("eval/calibrate.py", "batch_size=0", "batch_size=0 is too small"),
         ("eval/run.py", "depth=2000", "depth=2000"),
+        ("eval/tune.py", "budget=-1", "budget=-1 is not a budget"),
+        ("eval/tune.py", "drafter.path=0", "drafter.path=DIR"),
         ("eval/run.py", "tree.length=1000000000000", "a chain of 1000000000000 tokens is longer"),
         (
             "eval/run.py",

@@ -55,7 +55,7 @@ from tempera.shapes.build.tokenizer import (
     train_tokenizer,
 )
 from tempera.shapes.classifier import ATTRIBUTES, labels
-from tempera.shapes.networks import TextEncoder, tokenize
+from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
 from tempera.shapes.world import World, parse_caption
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.checkpoint import LAST, State, save_state
@@ -450,6 +450,8 @@ def test_a_stage_is_built_again_and_its_hashes_compared(
     )
     assert build(*again, "stages=[kl]") == (0, "")
     record = json.loads((tmp_path / "kl" / "training.json").read_text())
+    assert record["command"].startswith("build_shapes.py") and "output=DIR " in record["command"]
+    assert str(tmp_path) not in json.dumps(record)
     assert build(*again, "rebuild=kl") == (0, "")
     assert json.loads((tmp_path / "kl" / "training.json").read_text()) == record
     write_json(tmp_path / "kl" / "training.json", record | {"sha256": {"model.safetensors": "0"}})
@@ -459,6 +461,13 @@ def test_a_stage_is_built_again_and_its_hashes_compared(
     assert build(*again, "rebuild=kl") == (0, "")
     status, err = build(*again, "rebuild=kl", "kl.kl=1")
     assert status == 1 and "was built with other settings (kl): give those that" in err
+
+
+def test_shipped_records_hold_no_path_of_a_machine() -> None:
+    records = sorted(SHIPPED.glob("*/training.json"))
+    assert len(records) == len(STAGES)
+    for record in records:
+        assert not re.search(r"(?<![\w.])/\w", record.read_text(encoding="utf-8")), record
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -83,7 +83,7 @@ class StageRun:
             return
         weights = sorted(path for place in self.written for path in place.rglob("*.safetensors"))
         record = {
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": self._command(),
             "commit": commit(),
             "seed": self.settings.seed,
             "seconds": self.seconds,
@@ -94,6 +94,14 @@ class StageRun:
         }
         write_json(self.directory / RECORD, record)
         log.info("built %s in %d s: %s", self.directory, self.seconds, self.metrics)
+
+    def _command(self) -> str:
+        """The command line, with DIR for the directory of all stages: where they were built is no
+        part of the recipe, and records are published.
+        """
+        place = str(self.directory.parent)
+        arguments = [argument.replace(place, "DIR") for argument in sys.argv[1:]]
+        return " ".join([Path(sys.argv[0]).name, *arguments])
 
 
 def is_built(directory: Path, settings: Any) -> bool:
