@@ -73,21 +73,63 @@ def test_a_replicate_is_the_direct_distance_to_first_order(
 ) -> None:
     """A resample moves FID by the derivative in the weights: exactly, as these tend to 1."""
     left, right = features(n, shift=0.3), features(90, seed=1)
+    seen = replicates_of(monkeypatch)
+    value = frechet(left, right, resamples=4).value
+    drawn = bootstrap.counts(n, 4) - 1
+    step = 1e-3
+    for row, replicate in zip(drawn, seen[0], strict=True):
+        ends = [weighted_frechet(left, right, 1 + sign * step * row) for sign in (1, -1)]
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert replicate - value == pytest.approx(slope, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_with_many_images_replicates_of_fid_are_those_of_the_resampled_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to a bias, which centring removes; the rest shrinks as 1/n, faster than the spread."""
+    n, resamples = 2_000, 30
+    left, right = features(n, 4, shift=2.0), features(300, 4, seed=1)
+    seen = replicates_of(monkeypatch)
+    frechet(left, right, resamples)
+    direct = np.array(
+        [weighted_frechet(left, right, row) for row in bootstrap.counts(n, resamples)]
+    )
+    left_out = direct - seen[0]
+    assert left_out.std() < 0.05 * direct.std()
+
+
+def test_a_replicate_of_kid_is_the_direct_distance_of_the_resampled_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mean kernels of all pairs of different images, by definition."""
+    left, right = features(30, shift=0.3), features(40, seed=1)
+    seen = replicates_of(monkeypatch)
+    kernel(left, right, resamples=5)
+
+    def mean(one: np.ndarray, other: np.ndarray, different: np.ndarray) -> float:
+        return float(((one @ other.T / one.shape[1] + 1) ** 3)[different].mean())
+
+    real = mean(right, right, ~np.eye(len(right), dtype=bool))
+    for row, replicate in zip(bootstrap.counts(30, 5), seen[0], strict=True):
+        drawn = np.repeat(np.arange(30), row.astype(int))
+        resampled = left[drawn]
+        own = mean(resampled, resampled, drawn[:, None] != drawn)
+        across = mean(resampled, right, np.ones((len(drawn), len(right)), bool))
+        assert replicate == pytest.approx(own + real - 2 * across, rel=1e-9)
+
+
+def replicates_of(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The replicates behind each interval that is computed from now on."""
     seen: list[np.ndarray] = []
     keep = bootstrap.centred
 
     def spy(value: float, replicates: np.ndarray, *rest: object) -> bootstrap.Interval:
-        seen.append(replicates - value)
+        seen.append(replicates)
         return keep(value, replicates, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bootstrap, "centred", spy)
-    frechet(left, right, resamples=4)
-    drawn = bootstrap.counts(n, 4) - 1
-    step = 1e-3
-    for row, change in zip(drawn, seen[0], strict=True):
-        ends = [weighted_frechet(left, right, 1 + sign * step * row) for sign in (1, -1)]
-        slope = (ends[0] - ends[1]) / (2 * step)
-        assert change == pytest.approx(slope, rel=1e-3)
+    return seen
 
 
 def test_inception_score_is_torch_fidelitys() -> None:
