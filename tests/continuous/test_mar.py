@@ -13,6 +13,7 @@ from cases import slow_rows_but
 from paths import SUPPORT
 from torch import Tensor, nn
 
+from tempera.continuous import diffusion, residual_sampler, rules
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Context, ContinuousTrace, Parallel, Speculative, counts
 from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, load_mar
@@ -28,6 +29,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, replays
 from tempera.decoding.trace import ACCEPTED
 from tempera.errors import TemperaError
+from tempera.exactness import gaussians
 from tempera.image_tokenizers.kl import KLConfig, KLModel, load_kl, patchify, unpatchify
 from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.pretrained import on_meta
@@ -309,6 +311,54 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     alone = method.decode(made, RandomStreams(0, ["b"]), ["1"])
     assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "sampling"), RULES)
+def test_a_device_draws_what_a_cpu_draws(
+    rule: DensityRule, sampling: DiffusionSampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trials in batches, with what is missing read once a batch, instead of one by one."""
+    made = MARTarget(network().double(), ClassLabels(5).encode, sampling)
+    method = Speculative(draft(made, network(seed=1)), rule, 3, 0.0)
+    decoded = []
+    for free in (True, False):
+        for part in (diffusion, residual_sampler, rules):
+            monkeypatch.setattr(part, "reads_are_free", lambda device, free=free: free)
+        decoded.append(method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"]))
+    cpu, device = decoded
+    torch.testing.assert_close(device.tokens, cpu.tokens, rtol=1e-3, atol=1e-3)
+    for name, column in {**cpu.trace.columns(), **cpu.trace.summary()}.items():
+        other = {**device.trace.columns(), **device.trace.summary()}[name]
+        assert torch.equal(other, column), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [1, 3, 1 << 14])
+def test_a_token_whose_paths_take_several_batches_is_the_same(
+    trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An easy draft needs many paths after a rejection; a bound of 3 does not divide into
+    batches of 2.
+    """
+    head = gaussians.Linear(3, 1)
+    drafting = gaussians.Toy(head.imitation(0.05))
+    method = Speculative(drafting, PathCoupling(trials), gamma=2, prefill=0.0)
+    names = [str(row) for row in range(200)]
+    monkeypatch.setattr(residual_sampler, "PATHS", 2)
+    decoded = []
+    for free in (True, False):
+        for part in (diffusion, residual_sampler, rules):
+            monkeypatch.setattr(part, "reads_are_free", lambda device, free=free: free)
+        decoded.append(method.decode(gaussians.Toy(head), RandomStreams(0, names), names))
+    cpu, device = decoded
+    assert isinstance(cpu.trace, ContinuousTrace) and isinstance(device.trace, ContinuousTrace)
+    assert torch.equal(device.trace.trials, cpu.trace.trials)
+    assert torch.equal(device.trace.failures, cpu.trace.failures)
+    assert torch.equal(device.trace.origin, cpu.trace.origin)
+    torch.testing.assert_close(device.tokens, cpu.tokens)
+    most = int(cpu.trace.trials.max())
+    assert most == trials if trials < 10 else most > 50
 
 
 def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:

@@ -1,21 +1,30 @@
-"""Rounds of the discrete methods on every family, on PyTorch's meta device in place of a GPU. Its
-tensors cannot be mixed with the host's or copied to the host, so a round that runs stays on the
-device, and what the host reads can be counted: one number per round is allowed. `independent` is
-not covered, since it needs a second model.
+"""Rounds of all methods on every family, on PyTorch's meta device in place of a GPU. Its tensors
+cannot be mixed with the host's or copied to the host, so a round that runs stays on the device, and
+what the host reads can be counted: one read per round is allowed.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tiny_targets import FAMILIES, composed
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tempera.config.build import build_drafter, build_rule, build_target, without_weights
+from tempera.config.build import (
+    build_drafter,
+    build_method,
+    build_rule,
+    build_target,
+    without_weights,
+)
+from tempera.continuous.loop import Speculative
+from tempera.continuous.rules import PathCoupling
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.rules.codebook_neighbours import Neighbours
@@ -33,24 +42,34 @@ METHODS = {
     "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
     "block": ["depth=3", DRAFT],
+    "independent": ["tree=chain", "depth=3"],
     "jacobi": [WINDOW],
     "sjd": [WINDOW],
     "gsd": [WINDOW, "k=5"],
     "scd": [WINDOW],
     "sjd_pac": ["window=12", "branches=2"],
 }
+CONTINUOUS = {
+    "cspd": ["gamma=2"],
+    "cspd alignment": ["gamma=2", "rule.alignment=false"],
+    "cspd_published": ["gamma=2", "steps=16"],
+    "cspd_exact": ["gamma=2", "coupling=path"],
+    "cspd_exact stage": ["gamma=2", "coupling=stage", "trials=64"],
+    "cspd_exact mean": ["gamma=2", "coupling=path", "last_noise=false"],
+}
+SMALLER = "tempera.drafters.independent.Smaller"
 ROUNDS = 3
 """The third is like all that follow: nothing is made for the first time."""
 
 
 class Reads(TorchFunctionMode):
     """Answers what the host reads of tensors on the device: truth values with True, and numbers
-    with those given, in turn.
+    and lists with those given, in turn.
     """
 
     NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
 
-    def __init__(self, numbers: list[int]) -> None:
+    def __init__(self, numbers: list[Any]) -> None:
         super().__init__()
         self.numbers, self.seen = numbers, list[str]()
 
@@ -129,10 +148,46 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
             if "neighbours" in cfg:
                 near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
                 cfg.neighbours = near
+            if method == "independent":
+                parts: Any = OmegaConf.to_container(sized.model, resolve=True)
+                cfg.drafter.smaller = {
+                    "_target_": SMALLER,
+                    "network": parts["network"],
+                    "text_encoder": parts["text_encoder"],
+                }
             drafter = build_drafter(cfg, target)
             rule = build_rule(cfg, drafter.depth)
             found[method] = rounds(target, drafter, rule, prompts)
     assert found == dict.fromkeys(METHODS, ([1] * ROUNDS, 0))
+
+
+def continuous_rounds(method: Speculative, target: Any) -> tuple[list[int], int]:
+    """Decode ROUNDS rounds -> the reads of all but the first, and the copies of the last."""
+    classes, prompts = [0, 0], ["3", "7"]
+    missing = [0, 0] if isinstance(method.rule, PathCoupling) else []
+    known = [[least, least, *missing] for least in [*range(2, 2 * ROUNDS, 2), target.length]]
+    ends = list[tuple[int, int]]()
+    with Copies() as copies, Reads([*classes, *known]) as reads:
+        method.decode(
+            target,
+            RandomStreams(0, prompts, META),
+            prompts,
+            progress=lambda *_: ends.append((len(reads.seen), len(copies.seen))),
+        )
+    ends = ends[-ROUNDS:]  # the public code starts with steps of the target alone
+    counts = [after[0] - before[0] for before, after in pairwise(ends)]
+    return counts, ends[-1][1] - ends[-2][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CONTINUOUS)
+def test_a_round_of_continuous_tokens_is_read_once(method: str) -> None:
+    """The official sizes, which take no memory here; fewer denoising steps."""
+    options = ["model=mar_large", f"method={method.split()[0]}", "denoising_steps=4", "prefill=0"]
+    with without_weights(composed(*options, *CONTINUOUS[method])) as (sized, _):
+        target: Any = build_target(sized)
+        found = continuous_rounds(build_method(sized, target), target)
+    assert found == ([1] * (ROUNDS - 1), 0)
 
 
 def test_a_second_read_and_a_copy_are_seen() -> None:

@@ -275,7 +275,7 @@ def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise
     Returns:
         the tokens, [N, D].
     """
-    first = int(done.min()) if done.device.type == "cpu" else 0  # otherwise avoid a host read
+    first = int(done.min()) if reads_are_free(done.device) else 0
     for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
         x = torch.where(
             (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x
@@ -293,6 +293,19 @@ def kernels_along(denoiser: Denoiser, condition: Tensor, states: Tensor) -> Kern
         condition.repeat_interleave(stages, 0), states.reshape(-1, channels), stage.reshape(-1)
     )
     return Kernel(*(leaf.reshape(states.shape) for leaf in kernel))
+
+
+def kernels_of_paths(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
+    """The kernels of all stages at the states of paths: conditions [B, M, C], states x_S … x₀ [B,
+    M, S + 1, D] -> leaves [B, M, S, D].
+    """
+    along = kernels_along(denoiser, conditions.flatten(0, 1), states[:, :, :-1].flatten(0, 1))
+    return Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
+
+
+def reads_are_free(device: torch.device) -> bool:
+    """Whether the host can read a value without waiting for the device."""
+    return device.type == "cpu"
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

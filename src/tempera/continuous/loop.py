@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise_all
 from tempera.continuous.noise import Noise
-from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
+from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal, Unfinished
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
@@ -180,13 +180,18 @@ class _TokenBuffer:
         known = (context.known + verdict.emitted).clamp(max=self.length)
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
 
-    def look(self) -> int:
-        """The number of tokens of the slowest row. Also stores that of the fastest row; this is the
-        only host read of a round.
+    def look(self, unfinished: Unfinished | None) -> tuple[int, list[int]]:
+        """The number of tokens of the slowest row, and the rows of incomplete images that a rule
+        has not finished. Also stores the number of tokens of the fastest row. This is the only host
+        read of a round.
         """
-        least, most = torch.stack(self.context.known.aminmax()).tolist()
+        known = self.context.known
+        values = torch.stack(known.aminmax())
+        if unfinished is not None:
+            values = torch.cat([values, unfinished.missing & (known < self.length)])
+        least, most, *missing = values.tolist()
         self.context = replace(self.context, reach=int(most))
-        return int(least)
+        return int(least), [row for row, waits in enumerate(missing) if waits]
 
     def images(self, ids: Sequence[str]) -> Tensor:
         """The tokens in raster order, [B, T, D].
@@ -422,14 +427,15 @@ class Speculative(Decoding):
             yield canvas.context.reach
         least = canvas.context.reach
         while least < target.length:
-            self._round(canvas, target, self.rule.drafted(least, self.gamma, sizes), clock)
-            least = canvas.look()
+            least = self._round(canvas, target, self.rule.drafted(least, self.gamma, sizes), clock)
             yield least
 
     def _round(
         self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: PartTimer
-    ) -> None:
-        """Draft `sizes` tokens, one entry per drafting step; verify and append them."""
+    ) -> int:
+        """Draft `sizes` tokens, one entry per drafting step; verify and append them. Returns the
+        slowest row's number of tokens.
+        """
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas, sizes)
@@ -440,6 +446,14 @@ class Speculative(Decoding):
             verdict = self.rule.verify(proposal, target.denoiser, conditions, canvas.noise)
         with clock("commit"):
             canvas.emit(verdict, sum(sizes))
+        least, rows = canvas.look(verdict.unfinished)
+        while rows and verdict.unfinished is not None:
+            with clock("verify"):
+                verdict = verdict.unfinished.go_on(rows)
+            with clock("commit"):
+                canvas.emit(verdict, sum(sizes))
+            least, rows = canvas.look(verdict.unfinished)
+        return least
 
     def _draft(self, canvas: _TokenBuffer, sizes: Sequence[int]) -> Proposal:
         """Draft `sizes` tokens, one entry per drafting step."""

@@ -1,15 +1,28 @@
-"""Sampling from the residual Norm[p − q]₊ of two Gaussian densities, which has no closed form."""
+"""Sampling from the residual Norm[p − q]₊ of two densities, which has no closed form: of Gaussians,
+and of denoising paths.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Kernel, pick
+from tempera.continuous.diffusion import (
+    Denoiser,
+    Kernel,
+    denoise_all,
+    kernels_of_paths,
+    pick,
+    reads_are_free,
+)
 from tempera.continuous.noise import Noise, normal_of
 
 _FIRST, _MOST = 16, 1024
 """Trials per batch: of the first batch, and at most."""
+PATHS = 8
+"""Paths per row and batch on a device whose values are not free to read. A token needs more with
+probability at most 1/(8e) = 4.6%.
+"""
 
 
 class Resampled(NamedTuple):
@@ -67,9 +80,82 @@ def reject_until(
         missing[left] &= ~found
         done += size
         size = min(4 * size, _MOST, bound - done)
-        if missing.device.type == "cpu":
+        if reads_are_free(missing.device):
             left = missing.nonzero().squeeze(-1)
     return Resampled(x, trials, missing)
+
+
+class PathRedraw:
+    """Draws of one token per row as whole denoising paths of the target: from the residual Norm[p −
+    q]₊ of paths where `wanted`, else from the target.
+
+    Args:
+        target, conditions: the target's head and its conditions, [B, C].
+        draft, draft_conditions: the draft's, likewise.
+        wanted: rows that draw from the residual, bool [B].
+        noise: the trials' random draws.
+        bound: most paths per token, after which the last one is taken.
+
+    Attributes:
+        tokens: [B, D]; undefined where `missing`.
+        trials: paths that the residual took, int64 [B].
+        missing: rows that found none yet, bool [B].
+    """
+
+    def __init__(
+        self,
+        target: Denoiser,
+        conditions: Tensor,
+        draft: Denoiser,
+        draft_conditions: Tensor,
+        wanted: Tensor,
+        noise: Noise,
+        bound: int,
+    ) -> None:
+        self._target, self._draft, self._noise, self._bound = target, draft, noise, bound
+        self._conditions, self._draft_conditions = conditions, draft_conditions
+        self._done = 0
+        self.tokens = conditions.new_zeros(len(wanted), target.channels, dtype=torch.float32)
+        self.trials, self.missing = torch.zeros_like(wanted, dtype=torch.int64), wanted.clone()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether fewer than `bound` paths were drawn."""
+        return self._done < self._bound
+
+    def draw(self, rows: Tensor) -> None:
+        """Draw the next paths of some rows, int64 [R], the first time of all: one of each on a
+        CPU, elsewhere as many as fit the memory that `PATHS` of all rows need.
+        """
+        target, many = self._target, PATHS * len(self.missing) // len(rows)
+        size = min(1 if reads_are_free(rows.device) else many, self._bound - self._done)
+        width = (target.stages + 1) * target.channels
+        uniform = self._noise.trials(rows, 1, self._done, size, width + 1)
+        drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, target.channels))
+        conditions, draft_conditions = (
+            values[rows].unsqueeze(1).expand(-1, size, -1)
+            for values in (self._conditions, self._draft_conditions)
+        )
+        path = denoise_all(target, conditions, drawn)
+        q = kernels_of_paths(self._draft, draft_conditions, path.states)
+        ratio = -path_ratio(path.kernels, q, path.states, target.last_noise)  # log q/p
+        accept = uniform[..., width].double() < 1 - ratio.exp()
+        missing = self.missing[rows]
+        found, first = accept.any(-1), accept.int().argmax(-1)
+        taken = torch.where(missing, torch.where(found, first, size - 1), 0)
+        replaced = (missing | (self._done == 0)).unsqueeze(-1)
+        self.tokens[rows] = torch.where(replaced, pick(path.token, taken), self.tokens[rows])
+        self.trials[rows] += (taken + 1) * missing
+        self.missing[rows] &= ~found
+        self._done += size
+
+
+def path_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor:
+    """log Π_t p_t/q_t of paths [..., S + 1, D], without the last stage unless `last_noise`:
+    float64 [...].
+    """
+    ratio = p.log_density(states[..., 1:, :]) - q.log_density(states[..., 1:, :])
+    return ratio.sum(-1) if last_noise else ratio[..., :-1].sum(-1)
 
 
 def reflected(p: Kernel, q: Kernel, x: Tensor) -> Tensor:

@@ -19,14 +19,20 @@ from tempera.continuous.diffusion import (
     Denoiser,
     DenoisingPath,
     Kernel,
-    denoise,
     denoise_all,
-    kernels_along,
+    kernels_of_paths,
     pick,
+    reads_are_free,
     resume,
 )
-from tempera.continuous.noise import Noise, normal_of
-from tempera.continuous.residual_sampler import Resampled, reflected, reject_until
+from tempera.continuous.noise import Noise
+from tempera.continuous.residual_sampler import (
+    PathRedraw,
+    Resampled,
+    path_ratio,
+    reflected,
+    reject_until,
+)
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 
@@ -56,6 +62,7 @@ class ContinuousVerdict(NamedTuple):
         emitted: number of emitted tokens, int64 [B].
         trials: proposals of the residual sampler for each token, int64 [B, M + 1].
         failures: 1 if it gave up, int64 [B, M + 1].
+        unfinished: draws the tokens of rows that emit nothing yet; None if there can be none.
     """
 
     tokens: Tensor
@@ -63,6 +70,25 @@ class ContinuousVerdict(NamedTuple):
     emitted: Tensor
     trials: Tensor
     failures: Tensor
+    unfinished: "Unfinished | None" = None
+
+
+class Unfinished(Protocol):
+    """A round in which some rows need more trials of the residual sampler than have been made."""
+
+    @property
+    def missing(self) -> Tensor:
+        """These rows, bool [B]."""
+
+    def go_on(self, rows: list[int]) -> ContinuousVerdict:
+        """Make more trials.
+
+        Args:
+            rows: the rows of `missing`, or those of them that are still needed.
+
+        Returns:
+            the verdict of the round, in which the rows that the new trials finish emit theirs.
+        """
 
 
 @runtime_checkable
@@ -283,7 +309,7 @@ class MaximalCoupling(_SeesDrafts):
         """See `DensityRule`."""
         states, q = proposal.path.states, proposal.path.kernels
         _, count, stages, channels = q.mean.shape
-        p = _along(denoiser, conditions[:, :count], states)
+        p = kernels_of_paths(denoiser, conditions[:, :count], states)
         ratio = p.log_density(states[:, :, 1:]) - q.log_density(states[:, :, 1:])
         kept = noise.uniform(count, stages).double().log() <= ratio
         if not denoiser.last_noise:
@@ -345,7 +371,10 @@ class PathCoupling(_SeesDrafts):
     Without noise in the last stage, the ratio is that of x_S … x₁ and the target's x₀ is emitted.
     The tokens drafted after it depend on the draft's x₀, so the round ends there.
 
-    The number of paths is random and takes one host read per path.
+    The number of paths is random. On a CPU they are drawn one by one, only for the rows that need
+    another. Other devices draw `PATHS` at once for all rows, and further ones only if the read that
+    ends the round shows a row that needs them. The result is the same, because the draws of a path
+    depend only on its number.
 
     Args:
         trials: most paths of the target, after which the last one is emitted. The law is off by at
@@ -366,56 +395,68 @@ class PathCoupling(_SeesDrafts):
         """See `DensityRule`."""
         states, drafted = proposal.path.states, proposal.path.token
         count = drafted.shape[1]
-        p = _along(denoiser, conditions[:, :count], states)
-        ratio = _log_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
+        p = kernels_of_paths(denoiser, conditions[:, :count], states)
+        ratio = path_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
         kept = noise.uniform(count).double().log() <= ratio
         tokens = drafted if denoiser.last_noise else p.mean[..., -1, :]
         most = count if denoiser.last_noise else 1
         accepted = kept[:, :most].int().cumprod(-1).sum(-1)
         at = accepted.clamp(max=count - 1)
-        drawn, trials, failed = self._redraw(
+        redraw = PathRedraw(
             denoiser,
             pick(conditions, accepted),
             proposal.denoiser,
             pick(proposal.conditions, at),
             accepted < most,
             noise,
+            self.trials,
         )
-        verdict = _cut(tokens, accepted, drawn, trials, failed)
-        if denoiser.last_noise:
-            return verdict
-        return verdict._replace(emitted=torch.ones_like(accepted))
+        emitted = accepted + 1 if denoiser.last_noise else torch.ones_like(accepted)
+        return _PathRound(tokens, accepted, emitted, redraw).begin()
 
-    def _redraw(
-        self,
-        target: Denoiser,
-        conditions: Tensor,
-        draft: Denoiser,
-        draft_conditions: Tensor,
-        wanted: Tensor,
-        noise: Noise,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw a token [B, D], from the residual where `wanted`, bool [B], else from the target;
-        also returns the number of paths and the failures, [B] each.
-        """
-        width = (target.stages + 1) * target.channels
-        rows = torch.arange(len(wanted), device=wanted.device)
-        tokens = conditions.new_zeros(len(wanted), target.channels, dtype=torch.float32)
-        trials, missing, left = torch.zeros_like(rows), wanted.clone(), rows
-        for trial in range(self.trials):
-            uniform = noise.trials(left, 1, trial, 1, width + 1)[:, 0]
-            drawn = normal_of(uniform[:, :width]).unflatten(1, (-1, target.channels))
-            path = denoise(target, conditions[left], drawn)
-            q = kernels_along(draft, draft_conditions[left], path.states[:, :-1])
-            ratio = -_log_ratio(path.kernels, q, path.states, target.last_noise)  # log q/p
-            found = ~missing[left] | (uniform[:, width].double() < 1 - ratio.exp())
-            tokens[left] = path.token
-            trials[left] += missing[left].long()
-            missing[left] &= ~found
-            left = missing.nonzero().squeeze(-1)
-            if not len(left):
-                break
-        return tokens, trials, missing
+
+@dataclass
+class _PathRound:
+    """A round of `PathCoupling`. Implements `Unfinished`.
+
+    Attributes:
+        tokens: drafted, [B, M, D].
+        accepted, emitted: numbers of tokens, int64 [B].
+        redraw: draws the token after the accepted ones.
+    """
+
+    tokens: Tensor
+    accepted: Tensor
+    emitted: Tensor
+    redraw: PathRedraw
+
+    @property
+    def missing(self) -> Tensor:
+        """See `Unfinished`."""
+        return self.redraw.missing
+
+    def begin(self) -> ContinuousVerdict:
+        """The verdict after the first trials; on a CPU after all."""
+        left = torch.arange(len(self.tokens), device=self.tokens.device)
+        self.redraw.draw(left)
+        if reads_are_free(left.device):
+            while self.redraw.goes_on and len(left := self.missing.nonzero().squeeze(-1)):
+                self.redraw.draw(left)
+        return self._verdict(torch.ones_like(self.missing))
+
+    def go_on(self, rows: list[int]) -> ContinuousVerdict:
+        """See `Unfinished`."""
+        waited = self.missing.clone()
+        self.redraw.draw(torch.tensor(rows, device=self.tokens.device))
+        return self._verdict(waited)
+
+    def _verdict(self, waited: Tensor) -> ContinuousVerdict:
+        """Of the rows that waited for their token, bool [B], those emit that do not go on."""
+        redraw = self.redraw
+        verdict = _cut(self.tokens, self.accepted, redraw.tokens, redraw.trials, redraw.missing)
+        if not redraw.goes_on:
+            return verdict._replace(emitted=self.emitted * waited)
+        return verdict._replace(emitted=self.emitted * (waited & ~self.missing), unfinished=self)
 
 
 def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 14) -> DensityRule:
@@ -423,20 +464,6 @@ def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 1
     (`PathCoupling`).
     """
     return MaximalCoupling(trials) if coupling == "stage" else PathCoupling(trials)
-
-
-def _along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
-    """The kernels of all stages at the states of paths [B, M, S + 1, D]: leaves [B, M, S, D]."""
-    along = kernels_along(denoiser, conditions.flatten(0, 1), states[:, :, :-1].flatten(0, 1))
-    return Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
-
-
-def _log_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor:
-    """log Π_t p_t/q_t of paths [..., S + 1, D], without the last stage unless `last_noise`:
-    float64 [...].
-    """
-    ratio = p.log_density(states[..., 1:, :]) - q.log_density(states[..., 1:, :])
-    return ratio.sum(-1) if last_noise else ratio[..., :-1].sum(-1)
 
 
 def _log_ratio_before(
