@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from markdown_pages import PAGES, blocks, commands, name_of, text_of
-from page_commands import run
+from page_commands import points, run
 from paths import ROOT
 from PIL import Image
 
@@ -50,7 +50,8 @@ def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
     for name in ("report.md", "results.csv"):
         assert (workplace / "outputs/report" / name).is_file()
     runs = {path.parent for path in (workplace / "outputs/frontier").rglob("metrics.json")}
-    assert len(runs) == 10
+    sweeps = [command for command in COMMANDS if "-m experiment=frontier " in command]
+    assert len(runs) == len(set[frozenset[str]]().union(*map(points, sweeps)))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,9 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/run.py", "depth=2000", "depth=2000"),
         ("eval/tune.py", "budget=-1", "budget=-1 is not a budget"),
         ("eval/tune.py", "drafter.path=0", "drafter.path=DIR"),
+        ("eval/tune.py", "depths=[[a]]", "`depths=[['a']]` is not possible; it must be a list"),
+        ("eval/tune.py", "weights=0", "there is no directory 0: correct weights=0"),
+        ("eval/calibrate.py", "drafter.path=", "drafter.path= is empty"),
         ("eval/run.py", "tree.length=1000000000000", "a chain of 1000000000000 tokens is longer"),
         (
             "eval/run.py",
@@ -357,6 +360,7 @@ def test_nothing_is_looked_up_offline(
             "interrupted; the same command with hydra.run.d",
         ),
         ("eval/calibrate.py", ["limit=640"], "interrupted; the same command starts again"),
+        ("eval/tune.py", ["limit=64"], "interrupted; the same command with hydra.run.dir="),
         ("eval/bench.py", ["repeats=1000"], "interrupted; the same command starts again"),
         ("train_draft/main.py", [], "interrupted; the same command goes on"),
         ("train_draft/prepare.py", [], "interrupted; the same command goes on"),

@@ -1,5 +1,6 @@
 """Run a command of README or docs/ in this process, shortened for a test."""
 
+import itertools
 import runpy
 import shlex
 import sys
@@ -65,3 +66,11 @@ def run(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *more: s
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "argv", [script, *more, *shortened(script, arguments)])
     runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def points(command: str) -> set[frozenset[str]]:
+    """The options of every run of a shortened sweep."""
+    _, script, *arguments = shlex.split(command)
+    given = (option.partition("=") for option in shortened(script, arguments) if "=" in option)
+    swept = [[f"{name}={value}" for value in values.split(",")] for name, _, values in given]
+    return {frozenset(point) for point in itertools.product(*swept)}

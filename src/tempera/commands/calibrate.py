@@ -28,6 +28,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
         )
     for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
         check_value(cfg, name, cfg[name], kind)
+    build.check_draft(cfg)
     measured_with = instantiate(cfg.measured_with)
     prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))
     target: Any = build.build_target(cfg)

@@ -199,10 +199,23 @@ def check_draft(cfg: DictConfig) -> None:
     """
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
+        _check_place(path, cfg.get("weights"))
         check_files(
             Path(str(path)),
             f"train a draft with `{command('train')} model={cfg.model.name}`, give another with "
             "drafter.path=DIR, or take a method without one, such as method=sjd",
+        )
+
+
+def _check_place(path: Any, weights: Any) -> None:
+    """Refuse an empty path, and a path in a directory of weights that does not exist."""
+    if str(path) == "":
+        raise TemperaError("drafter.path= is empty: give a draft's directory.")
+    if weights is None or Path(str(weights)).is_dir():
+        return
+    if Path(str(path)).is_relative_to(str(weights)):
+        raise TemperaError(
+            f"there is no directory {weights}: correct weights={weights}, or leave it out."
         )
 
 

@@ -217,6 +217,9 @@ def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
     endless = isinstance(value, float) and not math.isfinite(value)
     if (endless and _is_number(hint)) or (hint is bool and type(value) in (int, float)):
         raise wrong
+    listed = OmegaConf.is_list(value) or isinstance(value, list)
+    if listed and _is_list_of_scalars(hint) and any(map(_is_container, value)):
+        raise wrong  # OmegaConf would let it pass
     try:
         schema = OmegaConf.structured(
             make_dataclass("Argument", [(key, hint, field(default=MISSING))])
@@ -227,6 +230,14 @@ def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
         return OmegaConf.select(OmegaConf.merge(schema, {key: value}), key)
     except (ValidationError, OverflowError):
         raise wrong from None
+
+
+def _is_list_of_scalars(hint: Any) -> bool:
+    return get_origin(hint) is list and get_args(hint)[0] in (int, float, str, bool)
+
+
+def _is_container(value: Any) -> bool:
+    return OmegaConf.is_config(value) or isinstance(value, list | dict)
 
 
 def _is_number(hint: Any) -> bool:
