@@ -397,6 +397,35 @@ def test_control_c(script: str, arguments: list[str], said: str, tmp_path: Path)
         os.killpg(started.pid, 0)
 
 
+@pytest.mark.slow
+def test_control_c_under_torchrun(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = ["limit=64", "batch_size=2", "method=ar", "metrics=none", "tracking=none"]
+    started = subprocess.Popen(
+        [*launcher, str(ROOT / "eval/run.py"), *options],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=listen_to_interrupts,
+    )
+    try:
+        for _ in range(1200):
+            if list(tmp_path.glob("outputs/eval/*/records/*.parquet")):
+                break
+            time.sleep(0.1)
+        os.killpg(started.pid, signal.SIGINT)
+        _, err = started.communicate(timeout=60)
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+    (directory,) = tmp_path.glob("outputs/eval/*")
+    said = [line for line in err.splitlines() if line.startswith("interrupted; ")]
+    assert said == [f"interrupted; the same command with hydra.run.dir={directory} goes on"]
+    assert "eval/run.py" not in err.partition("interrupted")[2]  # torchrun shows its own traceback
+
+
 def listen_to_interrupts() -> None:
     """A shell's background jobs, and what they start, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tempera.runtime.distributed import first_node, slurm_environment
+from tempera.runtime.distributed import first_node, slurm_environment, started_as_main
 
 STEP = {
     "SLURM_JOB_ID": "41000", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16",
@@ -21,6 +21,17 @@ def test_a_task_of_a_slurm_step_is_a_rank() -> None:
         "MASTER_PORT": "21000",
     }
     assert slurm_environment({**STEP, "MASTER_PORT": "7"}).get("MASTER_PORT") is None
+
+
+def test_a_process_knows_its_part_before_it_meets_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert started_as_main()
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    assert not started_as_main()
+    monkeypatch.setenv("RANK", "0")
+    assert started_as_main()
 
 
 @pytest.mark.parametrize(

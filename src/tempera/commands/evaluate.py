@@ -14,6 +14,7 @@ from tempera.data.captions import check_prompts
 from tempera.data.prompts import described, one_prompt
 from tempera.evaluation.estimate import estimate
 from tempera.evaluation.run import evaluate
+from tempera.evaluation.run_directory import shared_directory
 from tempera.evaluation.run_identity import about, run_identity
 from tempera.runtime.cost import Cost
 from tempera.runtime.distributed import Processes
@@ -26,7 +27,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
-    directory = Path(processes.from_main(str(cfg.directory)))
+    directory = shared_directory(processes, Path(str(cfg.directory)))
 
     def cost(sized: DictConfig) -> Cost:
         diagnostics: bool = cfg.diagnostics

@@ -20,6 +20,7 @@ from tempera.config.arguments import check_arguments, check_shape
 from tempera.config.compose import composed_run, pasted, quoted
 from tempera.config.messages import sentence
 from tempera.config.tuned import is_auto, with_tuned
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.installation import conf_directory
 
 T = TypeVar("T")
@@ -164,8 +165,9 @@ def _how_to_resume(config_name: str) -> str:
 
 
 def _exit_interrupted(message: str) -> NoReturn:
-    """Print a message and exit with the status of Ctrl-C."""
-    print(message, file=sys.stderr)
+    """Exit with the status of Ctrl-C; the main process of a run prints a message."""
+    if started_as_main():
+        print(message, file=sys.stderr)
     sys.exit(INTERRUPTED)
 
 

@@ -13,12 +13,27 @@ accepted.png (if anything was drafted), proximity_map.png (if the rule has proxi
 metrics.json.
 """
 
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tempera.errors import TemperaError
+from tempera.runtime.distributed import Processes
 from tempera.runtime.files import create_json, read_json, writable_directory, write_json
+
+
+def shared_directory(processes: Processes, own: Path) -> Path:
+    """The main process's directory. Hydra has created one per process, with its configuration; the
+    others are removed unless they hold more.
+    """
+    directory = Path(processes.from_main(str(own)))
+    if own != directory:
+        shutil.rmtree(own / ".hydra", ignore_errors=True)
+        with suppress(OSError):
+            own.rmdir()
+    return directory
 
 
 def claim(

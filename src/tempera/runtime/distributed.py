@@ -65,6 +65,11 @@ class Processes:
         return gathered
 
 
+def started_as_main() -> bool:
+    """Whether this process was started as the main one of a run, by its environment."""
+    return {**slurm_environment(os.environ), **os.environ}.get("RANK", "0") == "0"
+
+
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What torch and accelerate want to know of a task of a Slurm step, as `torchrun` would say it;
     empty outside of a step of several tasks, and under torchrun.
