@@ -35,6 +35,19 @@ class NaNProbabilities(TemperaError):
 
 
 @dataclass(eq=False)
+class MemoryUnknown(TemperaError):
+    """No size can be chosen for a device whose free memory is not known."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return (
+            f"how much memory {self.device} has free is not known, so no batch size can be chosen "
+            "for it: give a number"
+        )
+
+
+@dataclass(eq=False)
 class MemoryTooSmall(TemperaError):
     """A job does not fit on its device. device: its name; needed, free: amounts of memory."""
 

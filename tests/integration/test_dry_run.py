@@ -17,7 +17,7 @@ from tempera.commands.train import main as train
 from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.data.prompts import Prompt
-from tempera.errors import DiskTooSmall, MemoryTooSmall
+from tempera.errors import DiskTooSmall, MemoryTooSmall, MemoryUnknown, TemperaError
 from tempera.evaluation.estimate import estimate
 from tempera.runtime import cost as costing
 from tempera.runtime.cost import Cost
@@ -69,6 +69,40 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(DiskTooSmall, match=r"hub will hold 5 GB"):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         cost(peak=0, download=5 * 10**9).check(CPU, tmp_path)
+
+
+def test_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def peak(size: int) -> int:
+        tried.append(size)
+        return 1000 + 100 * size
+
+    def fitting(free: int, most: int = 50, device: str = "cuda", sharing: int = 1) -> int:
+        monkeypatch.setattr(costing, "free_memory", lambda device: free)
+        return costing.largest_batch(peak, most, torch.device(device), sharing)
+
+    assert fitting(2000) == 8 and tried == [1, 4, 8]  # 1,800 bytes may be filled
+    assert fitting(10**9) == 50 and fitting(10**9, most=1) == 1
+    assert fitting(4000, device="cpu", sharing=2) == fitting(2000)
+    assert fitting(4000, sharing=2) == fitting(4000) == 26  # every process has its own GPU
+    with pytest.raises(MemoryTooSmall, match=r"about 1\.1 kB of memory and cuda has"):
+        fitting(1200)
+
+
+def test_a_batch_that_grows_faster_than_expected_is_made_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(costing, "free_memory", lambda device: 100_000)
+    size = costing.largest_batch(lambda size: 100 * size + size**2, 500, CPU, 1)
+    assert size > 200 and 100 * size + size**2 <= 90_000
+
+
+def test_without_known_memory_no_batch_is_chosen() -> None:
+    assert costing.free_memory(torch.device("mps")) is None
+    with pytest.raises(MemoryUnknown, match="how much memory mps has free is not known"):
+        costing.largest_batch(lambda size: 0, 4, torch.device("mps"), 1)
+    cost().check(torch.device("mps"), Path())
 
 
 def test_the_free_disk_of_a_directory_to_be(tmp_path: Path) -> None:
@@ -168,6 +202,48 @@ def test_a_run_that_does_not_fit_ends_before_weights_are_read(
     cfg.directory = str(tmp_path / "run")
     with pytest.raises(MemoryTooSmall, match="this takes about"):
         evaluate(cfg)
+
+
+@pytest.mark.slow
+def test_a_batch_is_chosen_for_the_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*write_llamagen_text(tmp_path), "device=cpu", "dry_run=true"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"{number} cats" for number in range(9)))
+    drawn = ["method=sjd", "window=4", "data=file", f"path={prompts}"]
+
+    def weighed(batch_size: Any) -> tuple[float, int]:
+        cfg = composed(*options, *drawn, f"batch_size={batch_size}")
+        cfg.directory = str(tmp_path / "run")
+        return evaluate(cfg)["memory"], cfg.batch_size
+
+    five = weighed(5)[0]
+    monkeypatch.setattr(costing, "free_memory", lambda device: int(1.01 * five / 0.9))
+    assert weighed("auto") == (pytest.approx(five, rel=1e-3), 5)
+    assert "batch_size=auto: 5 prompts at a time" in capsys.readouterr().out
+    monkeypatch.setattr(costing, "free_memory", lambda device: 10**12)
+    assert weighed("auto")[1] == 9  # all prompts
+    with pytest.raises(TemperaError, match="`batch_size=many` is not possible; it must be"):
+        weighed("many")
+
+
+@pytest.mark.slow
+def test_a_batch_of_training_is_split_into_the_fewest_parts_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*write_llamagen_text(tmp_path), "device=cpu", "dry_run=true", "batch_size=12"]
+
+    def weighed(parts: Any) -> float:
+        chosen = f"gradient_accumulation={parts}"
+        cfg = composed(*options, "decodes=0", chosen, config="train_draft")
+        cfg.directory = str(tmp_path / "run")
+        return float(train(cfg)["memory"])
+
+    four_at_a_time = weighed(3)
+    monkeypatch.setattr(costing, "free_memory", lambda device: int(1.01 * four_at_a_time / 0.9))
+    assert weighed("auto") == pytest.approx(four_at_a_time, rel=1e-3)
+    assert "gradient_accumulation=auto: 3 parts of 4 images" in capsys.readouterr().out
 
 
 @pytest.mark.slow

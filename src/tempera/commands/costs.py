@@ -11,9 +11,13 @@ from omegaconf import DictConfig
 
 from tempera.config.build import without_weights
 from tempera.config.instantiate import check_value
-from tempera.runtime.cost import Cost
+from tempera.runtime.cost import Cost, largest_batch
+from tempera.runtime.distributed import Processes
 from tempera.runtime.hub import CannotReach
 from tempera.runtime.pretrained import PretrainedFiles
+
+AUTO = "auto"
+"""What an option is set to for a size that fits the device."""
 
 
 def is_dry(cfg: DictConfig) -> bool:
@@ -51,6 +55,34 @@ def weigh(
         print(cost)
     cost.check(device, directory)
     return cost
+
+
+def chosen_batch(
+    cfg: DictConfig,
+    estimate: Callable[[DictConfig, int], Cost],
+    device: torch.device,
+    most: int,
+    processes: Processes,
+) -> int:
+    """The option `batch_size`; for `auto` the largest batch that fits the device, which is printed.
+
+    Args:
+        cfg: the composed configuration.
+        estimate: the cost of a batch, from a configuration whose networks have sizes but no data.
+        device: of the networks.
+        most: largest batch of use.
+        processes: the main one prints it.
+
+    Raises:
+        TemperaError: the option is no number, the device's memory is unknown or too small.
+    """
+    if cfg.batch_size != AUTO:
+        return int(check_value(cfg, "batch_size", cfg.batch_size, int))
+    with without_weights(cfg) as (sized, _):
+        size = largest_batch(lambda size: estimate(sized, size).peak, most, device, processes.count)
+    if processes.is_main:
+        print(f"batch_size=auto: {size} prompts at a time")
+    return size
 
 
 def to_download(files: Sequence[PretrainedFiles]) -> int | None:

@@ -1,12 +1,13 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import is_dry, weigh
+from tempera.commands.costs import chosen_batch, is_dry, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
@@ -20,6 +21,9 @@ from tempera.runtime.cost import Cost
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
 
+LARGEST = 256
+"""Largest batch of `batch_size=auto`; larger ones make no image faster."""
+
 
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
@@ -29,13 +33,16 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     directory = shared_directory(processes, Path(str(cfg.directory)))
 
-    def cost(sized: DictConfig) -> Cost:
+    def cost(sized: DictConfig, size: int) -> Cost:
         diagnostics: bool = cfg.diagnostics
-        return estimate(
-            lambda: build.build_sized_pipeline(sized), prompts, cfg.batch_size, diagnostics
-        )
+        return estimate(lambda: build.build_sized_pipeline(sized), prompts, size, diagnostics)
 
-    weighed = partial(weigh, cfg, cost, device, directory, processes.is_main)
+    def weighed() -> Cost | None:
+        most = min(math.ceil(len(prompts) / processes.count), LARGEST)
+        size = chosen_batch(cfg, cost, device, most, processes)
+        cfg.batch_size = size
+        return weigh(cfg, partial(cost, size=size), device, directory, processes.is_main)
+
     if is_dry(cfg):
         return _nothing_done(weighed())
     check_values(cfg.tracking)

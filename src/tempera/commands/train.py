@@ -9,7 +9,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import is_dry, weigh
+from tempera.commands.costs import AUTO, is_dry, weigh
 from tempera.commands.sources import fetched
 from tempera.config import build
 from tempera.config.compose import pasted
@@ -23,7 +23,7 @@ from tempera.config.instantiate import (
 )
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import NotAClass, TemperaError
-from tempera.runtime.cost import Cost
+from tempera.runtime.cost import Cost, largest_batch
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
@@ -45,12 +45,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     loss: Loss = instantiate(cfg.loss)
     parts = {"recipe": recipe, "loss": loss, "processes": processes.count}
     if is_dry(cfg):
+        parts["recipe"] = _split(cfg, parts, processes.is_main)
         return _nothing_done(_weigh(cfg, parts, processes.is_main))
     check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
         offered["source"] = fetched(cfg, processes)
+    parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
     _weigh(cfg, parts, processes.is_main)
     target: Any = build.build_target(cfg, split_target if launched() else None)
     codes = instantiate(
@@ -87,28 +89,59 @@ def _weigh(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Cost | None:
     """The cost of the run; None if the target is split among processes."""
     if launched():
         return None
-
-    def cost(sized: DictConfig) -> Cost:
-        """The cost, from a configuration whose networks have sizes but no data."""
-
-        def make() -> tuple[Any, DraftNetwork]:
-            target: Any = build.build_target(sized)
-            with target.device:
-                return target, instantiate(sized.draft, target=target, model=sized.model.name)
-
-        recipe: Recipe = parts["recipe"]
-        draws = str(cfg.train_data._target_).endswith(".generated_codes")
-        return estimate(
-            make,
-            parts["loss"],
-            replace(recipe, steps=_about(cfg, recipe)),
-            _caption(sized),
-            parts["processes"],
-            drawn=cfg.train_data.batch_size if draws else 0,
-        )
-
+    recipe: Recipe = parts["recipe"]
     device = build.parse_device(cfg.device)
-    return weigh(cfg, cost, device, Path(str(cfg.directory)), tell)
+    return weigh(
+        cfg, lambda sized: _cost(sized, parts, recipe), device, Path(str(cfg.directory)), tell
+    )
+
+
+def _split(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Recipe:
+    """The recipe; with `gradient_accumulation=auto`, a process's batch is split into the fewest
+    parts that fit its device.
+    """
+    recipe: Recipe = parts["recipe"]
+    if cfg.gradient_accumulation != AUTO:
+        return recipe
+    if launched():
+        raise TemperaError(
+            "gradient_accumulation=auto knows no target that is split among processes (FSDP): give "
+            "a number."
+        )
+    processes: int = parts["processes"]
+    share = recipe.part(processes)
+    with build.without_weights(cfg) as (sized, _):
+        fits = largest_batch(
+            lambda size: _cost(sized, parts, replace(recipe, batch_size=size * processes)).peak,
+            share,
+            build.parse_device(cfg.device),
+            processes,
+        )
+    count = next(
+        count for count in range(1, share + 1) if share % count == 0 and share // count <= fits
+    )
+    if tell:
+        print(f"gradient_accumulation=auto: {count} parts of {share // count} images")
+    return replace(recipe, gradient_accumulation=count)
+
+
+def _cost(cfg: DictConfig, parts: dict[str, Any], recipe: Recipe) -> Cost:
+    """The cost, from a configuration whose networks have sizes but no data."""
+
+    def make() -> tuple[Any, DraftNetwork]:
+        target: Any = build.build_target(cfg)
+        with target.device:
+            return target, instantiate(cfg.draft, target=target, model=cfg.model.name)
+
+    draws = str(cfg.train_data._target_).endswith(".generated_codes")
+    return estimate(
+        make,
+        parts["loss"],
+        replace(recipe, steps=_about(cfg, recipe)),
+        _caption(cfg),
+        parts["processes"],
+        drawn=cfg.train_data.batch_size if draws else 0,
+    )
 
 
 def _caption(cfg: DictConfig) -> str:
@@ -147,6 +180,8 @@ def _recipe(cfg: DictConfig) -> Recipe:
     if cfg.steps is None:
         check_value(cfg, "epochs", cfg.epochs, float)
         decided["steps"] = 1
+    if cfg.gradient_accumulation == AUTO:
+        decided["gradient_accumulation"] = 1
     if cfg.mixed_precision == "auto":
         cuda = build.parse_device(cfg.device).type == "cuda"
         decided["mixed_precision"] = "bf16" if cuda else "no"

@@ -2,13 +2,17 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tempera.errors import DiskTooSmall, MemoryTooSmall
+from tempera.errors import DiskTooSmall, MemoryTooSmall, MemoryUnknown
 from tempera.runtime.units import amount
+
+SHARE = 0.9
+"""Share of the free memory that a chosen batch may fill; the allocator needs some of the rest."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Cost:
         Raises:
             MemoryTooSmall, DiskTooSmall: says how much is available and how much is needed.
         """
-        if self.peak > (free := free_memory(device)):
+        free = free_memory(device)
+        if free is not None and self.peak > free:
             raise MemoryTooSmall(str(device), amount(self.peak), amount(free))
         from huggingface_hub import constants
 
@@ -67,10 +72,43 @@ class Cost:
                 raise DiskTooSmall(str(place), amount(needed), amount(free))
 
 
-def free_memory(device: torch.device) -> int:
-    """Free bytes of a CUDA device; for a CPU, all of the machine's memory."""
+def largest_batch(peak: Callable[[int], int], most: int, device: torch.device, sharing: int) -> int:
+    """The largest batch whose peak fits `SHARE` of a device's free memory.
+
+    Peaks grow linearly with the batch, so two of them give a first guess, which is then checked and
+    made smaller if it does not fit.
+
+    Args:
+        peak: bytes that a batch takes at its peak.
+        most: largest batch of use.
+        device: of the networks.
+        sharing: processes of this machine that share the memory of a CPU.
+
+    Raises:
+        MemoryUnknown: the free memory of such a device is not known.
+        MemoryTooSmall: not even a batch of 1 fits.
+    """
+    free = free_memory(device)
+    if free is None:
+        raise MemoryUnknown(str(device))
+    usable = int(SHARE * free / (sharing if device.type == "cpu" else 1))
+    one = peak(1)
+    if one > usable:
+        raise MemoryTooSmall(str(device), amount(one), amount(free))
+    few = min(4, most)
+    each = max(1, (peak(few) - one) // max(1, few - 1))
+    size = max(1, min(most, 1 + (usable - one) // each))
+    while size > 1 and peak(size) > usable:
+        size = size * 9 // 10
+    return size
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes of a CUDA device; for a CPU, all of the machine's memory; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" or os.name != "posix":
+        return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
