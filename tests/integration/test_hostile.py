@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -395,6 +396,24 @@ def test_control_c(script: str, arguments: list[str], said: str, tmp_path: Path)
     assert err.rstrip().splitlines()[-1].startswith(said)
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
+
+
+@pytest.mark.slow
+def test_no_space_left_where_hydra_writes_its_configuration(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "eval/run.py"), "method=ar", "limit=1", "tracking=none"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)),
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: cannot write the run's files: File too large; free some space, and run the "
+        "command again\n"
+    )
 
 
 @pytest.mark.slow

@@ -132,7 +132,11 @@ def _message(
         case OmegaConfBaseException():
             return f"{_first_line(str(problem))} (at `{problem.full_key}`); correct this option"
         case OSError(errno=code) if code in FULL:
-            return f"cannot write: {problem.strerror}; free some space, and run the command again"
+            what = f"'{problem.filename}'" if problem.filename else "the run's files"
+            return (
+                f"cannot write {what}: {problem.strerror}; free some space, and run the command "
+                "again"
+            )
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
             advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
             return f"cannot write '{name}': {problem.strerror}; {advice}"
