@@ -182,6 +182,7 @@ def test_the_command_and_method_auto(tune: Any, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["budget=fid:3"], "budget=fid:3 is not a budget"),
+        (["budget=clip:0.1", "metrics=none"], "`budget=clip:0.1` needs a CLIP score, which these"),
         (["model=shapes_mar"], "chooses among methods for discrete tokens"),
         (["runs=0"], "runs=0 is too small: give at least 1"),
         (["depths=[two]"], "`depths=['two']` is not possible"),

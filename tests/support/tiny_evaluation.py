@@ -49,6 +49,7 @@ class ToyEvaluator(Evaluator):
 
     identity: str = "toy"
     resamples: int = 50
+    scores_clip: bool = True
     loaded: int = 0
 
     def check(self, model: str) -> None:

@@ -121,6 +121,11 @@ def _checked(cfg: DictConfig) -> Budget:
     budget = Budget.parse(str(cfg.budget))
     evaluator = instantiate(cfg.metrics)
     evaluator.check(cfg.model.name)
+    if budget.measure == "clip" and not evaluator.scores_clip:
+        raise TemperaError(
+            f"`budget={cfg.budget}` needs a CLIP score, which these metrics do not give: choose "
+            "metrics=shapes or metrics=real."
+        )
     return budget
 
 
@@ -200,11 +205,6 @@ class _RealRuns:
         row = self.row(prediction.options)
         metrics = row["metrics"]
         loss = row["differences"].get("clip_score")
-        if self.cfg.budget.startswith("clip:") and loss is None and prediction.options != PLAIN:
-            raise TemperaError(
-                f"`budget={self.cfg.budget}` needs a CLIP score, which these metrics do not give: "
-                "choose metrics=shapes or metrics=real."
-            )
         return Trial(
             prediction,
             metrics[self.speed]["value"],

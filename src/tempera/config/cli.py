@@ -30,8 +30,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 STARTS_AGAIN = ("report", "bench", "calibrate")
 """Scripts that store no intermediate results and start over after an interruption."""
-NEW_DIRECTORY = ("eval", "tune")
-"""Scripts whose every start makes a new output directory."""
 LITERAL = ("prompt", "baseline")
 """Options whose values are taken literally, including commas and quotes."""
 
@@ -158,7 +156,7 @@ def _how_to_resume(config_name: str) -> str:
     sweeping = hydra.mode == RunMode.MULTIRUN
     option = "hydra.sweep.dir" if sweeping else "hydra.run.dir"
     given = any(override.startswith(f"{option}=") for override in hydra.overrides.hydra)
-    if config_name not in NEW_DIRECTORY or given:
+    if config_name != "eval" or given:
         return "interrupted; the same command goes on"
     place = str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir)
     return f"interrupted; the same command with {pasted(option, place)} goes on"

@@ -61,6 +61,10 @@ class Evaluator(Protocol):
     def resamples(self) -> int:
         """Number of bootstrap resamples for each interval."""
 
+    @property
+    def scores_clip(self) -> bool:
+        """Whether every picture gets a CLIP score, the metric `clip_score`."""
+
     def check(self, model: str) -> None:
         """Check, before anything is generated, that all files are available and that this
         evaluator suits the model preset.
@@ -96,6 +100,7 @@ class NoEvaluator(Evaluator):
 
     identity = "none"
     resamples = 0
+    scores_clip = False
 
     @override
     def check(self, model: str) -> None:

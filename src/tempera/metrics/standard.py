@@ -69,6 +69,11 @@ class StandardEvaluator(Evaluator):
     def identity(self) -> str:
         return self.images.identity
 
+    @property
+    @override
+    def scores_clip(self) -> bool:
+        return any("clip_score" in metrics for metrics in self._chosen[0].values())
+
     @override
     def check(self, model: str) -> None:
         at_least_1(resamples=self.resamples)

@@ -61,6 +61,11 @@ class ShapesEvaluator(Evaluator):
         ]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
+    @property
+    @override
+    def scores_clip(self) -> bool:
+        return True
+
     @override
     def check(self, model: str) -> None:
         if model not in ("shapes", "shapes_mar"):
