@@ -162,6 +162,20 @@ class MissingWeights(TemperaError):
 
 
 @dataclass(eq=False)
+class DraftTooShort(TemperaError):
+    """A draft that drafts in one pass has too few slots. slots: how many; depth: of the tree."""
+
+    slots: int
+    depth: int
+
+    def __str__(self) -> str:
+        return (
+            f"this draft was trained to draft {self.slots} tokens in one pass, not {self.depth}: "
+            f"draft {self.slots} or fewer, or train one that drafts more"
+        )
+
+
+@dataclass(eq=False)
 class NoSmallerModel(TemperaError):
     """A model has no smaller one that can draft for it."""
 

@@ -36,6 +36,7 @@ from tempera.config.cli import literal, script
 from tempera.config.instantiate import accepted, check, instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.shapes import networks
@@ -191,6 +192,10 @@ METHODS = [
     "method=block",
     "method=sjd window=8 rule=block",
     "method=independent depth=3 rule=block",
+    "method=parallel depth=3",
+    *[f"method=parallel tree={tree}" for tree in TREES],
+    "method=coolsd drafter=parallel depth=2 delta=2",
+    "method=block drafter=parallel",
 ]
 ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
 """Each method once."""
@@ -218,6 +223,13 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("parallel")
+    tiny_draft(tiny_target(), kind=ParallelModel).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory, network, encoder = (
         tmp_path_factory.mktemp("smaller"),
@@ -234,10 +246,13 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", slow_but(METHODS, *ONE_EACH.values()))
-def test_every_method_generates(method: str, draft: Path, smaller: Path, tmp_path: Path) -> None:
+def test_every_method_generates(
+    method: str, draft: Path, parallel: Path, smaller: Path, tmp_path: Path
+) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
     kept = [f"neighbours.directory={tmp_path}"] if " k=" in method else []
-    weights = [f"drafter.path={draft}"] if drafted else []
+    own = parallel if "parallel" in method else draft
+    weights = [f"drafter.path={own}"] if drafted else []
     if "independent" in method:
         weights = [f"model.independent.directory={smaller}"]
     cfg = composed(*method.split(), *kept, *weights, TINY_CODES)

@@ -36,6 +36,7 @@ PRESETS = {
     ("build_shapes.yaml", "distil"): "of the draft for the shipped MAR, which has no teacher",
     ("data/file.yaml", "limit"): "an evaluation takes 64 prompts of any data",
     ("prepare.yaml", "limit"): "what suits the model's family",
+    ("loss/parallel.yaml", "regression"): "a draft of several slots starts from nothing",
     ("drafter/mar_large.yaml", "size"): "what the file is named after",
 }
 """Other presets: file and argument, and why the value is not the default."""

@@ -31,6 +31,7 @@ FACTS = {
     errors.CannotCompile: ("no compiler",),
     errors.CoupledDraft: ("BlockVerification",),
     errors.DiskTooSmall: ("outputs", "2 GB", "1 GB"),
+    errors.DraftTooShort: (5, 7),
     errors.EmptyDraft: ("depth=0",),
     errors.MemoryTooSmall: ("cpu", "2 GB", "1 GB"),
     errors.NaNProbabilities: ("draft", "a red ring"),

@@ -36,6 +36,8 @@ METHODS = {
     "eagle": ["tree=chain", "depth=3", DRAFT],
     "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
     "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
+    "parallel": ["depth=3", DRAFT],
+    "parallel tree": ["tree=mc_sim_7b_63", DRAFT],
     "coolsd": ["tree=chain", "depth=3", DRAFT],
     "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
     "optimal_rsd": ["depth=3", DRAFT],

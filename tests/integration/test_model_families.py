@@ -22,7 +22,7 @@ from PIL import Image
 from reference_llamagen import reference_logits
 from round_checks import check_rounds
 from safetensors.torch import load_file
-from tiny_networks import TREE, lively, random_draft, tiny_eagle
+from tiny_networks import TREE, lively, random_draft, tiny_eagle, tiny_parallel
 from tiny_targets import (
     DIM,
     FAMILIES,
@@ -240,6 +240,7 @@ METHODS = {
     "eagle": ["tree=chain", "depth=3", DRAFT],
     "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
     "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
+    "parallel": ["depth=3", "drafter.path=parallel"],
     "coolsd": ["tree=chain", "depth=3", DRAFT],
     "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
     "optimal_rsd": ["tree=chain", "depth=3", DRAFT],
@@ -253,7 +254,7 @@ METHODS = {
     "scd": [WINDOW],
     "sjd_pac": ["window=12", "branches=2"],
 }
-EXACT = ("eagle tree", "independent", "sjd_pac")
+EXACT = ("eagle tree", "parallel", "independent", "sjd_pac")
 
 
 @pytest.fixture(scope="module")
@@ -274,13 +275,14 @@ def models(options: dict[str, list[str]]) -> dict[str, Any]:
 def places(
     targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """For every family a directory with an EAGLE draft, a smaller model of the same tokens, and a
-    table of neighbours.
+    """For every family a directory with an EAGLE draft, a parallel draft, a smaller model of the
+    same tokens, and a table of neighbours.
     """
     found = {}
     for name, target in targets.items():
         directory = found[name] = tmp_path_factory.mktemp("beside")
         tiny_eagle(target).save_pretrained(directory / "draft")
+        tiny_parallel(target, layers=2).save_pretrained(directory / "parallel")
         sizes = LlamaGenConfig(
             target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4
         )

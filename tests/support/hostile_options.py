@@ -100,7 +100,8 @@ def contexts() -> list[Context]:
     ]
     for method in methods:
         continuous = CONTINUOUS if method.startswith("cspd") else ()
-        options = (*EVAL, f"method={method}", *continuous)
+        untrained = ("drafter.path=random",) if method == "parallel" else ()  # it ships no draft
+        options = (*EVAL, f"method={method}", *continuous, *untrained)
         found.append(Context("eval/run.py", "eval", options))
     found += [
         Context("eval/run.py", "eval", (*EVAL, "method=ar", *CONTINUOUS)),
@@ -109,6 +110,7 @@ def contexts() -> list[Context]:
         Context("eval/run.py", "eval", (*EVAL[:2], "batch_size=1", "tracking=none")),
         Context("eval/run.py", "eval", (*EVAL[:3], "batch_size=1")),
         Context("train_draft/main.py", "train_draft", (*TRAIN, "loss=acceptance")),
+        Context("train_draft/main.py", "train_draft", (*TRAIN, "draft=parallel")),
         Context(
             "train_draft/main.py",
             "train_draft",

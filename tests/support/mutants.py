@@ -44,6 +44,7 @@ EAGLE = (
     "drafters/test_eagle_dynamic.py",
     "drafters/test_eagle_network.py",
 )
+PARALLEL = ("drafters/test_parallel.py", "training/test_teacher_forcing.py")
 TARGET = ("targets/test_transformer.py", "targets/test_kv_cache.py", "drafters/test_eagle.py")
 LLAMAGEN = ("targets/test_llamagen.py",)
 TRAINING = ("training/test_teacher_forcing.py", "training/test_losses.py")
@@ -155,14 +156,24 @@ FAULTS = (
     Fault("EAGLE's draft is not cut at the target's top-k", "drafters/eagle.py",
           "self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)",
           "self._sampling = (self.draw_from or confidence)(self.head.sampling)", EAGLE),
-    Fault("EAGLE reads predicted hidden states again", "drafters/eagle.py",
+    Fault("EAGLE reads predicted hidden states again", "drafters/hidden_state_draft.py",
           "self._true = verdict.tokens, hidden, emitted",
           "self._true = verdict.tokens, torch.zeros_like(hidden), emitted", EAGLE),
-    Fault("EAGLE's hidden states of a tree in tree order", "drafters/eagle.py",
+    Fault("EAGLE's hidden states of a tree in tree order", "drafters/hidden_state_draft.py",
           "if not draft.tree.is_chain:", "if False:", EAGLE),
     Fault("EAGLE's positions off by one", "drafters/eagle.py",
           "self._places.first[:, None] + self._ahead)",
           "self._places.first[:, None] + self._ahead + 1)", EAGLE),
+    Fault("a slot's Markov head reads no token", "drafters/parallel.py",
+          "logits = logits + first[tokens] @ second", "logits = logits + first[:1] @ second",
+          PARALLEL),
+    Fault("masks in place of accepted tokens", "drafters/parallel.py",
+          "self._steps < emitted[:, None]", "self._steps < emitted[:, None] - 1", PARALLEL),
+    Fault("all slots draft what the first one does", "drafters/parallel.py",
+          "self._logits[:, level.depth : level.depth + 1]", "self._logits[:, :1]", PARALLEL),
+    Fault("slots start one behind the root", "drafters/cache_slots.py",
+          "places = last[:, None] + torch.arange(count",
+          "places = 0 * last[:, None] + torch.arange(count", PARALLEL),
     Fault("hidden states not shifted", "drafters/eagle_network.py",
           "[hidden.new_zeros(len(hidden), 1, hidden.shape[-1]), real, hidden[:, covered:]], 1",
           "[real, hidden[:, covered:], hidden.new_zeros(len(hidden), 1, hidden.shape[-1])], 1",

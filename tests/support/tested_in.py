@@ -11,7 +11,12 @@ TESTED_IN = {
     "continuous/test_mar.py": ("continuous/loop", "continuous/rules", "continuous/target"),
     "data/test_prepare.py": ("data/encoders", "data/estimate", "data/shards", "data/sources"),
     "decoding/test_loop.py": ("decoding/interfaces", "drafters/none"),
-    "drafters/test_eagle.py": ("drafters/cache_slots", "targets/masks"),
+    "drafters/test_eagle.py": (
+        "drafters/cache_slots",
+        "drafters/hidden_state_draft",
+        "targets/masks",
+    ),
+    "drafters/test_parallel.py": ("drafters/parallel_network",),
     "drafters/test_eagle_network.py": (
         "drafters/draft_network",
         "drafters/eagle_fused",

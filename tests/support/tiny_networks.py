@@ -12,6 +12,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import DecoderLayer
@@ -80,6 +81,19 @@ def tiny_eagle(
     target: TransformerTarget, seed: int = 1, features: tuple[int, ...] = ()
 ) -> EagleModel:
     model = EagleModel.of(target.network, "tiny", target.vocab_size, target.identity, features)
+    return lively(model, seed)
+
+
+def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> ParallelModel:
+    model = ParallelModel.of(
+        target.network,
+        "tiny",
+        target.vocab_size,
+        target.identity,
+        **{"rank": 4, "length": 4, **sizes},
+    )
+    for vector in (model.mask_embed, model.mask_hidden):
+        nn.init.normal_(vector)
     return lively(model, seed)
 
 
@@ -282,6 +296,33 @@ def full_draft(
                 blank = previous.shape[-1] - predicted.shape[-1]
                 previous = torch.cat([previous, nn.functional.pad(predicted, (0, blank))], 1)
         outputs.append(predicted[0, 0])
+    return torch.stack(outputs)
+
+
+def full_parallel(
+    parallel: ParallelModel,
+    target: TransformerTarget,
+    prompts: list[str],
+    image: Tensor,
+    row: int,
+    path: list[int],
+) -> Tensor:
+    """The prediction of the slot behind image ‖ path, as `full_draft` computes it: the target's
+    true hidden states up to the image's last token, masks from there on, and the drafted token
+    before the slot in its Markov head.
+    """
+    outputs = []
+    hidden = full_hidden(target, [prompts[row]], [image], parallel.features)[0]
+    for drop, states in zip((False, True), hidden, strict=False):
+        prefix, keep = conditioned(
+            target.network, *target.conditioner([prompts[row]]), torch.tensor([drop])
+        )
+        tokens = torch.cat([image, torch.tensor(path, dtype=torch.int64)])
+        embeds = torch.cat([prefix, plain_embed(target, tokens[None])], 1)
+        mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
+        positions = torch.arange(embeds.shape[1])[None]
+        previous = shifted(states[None], keep)[:, :-1]
+        outputs.append(parallel(embeds, previous, mask, positions)[0, -1])
     return torch.stack(outputs)
 
 

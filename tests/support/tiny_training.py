@@ -14,6 +14,7 @@ import torch
 from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import NoTracker
@@ -70,10 +71,14 @@ def tiny_target(
     return TransformerTarget(network, conditioner, Sampling(guidance=guidance), identity=identity)
 
 
-def tiny_draft(target: TransformerTarget, features: tuple[int, ...] = ()) -> EagleModel:
+def tiny_draft(
+    target: TransformerTarget,
+    features: tuple[int, ...] = (),
+    kind: type[EagleModel | ParallelModel] = EagleModel,
+) -> EagleModel | ParallelModel:
     """An untrained draft, always the same."""
     torch.manual_seed(0)
-    return EagleModel.of(target.network, "tiny", identity=target.identity, features=features)
+    return kind.of(target.network, "tiny", identity=target.identity, features=features)
 
 
 def tiny_codes(count: int = 60) -> ShardCodes:
@@ -92,6 +97,7 @@ def tiny_train(
     tracker: Any = None,
     target: TransformerTarget | None = None,
     loss: Loss = EagleLoss(),  # noqa: B008  frozen
+    kind: type[EagleModel | ParallelModel] = EagleModel,
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole training run."""
@@ -99,7 +105,7 @@ def tiny_train(
     recipe = Recipe(**{**RECIPE, **changes})
     return train(
         target,
-        tiny_draft(target),
+        tiny_draft(target, kind=kind),
         tiny_codes(),
         loss,
         recipe,

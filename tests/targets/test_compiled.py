@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_networks import PROMPTS, captions, llamagen, tiny_eagle
+from tiny_networks import PROMPTS, captions, llamagen, tiny_eagle, tiny_parallel
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
@@ -31,7 +32,15 @@ def _compiler() -> None:
         pytest.skip("torch.compile needs a C++ compiler")
 
 
-def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu"):
+def eagle(target):
+    return EagleDraft(tiny_eagle(target), target)
+
+
+def parallel(target):
+    return ParallelDraft(tiny_parallel(target), target, 3)
+
+
+def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu", model=eagle):
     """Decode with a tiny model: images, and each round's distributions of target and draft."""
     forced = torch.full((20,), -1)
     forced[9] = 4
@@ -45,7 +54,7 @@ def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "
     if compile:
         target.fuse()
         target.compile()
-    drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(depth))
+    drafter = StaticTreeDrafter(model(target), Tree.chain(depth))
     images, laws = [], []
     score = target.score
     target.score = lambda draft: (
@@ -78,7 +87,13 @@ def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(mon
         "_copy_" in source.replace("_index_copy_", "") for source in writing
     )  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
-    assert given == ["_fast_layer", "TokenHead._sampled", "EagleDraft._forward"]
+    assert given == [
+        "_fast_layer",
+        "TokenHead._sampled",
+        "TokenHead._after_guiding",
+        "Sampling.distribution",
+        "HiddenStateDraft._forward",
+    ]
     assert torch.equal(images[0], expected_images[0])
     for found, expected in zip(laws, expected_laws, strict=True):
         torch.testing.assert_close(found, expected)
@@ -88,11 +103,22 @@ def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(mon
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
+def test_compiled_parallel_drafting_decodes_like_eager():
+    _, images, laws = decoded(True, 3, [PROMPTS[:2]], model=parallel)
+    _, expected_images, expected_laws = decoded(False, 3, [PROMPTS[:2]], model=parallel)
+    assert torch.equal(images[0], expected_images[0])
+    for found, expected in zip(laws, expected_laws, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.gpu
-def test_cuda_graphs_decode_like_eager_rounds_on_a_gpu():
+@pytest.mark.parametrize("model", [eagle, parallel])
+def test_cuda_graphs_decode_like_eager_rounds_on_a_gpu(model):
     batches = [PROMPTS[:2], PROMPTS[2:]]  # the second batch replays the first one's graphs
-    _, images, laws = decoded(True, 3, batches, "cuda")
-    _, expected_images, expected_laws = decoded(False, 3, batches, "cuda")
+    _, images, laws = decoded(True, 3, batches, "cuda", model)
+    _, expected_images, expected_laws = decoded(False, 3, batches, "cuda", model)
     torch.testing.assert_close(laws, expected_laws, rtol=1e-3, atol=1e-3)
     assert all(
         torch.equal(found, expected)

@@ -17,6 +17,7 @@ from tempera.training.losses import AcceptanceLoss, EagleLoss, Head
 LOSSES: dict[str, Any] = {
     "eagle": EagleLoss(cross_entropy=0.1),
     "acceptance": AcceptanceLoss(eta=3.0),
+    "parallel": AcceptanceLoss(eta=3.0, regression=2.0),
 }
 """A loss's YAML -> what it chooses for a model without a recipe of its own."""
 

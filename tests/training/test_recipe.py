@@ -5,9 +5,9 @@ from tempera.training.recipe import Recipe
 
 
 def test_weights_of_unrolled_steps_decay_and_sum_to_one() -> None:
-    assert Recipe().step_weights == [1.0]
-    assert Recipe(ttt_steps=3).step_weights == [0.25] * 4
-    weights = Recipe(ttt_steps=2, ttt_decay=0.8).step_weights
+    assert Recipe().step_weights(1) == [1.0]
+    assert Recipe(ttt_steps=3).step_weights(4) == [0.25] * 4
+    weights = Recipe(ttt_steps=2, ttt_decay=0.8).step_weights(3)
     assert weights == pytest.approx([1 / 2.44, 0.8 / 2.44, 0.64 / 2.44])
 
 

@@ -1,8 +1,11 @@
 import pytest
 import torch
+from tiny_networks import tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
+from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.parallel import ParallelDraft
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
@@ -54,6 +57,28 @@ def test_unrolled_training_inputs_equal_later_drafting_inputs(
         torch.testing.assert_close(last[:, place], walked)
 
 
+@pytest.mark.parametrize(("rank", "features"), [(0, ()), (4, (0, 1))])
+def test_slots_learn_from_what_they_draft_from(rank: int, features: tuple[int, ...]) -> None:
+    """Copy k at the k-th place behind a root is slot k of the first round, after true tokens."""
+    target = tiny_target(2.0)
+    draft = tiny_parallel(target, features=features, rank=rank, layers=2, length=3)
+    images = tiny_codes().holdout([0, 1])
+    drop = torch.arange(4) >= 2
+    lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), drop, features)
+    with torch.no_grad():
+        predicted = draft(*lesson.unrolled([lesson.previous], 3))
+    places = [copy * lesson.mask.shape[-1] + lesson.start + copy for copy in range(3)]
+    taught = target.sampling.distribution(target.head.lm_logits(predicted[:, places]))
+    drafter = ParallelDraft(draft, target, 3)
+    target.begin(images.captions, 3)
+    drafter.begin(images.captions, 3)
+    found = [drafter.roots()[:, None]]
+    for level in Tree.chain(3).levels[:2]:
+        found.append(drafter.expand(images.tokens[:, level.depth - 1, None], level))
+    torch.testing.assert_close(torch.cat(found, 1), taught)
+    assert taught[:, 1].equal(taught[:, 2]) is False
+
+
 def test_a_null_conditioned_row_does_not_depend_on_its_words() -> None:
     target = tiny_target()
     codes = tiny_codes().holdout([0, 0]).tokens
@@ -89,7 +114,7 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     class Oracle:
         """Returns the target's own hidden states."""
 
-        features = ()
+        features, slots = (), 1
 
         def __call__(
             self,

@@ -22,6 +22,7 @@ from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_trai
 
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import NoTracker
 from tempera.training import trainer
@@ -145,12 +146,17 @@ def test_fsdp_resumes_from_an_unsharded_checkpoint_to_the_same_draft(
     assert found["best"] == pytest.approx(alone["best"], abs=1e-3)
 
 
-def run_of(directory: Path, loss: Loss = EagleLoss(), **changes: Any) -> TrainingRun:  # noqa: B008
+def run_of(
+    directory: Path,
+    loss: Loss = EagleLoss(),  # noqa: B008
+    kind: type[EagleModel | ParallelModel] = EagleModel,
+    **changes: Any,
+) -> TrainingRun:
     target = tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
     return TrainingRun(
         target,
-        tiny_draft(target),
+        tiny_draft(target, kind=kind),
         tiny_codes(),
         loss,
         recipe,
@@ -225,6 +231,46 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
         "train/gradient_norm",
         "train/lr",
     } <= notebook.rows[0].keys()
+
+
+@pytest.mark.slow
+def test_a_parallel_draft_trains_all_its_slots(tmp_path: Path) -> None:
+    notebook, target = Notebook(), tiny_target(2.0)
+    options = {"steps": 60, "validate_every": 20, "ema": 0.0, "lr": 1e-2, "batch_size": 8}
+    loss = AcceptanceLoss(regression=2.0)
+    metrics = tiny_train(
+        tmp_path, notebook, target, loss, ParallelModel, ttt_steps=3, ttt_decay=0.8, **options
+    )
+    tv, losses = notebook.series("validation/tv"), notebook.series("train/tv")
+    assert tv[-1] < tv[0]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert metrics["architecture"] == "ParallelModel"
+    before = tiny_draft(target, kind=ParallelModel)
+    after = ParallelModel.from_pretrained(tmp_path / "draft")
+    for name, weight in after.state_dict().items():
+        assert not weight.equal(before.state_dict()[name]), name
+    assert "drafter=parallel drafter.path=" in (tmp_path / "draft" / "README.md").read_text()
+
+
+def test_slots_are_weighted_and_of_one_pass(tmp_path: Path) -> None:
+    run = run_of(tmp_path, AcceptanceLoss(), ParallelModel, hidden_noise=0.0, ttt_decay=0.5)
+    passes: list[int] = []
+    run.model.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[1]))
+    losses: list[float] = []
+
+    def noted(predicted: Any, hidden: Any, head: Any) -> Any:
+        parts = AcceptanceLoss()(predicted, hidden, head)
+        losses.append(parts["loss"].item())
+        return parts
+
+    noted.guided = True  # type: ignore[attr-defined]
+    run.loss = noted  # type: ignore[assignment]
+    total = run.losses([0, 1])["loss"].item()
+    weights = [0.5**slot / 1.9375 for slot in range(5)]
+    assert total == pytest.approx(
+        sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+    )
+    assert passes == [5 * (6 + run.target.length - 1)]
 
 
 def test_a_worse_draft_does_not_replace_the_best(

@@ -79,7 +79,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, record)
     if processes.is_main:
         print(
-            f"the draft is in {directory / DRAFT}: {command('eval')} "
+            f"the draft is in {directory / DRAFT}: {command('eval')} drafter={draft.drafter} "
             f"{pasted('drafter.path', directory / DRAFT)}"
         )
     return metrics

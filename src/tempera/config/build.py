@@ -200,10 +200,11 @@ def check_draft(cfg: DictConfig) -> None:
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
         _check_place(path, cfg.get("weights"))
+        kind = " draft=parallel" if str(cfg.drafter._target_).endswith(".build_parallel") else ""
         check_files(
             Path(str(path)),
-            f"train a draft with `{command('train')} model={cfg.model.name}`, give another with "
-            "drafter.path=DIR, or take a method without one, such as method=sjd",
+            f"train a draft with `{command('train')} model={cfg.model.name}{kind}`, give another "
+            "with drafter.path=DIR, or take a method without one, such as method=sjd",
         )
 
 

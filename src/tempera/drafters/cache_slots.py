@@ -121,15 +121,17 @@ class SlotLayout:
         self.mask = RoundMask(ancestors, capacity, dtype)
 
 
-def last_emitted(hidden: Tensor, emitted: Tensor) -> Tensor:
-    """The output at each row's root of a pass over `decided` tokens.
+def last_emitted(hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
+    """The outputs at each row's root, and behind it, of a pass over `decided` tokens.
 
     Args:
-        hidden: the output of the pass, [R, count, H].
+        hidden: the output of the pass, [R, decided, H].
         emitted: number of valid tokens, int64 [B].
+        count: number of outputs, the root's included.
 
     Returns:
-        [R, 1, H].
+        [R, count, H].
     """
     last = (emitted - 1).clamp(min=0).repeat(len(hidden) // len(emitted))
-    return hidden.gather(1, last[:, None, None].expand(-1, -1, hidden.shape[-1]))
+    places = last[:, None] + torch.arange(count, device=hidden.device)
+    return hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

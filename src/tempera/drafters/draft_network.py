@@ -4,9 +4,10 @@ Shapes: R rows, S positions, H hidden size.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import WEIGHTS, read_network, write_network
+from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.transformer import TransformerTarget
 
@@ -63,10 +65,17 @@ class DraftNetwork(nn.Module, ABC):
     Attributes:
         identity: of the weights file that the draft was read from; None for one in training.
         features: layers of the target whose inputs it reads behind the hidden state, K of them.
+        slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
+            token to predict the next one.
+        cached_layers: decoder layers, each with keys and values of its own.
+        drafter: the choice in `conf/drafter/` that drafts with such a network.
     """
 
     identity: str | None = None
     features: tuple[int, ...] = ()
+    slots: int = 1
+    cached_layers: int = 1
+    drafter: ClassVar[str] = "eagle"
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -86,7 +95,9 @@ class DraftNetwork(nn.Module, ABC):
         Args:
             embeds: embedding of token t, [R, S, H].
             hidden: the target's hidden state at token t − 1 and its `features` there, [R, S,
-                (1 + K)·H]; or a draft's prediction, [R, S, H], or that with zeros for features.
+                (1 + K)·H]; or a draft's prediction, [R, S, H], or that with zeros for features. A
+                network of several slots takes fewer states than embeddings: it drafts at the
+                positions without one.
             mask: additive, [R, 1, S, S].
             position_ids: place of token t in prefix + image, int64 [R, S].
 
@@ -145,3 +156,22 @@ class DraftNetwork(nn.Module, ABC):
                 f"target's weights are {target.identity}: "
                 "train a draft for this target, or load the target it was trained for."
             )
+
+
+Network = TypeVar("Network", bound=DraftNetwork)
+
+
+def trained_or_random(
+    path: str, trained: Callable[[str], Network], untrained: Callable[[], Network]
+) -> Network:
+    """Load the draft of a directory; if `path` is `random`, build an untrained one and print a
+    warning.
+    """
+    if path != RANDOM:
+        return trained(path)
+    if not are_sizes_enough():
+        print(
+            "draft: random weights, to measure the cost of drafting; almost none of its tokens "
+            "will be accepted"
+        )
+    return untrained()

@@ -10,29 +10,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree, take
-from tempera.drafters.cache_slots import Places, last_emitted
-from tempera.drafters.draft_network import DraftNetwork
+from tempera.drafters.cache_slots import last_emitted
+from tempera.drafters.draft_network import DraftNetwork, trained_or_random
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.runtime.pretrained import RANDOM, are_sizes_enough
-from tempera.targets.frozen_linear import unpack
-from tempera.targets.kv_cache import RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
 
-class EagleDraft:
-    """The distributions of a draft network that reads its target's hidden states, for chains and
-    trees.
-
-    The target's forward pass gives the true hidden states of accepted tokens. `observe` stores
-    them, and the first pass of the next round reruns all accepted tokens with them (see
-    `cache_slots`), which overwrites the predicted ones in the cache. With guidance there are two
-    rows per prompt, combined as in the target.
+class EagleDraft(HiddenStateDraft):
+    """The distributions of a draft network that drafts from its own predictions, for chains and
+    trees: one pass of the network per level.
 
     Args:
         model: the draft network.
@@ -43,42 +35,31 @@ class EagleDraft:
         TemperaError: the draft does not belong to the target.
     """
 
-    cache: RowCache
-    """Keys and values of the draft's one layer."""
-
     def __init__(
         self,
         model: DraftNetwork,
         target: TransformerTarget,
         draw_from: Callable[[Sampling], Sampling] | None = None,
     ) -> None:
-        model.check(target)
-        self.model = model.drafting(target.device, target.dtype)
-        if target.compiled:
-            unpack(self.model)
-        self.session, self.head, self.draw_from = target.session, target.head, draw_from
-        self._width = (1 + len(model.features)) * target.head.hidden_size
-        if model.features:
-            self.session.watch(model.features)
-        self.identity = model.identity
-        self._places = Places(target.session)
-        self._shape: tuple[int, int] | None = None
+        super().__init__(model, target)
+        self.draw_from = draw_from
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         session, prompt = self.session, self.session.prompt
         self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)
-        self._allocate(nodes)
+        if self._allocate(nodes):
+            self._zero = torch.zeros(1, dtype=torch.int64, device=session.device)
+        self._ahead = torch.arange(max(1, nodes), device=session.device)
         positions = torch.arange(prompt.prefix, device=session.device).expand(prompt.rows, -1)
         self.cache.place(positions, prompt.prefix)
         mask = causal_mask(prompt.keep, prompt.prefix, session.dtype)
         hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
-        rotation = self.model.rotation(hidden, positions)
+        rotation = self._rotate(positions)
         self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.where)[
             :, -1:
         ]
-        self._true: tuple[Tensor, Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
@@ -102,14 +83,6 @@ class EagleDraft:
         cos, sin = (part[:, level.depth - 1 : level.depth] for part in self._rotation)
         self._above = self._step(self.head.embed(tokens), above, mask, cos, sin, self.cache.where)
         return self._distribution(layout.ahead)
-
-    @torch.inference_mode()
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Store the emitted tokens and the hidden states before them for the next round."""
-        hidden = scores.hidden[..., : self._width]
-        if not draft.tree.is_chain:
-            hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
-        self._true = verdict.tokens, hidden, emitted
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
         """Rerun the last round's tokens with their true hidden states; returns the prediction at
@@ -137,47 +110,10 @@ class EagleDraft:
             self._above, self.session.prompt.lengths, ahead, self._sampling
         )
 
-    def _forward(
-        self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
-    ) -> Tensor:
-        """The network's forward pass that can be compiled; `where` is the cache's."""
-        self.cache.where = where
-        predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
-        return predicted
-
-    def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model.rotation(self._above, slots.clamp_(max=self.session.prompt.last_slot))
-
-    def _allocate(self, nodes: int) -> None:
-        """Set a cache of one layer for the target's rows, reusing one of the same shape; otherwise
-        the last one is freed first.
-        """
-        session = self.session
-        shape = session.prompt.rows, session.capacity(nodes)
-        if self._shape != shape:
-            if self._shape is not None:
-                self._shape = None  # until there is a new cache, for which memory may not suffice
-                self.cache.release()
-            self.cache = session.new_cache(1, shape[1])
-            self._shape = shape
-            self._zero = torch.zeros(1, dtype=torch.int64, device=session.device)
-            self._step = session.step(self._forward)
-        self._places.begin(self.cache)
-        self._ahead = torch.arange(max(1, nodes), device=session.device)
-
 
 def load(path: str, target: TransformerTarget) -> EagleModel:
-    """Load the draft of a directory. If `path` is `random`, build an untrained one for the target
-    and print a warning.
-    """
-    if path != RANDOM:
-        return EagleModel.from_pretrained(path)
-    if not are_sizes_enough():
-        print(
-            "draft: random weights, to measure the cost of drafting; almost none of its tokens "
-            "will be accepted"
-        )
-    return EagleModel.untrained(target)
+    """Load the draft of a directory, or an untrained one if `path` is `random`."""
+    return trained_or_random(path, EagleModel.from_pretrained, lambda: EagleModel.untrained(target))
 
 
 def build_eagle(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:

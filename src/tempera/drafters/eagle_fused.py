@@ -1,4 +1,4 @@
-"""A faster forward pass of the EAGLE draft with fused operations."""
+"""A faster forward pass of draft networks that read what EAGLE reads, with fused operations."""
 
 import copy
 from typing import Any
@@ -14,23 +14,23 @@ from tempera.targets.kv_cache import RowCache
 
 
 class FastEagle(DraftStep):
-    """An `EagleModel` for drafting: the same arithmetic with fewer and larger operations, if
-    `FastLayer` fits its layer. It has its own copies of the weights.
+    """An `EagleModel` or `ParallelModel` for drafting: the same arithmetic with fewer and larger
+    operations, if `FastLayer` fits its layers. It has its own copies of the weights.
 
     Args:
-        model: an `EagleModel`; later changes to its weights have no effect here.
+        model: the draft network; later changes to its weights have no effect here.
         device, dtype: of the copies.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        fc, layer = (_frozen(part, device, dtype) for part in (model.fc, model.layer))
-        self.joined = FastLayer.fits(layer)
+        fc, *layers = (_frozen(part, device, dtype) for part in (model.fc, *model.layers))
+        self.joined = all(FastLayer.fits(layer) for layer in layers)
         self._fc = freeze(fc.weight, fc.bias)
         self._fc_without: FrozenLinear | None = None
         if model.features:  # drafted tokens have none
             self._fc_without = freeze(fc.weight[:, : 2 * fc.out_features], fc.bias)
-        self._layer = FastLayer(layer) if self.joined else layer
+        self._layers = nn.ModuleList(FastLayer(layer) if self.joined else layer for layer in layers)
         self._rotary = _frozen(model.rotary, device, dtype)
 
     @override
@@ -50,18 +50,20 @@ class FastEagle(DraftStep):
         fc = self._fc
         if self._fc_without is not None and hidden.shape == embeds.shape:
             fc = self._fc_without
-        x = fc(inputs(embeds, hidden))
-        if self.joined:
-            predicted: Tensor = self._layer(x, mask, rotation, cache.layer(0))
-            return predicted
-        out: Tensor = self._layer(
-            x,
-            attention_mask=mask,
-            position_embeddings=rotation,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return out
+        x: Tensor = fc(inputs(embeds, hidden))
+        for index, layer in enumerate(self._layers):
+            entries = cache.layer(index)
+            if self.joined:
+                x = layer(x, mask, rotation, entries)
+            else:
+                x = layer(
+                    x,
+                    attention_mask=mask,
+                    position_embeddings=rotation,
+                    past_key_values=entries,
+                    use_cache=True,
+                )
+        return x
 
 
 def _frozen(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:

@@ -97,6 +97,11 @@ class EagleModel(DraftNetwork):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    @property
+    def layers(self) -> tuple[nn.Module, ...]:
+        """The decoder layer."""
+        return (self.layer,)
+
     @classmethod
     @override
     def configure(cls, values: dict[str, Any]) -> EagleConfig:

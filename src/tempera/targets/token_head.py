@@ -62,6 +62,8 @@ class TokenHead:
         self._embed = network.embed_tokens
         self.forced = None if forced is None else forced.to(weight.device)
         self._law: StepFunction = self._sampled
+        self._guided: StepFunction = self._after_guiding
+        self._drawn: StepFunction = Sampling.distribution
         self.vocab_size, self.hidden_size = weight.shape
         self.length, self.sampling = length, sampling
 
@@ -84,10 +86,12 @@ class TokenHead:
         del self._weight
 
     def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
-        """Use `step` to compile `distribution` for all later calls."""
+        """Use `step` to compile the distributions of all later calls."""
         if isinstance(self._linear, PackedLinear):
             self._linear = self._network.lm_head = self._linear.as_columns()
-        self._law = step(self._sampled)
+        self._law, self._guided, self._drawn = (
+            step(part) for part in (self._sampled, self._after_guiding, Sampling.distribution)
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]; with guidance both rows of a prompt get the
@@ -105,6 +109,13 @@ class TokenHead:
             return self._linear(hidden)  # type: ignore[no-any-return]
         return nn.functional.linear(hidden, self._weight, self._bias)
 
+    def directions(self, vectors: Tensor) -> Tensor:
+        """What adding vectors to hidden states adds to the logits, [..., H] -> [..., V]: the head
+        without its bias.
+        """
+        logits = self.lm_logits(vectors)
+        return logits if self._bias is None else logits - self._bias
+
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor, sampling: Sampling | None = None
     ) -> Tensor:
@@ -119,13 +130,25 @@ class TokenHead:
             ahead: distance of each state from the root in tokens, int64 [M] or [B, M].
             sampling: used instead of the target's, except for its guidance.
         """
-        forced = None
-        if self.forced is not None:
-            forced = self.forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
         after_guidance = (
             self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
         )
+        forced = self._forced_at(lengths, ahead)
         return self._law(hidden, forced, self.sampling.guidance, after_guidance)
+
+    def guided_logits(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states after guidance, [R, M, H] -> [B, M, V]."""
+        return self._guided(hidden, self.sampling.guidance)
+
+    def distribution_of(self, logits: Tensor, lengths: Tensor, ahead: Tensor) -> Tensor:
+        """Like `distribution`, from logits after guidance, [B, M, V]."""
+        return self._drawn(self._after_guidance, logits, self._forced_at(lengths, ahead))
+
+    def _forced_at(self, lengths: Tensor, ahead: Tensor) -> Tensor | None:
+        """The forced tokens `ahead` of the roots, -1 where a position is free, int64 [B, M]."""
+        if self.forced is None:
+            return None
+        return self.forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
 
     def _sampled(
         self, hidden: Tensor, forced: Tensor | None, guidance: float, after: Sampling
@@ -133,7 +156,11 @@ class TokenHead:
         """The part of `distribution` that can be compiled: guidance (1 for none), head, then the
         sampling `after`.
         """
+        return after.distribution(self._after_guiding(hidden, guidance), forced)
+
+    def _after_guiding(self, hidden: Tensor, guidance: float) -> Tensor:
+        """The part of `guided_logits` that can be compiled."""
         if guidance != 1:
             conditional, unconditional = hidden[..., : self.hidden_size].chunk(2)
             hidden = torch.lerp(unconditional, conditional, guidance)
-        return after.distribution(self.lm_logits(hidden), forced)
+        return self.lm_logits(hidden)

@@ -27,9 +27,9 @@ class Recipe:
         ttt_steps: number k of unrolled training steps after the first; each reads the draft's own
             predictions from the step before (HASS, EAGLE-3; 0 is EAGLE-1). The pass with gradient
             then runs over 1 + k copies of the images, after k passes without gradient over 1 … k
-            copies.
-        ttt_decay: the loss weighs step i = 0 … k by ttt_decay^i, divided by the sum of these
-            weights (EAGLE-3: 0.8; 1 weighs all steps alike).
+            copies. A draft of several slots learns all of them in one pass, and k is not used.
+        ttt_decay: the loss weighs step i = 0 … k, or slot i, by ttt_decay^i, divided by the sum of
+            these weights (EAGLE-3: 0.8; 1 weighs all alike).
         cfg_dropout: probability that an image becomes null-conditioned, for target and draft alike.
             A loss after guidance instead takes every image with and without its condition.
         ema: decay of the weights' moving average, which is then validated and saved in their place;
@@ -117,10 +117,9 @@ class Recipe:
         """The learning rate of a step (from 0), as a multiple of `lr`."""
         return SCHEDULES[self.decay](self.warmup_steps, self.steps)
 
-    @property
-    def step_weights(self) -> list[float]:
-        """The weights of the unrolled steps; they sum to 1."""
-        weights = [self.ttt_decay**step for step in range(1 + self.ttt_steps)]
+    def step_weights(self, count: int) -> list[float]:
+        """The weights of `count` unrolled steps, the first included, or slots; they sum to 1."""
+        weights = [self.ttt_decay**step for step in range(count)]
         return [weight / sum(weights) for weight in weights]
 
     def part(self, processes: int) -> int:

@@ -52,25 +52,29 @@ class Lesson:
         features = self.previous.shape[-1] - hidden.shape[-1]
         return F.pad(shifted(hidden[:, :-1], self.keep), (0, features))
 
-    def unrolled(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def unrolled(
+        self, states: Sequence[Tensor], copies: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Concatenate K copies of the sequence: copy k is what a draft reads k steps after its
         root, k = 0 … K − 1. This is the context alignment of HASS (Zhang et al. 2024, arXiv
         2408.15766) and EAGLE-3's training-time test, without HASS's loss on the most probable
-        tokens.
+        tokens; and, for a draft of K slots (`DraftNetwork.slots`), the attention of P-EAGLE (arXiv
+        2602.01469), where copy k is slot k and has no states.
 
         In copy k a token reads states[k] and attends as in drafting: to itself, to the k − 1
         tokens before it in copies 1 … k − 1, whose hidden states were also drafted, and to all
         earlier tokens in copy 0.
 
         Args:
-            states: K tensors like `previous`: the true hidden states, the draft's predictions from
+            states: tensors like `previous`: the true hidden states, the draft's predictions from
                 them, the predictions from those, and so on.
+            copies: K, by default the number of states.
 
         Returns:
-            Of the K copies: embeddings and hidden states [R, K·S, …], additive mask [R, 1, K·S,
-            K·S] and positions int64 [R, K·S].
+            embeddings of the K copies, [R, K·S, H]; their states, one after another; additive mask
+            [R, 1, K·S, K·S] and positions int64 [R, K·S] of the copies.
         """
-        copies, length = len(states), self.mask.shape[-1]
+        copies, length = copies or len(states), self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
         seen = torch.zeros(
             copies, length, copies, length, dtype=torch.bool, device=self.mask.device

@@ -257,7 +257,7 @@ class TrainingRun:
             )
 
     def losses(self, positions: list[int]) -> Parts:
-        """The parts of the loss on these training images, with unrolled steps weighted."""
+        """The parts of the loss on these training images, with unrolled steps or slots weighted."""
         recipe, images = self.recipe, self.codes.train(positions)
         rows = self.target.sampling.rows if self.loss.guided else 1
         with self.accelerator.autocast():
@@ -269,15 +269,17 @@ class TrainingRun:
                 self.draft.features,
             )
             states = [add_noise(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
-            for _ in range(recipe.ttt_steps):
+            slots = self.draft.slots
+            for _ in range(recipe.ttt_steps if slots == 1 else 0):
                 with torch.no_grad():
                     ahead = self.draft(*_floats(lesson.unrolled(states)))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
-            predicted = self.model(*_floats(lesson.unrolled(states)))
-            steps = predicted.unflatten(1, (len(states), -1))[:, :, lesson.start :].unbind(1)
+            copies = max(slots, len(states))
+            predicted = self.model(*_floats(lesson.unrolled(states, copies)))
+            steps = predicted.unflatten(1, (copies, -1))[:, :, lesson.start :].unbind(1)
             true = lesson.hidden[:, lesson.start :]
             parts = [self.loss(mine, true, self.head) for mine in steps]
-        weights = recipe.step_weights
+        weights = recipe.step_weights(copies)
         return {
             name: torch.stack(
                 [w * part[name] for w, part in zip(weights, parts, strict=True)]
@@ -383,6 +385,7 @@ class TrainingRun:
             "latest": progress.latest,
             "sampling": asdict(self.target.sampling),
             "architecture": type(self.draft).__name__,
+            "drafter": self.draft.drafter,
             "loss": described(self.loss),
             "recipe": asdict(self.recipe),
             "data": dict(self.data),
@@ -439,7 +442,7 @@ def _readme(values: dict[str, Any]) -> str:
 
 An {values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
 ({state}; steps: {values["steps"]}, seconds: {values["seconds"]:.0f}, processes: {processes}).
-Use it with `python eval/run.py drafter.path=<this directory>`.
+Use it with `python eval/run.py drafter={values["drafter"]} drafter.path=<this directory>`.
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
 compares the distributions that decoding draws from, and accepted length is that of exact chains.

@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from tempera.data.shards import CodedImages
+from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.parallel import ParallelDraft
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
@@ -21,18 +25,18 @@ from tempera.training.teacher_forcing import teach
 def imitation(
     draft: DraftNetwork, target: TransformerTarget, images: CodedImages, batch_size: int = 4
 ) -> Tensor:
-    """How well the draft predicts the next token of held-out images, under teacher forcing.
+    """How well the draft predicts the next token of held-out images, under teacher forcing; a draft
+    of several slots predicts it in each of them.
 
     p and q are the distributions that decoding draws from, after guidance and temperature. The
     accuracies are after guidance only, so they are comparable between greedy and truncated
     sampling.
 
     Returns:
-        float64 [4], sums over image tokens: their number; how often the target's most probable
-            token is also the draft's, and how often it is among the draft's three most probable;
-            total variation between p and q.
+        float64 [4], sums over image tokens and slots: their number; how often the target's most
+            probable token is also the draft's, and how often it is among the draft's three most
+            probable; total variation between p and q.
     """
-    ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
     rows = target.sampling.rows
     for start in range(0, len(images), batch_size):
@@ -44,27 +48,24 @@ def imitation(
             torch.arange(rows * len(batch)) >= len(batch),
             draft.features,
         )
-        predicted = draft(
-            lesson.embeds.float(), lesson.previous.float(), lesson.mask.float(), lesson.positions
-        )
-        mine, true = (
-            target.head.lm_logits(states[:, lesson.start :].to(target.dtype))
-            for states in (predicted, lesson.hidden)
-        )
-        best = ranking.distribution(true).argmax(-1, keepdim=True)
-        found = ranking.distribution(mine).topk(3, -1).indices == best
-        distance = (
-            target.sampling.distribution(true) - target.sampling.distribution(mine)
-        ).abs().sum(-1) / 2
-        sums += torch.stack(
-            [
-                torch.tensor(best.numel(), device=sums.device),
-                found[..., 0].sum(),
-                found.sum(),
-                distance.sum(),
-            ]
-        ).double()
+        embeds, hidden, mask, positions = lesson.unrolled([lesson.previous], draft.slots)
+        predicted = draft(embeds.float(), hidden.float(), mask.float(), positions)
+        for slot in predicted.split(lesson.hidden.shape[1], 1):
+            sums += _compared(target, slot[:, lesson.start :], lesson.hidden[:, lesson.start :])
     return sums
+
+
+def _compared(target: TransformerTarget, predicted: Tensor, hidden: Tensor) -> Tensor:
+    """The sums of `imitation` over hidden states of draft and target, [R, S, H]."""
+    ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
+    mine, true = (target.head.lm_logits(states.to(target.dtype)) for states in (predicted, hidden))
+    best = ranking.distribution(true).argmax(-1, keepdim=True)
+    found = ranking.distribution(mine).topk(3, -1).indices == best
+    p, q = (target.sampling.distribution(logits) for logits in (true, mine))
+    count = torch.tensor(best.numel(), device=best.device)
+    return torch.stack(
+        [count, found[..., 0].sum(), found.sum(), total_variation(p, q).sum()]
+    ).double()
 
 
 def metrics_of(sums: Tensor) -> dict[str, float]:
@@ -77,9 +78,14 @@ def accepted_length(
     draft: DraftNetwork, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
 ) -> float:
     """Tokens per round when these captions are really decoded, with exact chains of `depth` drafted
-    tokens.
+    tokens, or of as many as a draft of several slots can draft.
     """
-    drafter = StaticTreeDrafter(EagleDraft(draft, target), Tree.chain(depth))
+    if isinstance(draft, ParallelModel):
+        depth = min(depth, draft.slots)
+        model: DraftModel = ParallelDraft(draft, target, depth)
+    else:
+        model = EagleDraft(draft, target)
+    drafter = StaticTreeDrafter(model, Tree.chain(depth))
     streams = RandomStreams(
         seed, [f"validation-{index}" for index in range(len(captions))], target.device
     )

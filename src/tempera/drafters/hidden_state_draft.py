@@ -1,0 +1,93 @@
+"""What draft models share whose network reads the target's hidden states: cache, slots, and the
+tokens that the last round emitted.
+
+Shapes: B prompts, R rows (2B under guidance), L depth of the draft, H hidden size, K features.
+"""
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.trees import take
+from tempera.drafters.cache_slots import Places
+from tempera.drafters.draft_network import DraftNetwork
+from tempera.targets.frozen_linear import unpack
+from tempera.targets.kv_cache import RowCache
+from tempera.targets.transformer import TransformerTarget
+
+
+class HiddenStateDraft:
+    """Base of draft models that run a `DraftNetwork` beside its target.
+
+    The target's forward pass gives the true hidden states of accepted tokens. `observe` stores
+    them, and the first pass of the next round reruns all accepted tokens with them (see
+    `cache_slots`), which overwrites the draft's own entries in the cache. With guidance there are
+    two rows per prompt, combined as in the target.
+
+    Args:
+        model: the draft network.
+        target: the target; start each batch on it first.
+
+    Attributes:
+        cache: keys and values of the draft's layers.
+        identity: see `Drafter.identity`.
+
+    Raises:
+        TemperaError: the draft does not belong to the target.
+    """
+
+    cache: RowCache
+
+    def __init__(self, model: DraftNetwork, target: TransformerTarget) -> None:
+        model.check(target)
+        self.model = model.drafting(target.device, target.dtype)
+        if target.compiled:
+            unpack(self.model)
+        self.session, self.head = target.session, target.head
+        self.identity = model.identity
+        self._width = (1 + len(model.features)) * target.head.hidden_size
+        if model.features:
+            self.session.watch(model.features)
+        self._places = Places(target.session)
+        self._cached_layers = model.cached_layers
+        self._shape: tuple[int, int] | None = None
+        self._true: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @torch.inference_mode()
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        """Store the emitted tokens and the hidden states before them for the next round."""
+        hidden = scores.hidden[..., : self._width]
+        if not draft.tree.is_chain:
+            hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
+        self._true = verdict.tokens, hidden, emitted
+
+    def _forward(
+        self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
+    ) -> Tensor:
+        """The network's forward pass that can be compiled; `where` is the cache's."""
+        self.cache.where = where
+        predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
+        return predicted
+
+    def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The rotary embedding of the tokens in these slots, int64 [R, S]."""
+        prompt = self.session.prompt
+        return self.model.rotation(prompt.embeds, slots.clamp(max=prompt.last_slot))
+
+    def _allocate(self, nodes: int) -> bool:
+        """Set a cache for the target's rows with room for `nodes` tokens behind an image, reusing
+        one of the same shape; otherwise the last one is freed first. Returns whether it is new.
+        """
+        session = self.session
+        self._true = None
+        shape = session.prompt.rows, session.capacity(nodes)
+        is_new = self._shape != shape
+        if is_new:
+            if self._shape is not None:
+                self._shape = None  # until there is a new cache, for which memory may not suffice
+                self.cache.release()
+            self.cache = session.new_cache(self._cached_layers, shape[1])
+            self._shape = shape
+            self._step = session.step(self._forward)
+        self._places.begin(self.cache)
+        return is_new
