@@ -293,6 +293,20 @@ def test_variants_that_would_load_with_other_logits_are_refused(
     assert f"{directory} is a Chameleon with swin_norm" in refusal(options)
     stating(directory, rope_scaling={"type": "linear", "factor": 2.0})
     assert "states a scaled rotary embedding" in refusal(options)
+    stating(directory, partial_rotary_factor=0.5)
+    assert "states partial_rotary_factor=0.5, and only 1.0 is supported" in refusal(options)
+    stating(directory, hidden_act="gelu")
+    assert "states hidden_act=gelu, and only silu is supported" in refusal(options)
+    stating(directory, model_type="llama")
+    assert "config.json states model_type=llama, which is no chameleon" in refusal(options)
+    stating(directory, model_parallel_size=HEADS * 2)
+    assert (
+        "self_attn.k_norm.weight is made of 1 partitions, but config.json states "
+        f"model_parallel_size={HEADS * 2}: download both" in refusal(options)
+    )
+    for variant in ({"model_type": "chameleon_xllmx"}, {"model_parallel_size": 1}):
+        stating(directory, hidden_act="silu", **variant)
+        build_target(composed(*options))
 
 
 def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> None:

@@ -67,6 +67,10 @@ class HasTables(Protocol):
         """Compute the tables on a device."""
 
 
+_ONLY = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+"""Options of `config.json` that no tensor shows, and that the networks do not have."""
+
+
 @dataclass(frozen=True)
 class PretrainedFiles:
     """The location of a network's published weights.
@@ -107,15 +111,17 @@ class PretrainedFiles:
                 return _parts(place / f"{name}.index.json")
         raise self._missing(f"{place} holds no {self.files[0]}:")
 
-    def stated(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def stated(self, defaults: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """The sizes and options of a network: those that `config.json` beside its weights states,
         else the defaults.
 
         Args:
             defaults: by their names in `config.json`, `rope_theta` among them.
+            kind: what the file's `model_type` starts with, in lower case, if it has one.
 
         Raises:
-            TemperaError: the file states a rotary embedding other than the plain one.
+            TemperaError: the file states a network that would load with other logits: of another
+                kind, or with an activation or a rotary embedding that is not supported.
         """
         if self.random:
             return dict(defaults)
@@ -124,6 +130,12 @@ class PretrainedFiles:
             return dict(defaults)
         content: dict[str, Any] = read_json(place)
         text: dict[str, Any] = content.get("text_config") or content
+        found = str(content.get("model_type", kind))
+        if not found.lower().startswith(kind):
+            raise TemperaError(
+                f"{place} states model_type={found}, which is no {kind}: give the weights of "
+                "another model."
+            )
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default":
             raise TemperaError(
@@ -131,6 +143,12 @@ class PretrainedFiles:
                 "the weights of another model."
             )
         stated = {**rope, **text}
+        for name, value in _ONLY.items():
+            if stated.get(name, value) != value:
+                raise TemperaError(
+                    f"{place} states {name}={stated[name]}, and only {value} is supported: give "
+                    "the weights of another model."
+                )
         return {name: stated.get(name, default) for name, default in defaults.items()}
 
     def _config(self) -> Path | None:

@@ -117,8 +117,11 @@ def load_chameleon(
             "rms_norm_eps": 1e-5,
             "rope_theta": rope_theta,
             "swin_norm": False,
-        }
+            "model_parallel_size": None,
+        },
+        kind="chameleon",
     )
+    partitions = sizes.pop("model_parallel_size")
     if sizes["swin_norm"]:
         raise TemperaError(
             f"{weights} is a Chameleon with swin_norm (norms after attention and MLP, as in the "
@@ -128,7 +131,7 @@ def load_chameleon(
     return load_pretrained(
         lambda: _network(config, spec),
         published,
-        lambda state: from_official(state, heads),
+        lambda state: from_official(state, heads, partitions),
         device,
         dtype,
         ignore=("model.vqmodel.", "rope."),
@@ -161,7 +164,9 @@ _TOP_KEYS = {
 }
 
 
-def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+def from_official(
+    state: Mapping[str, Tensor], heads: int, partitions: int | None = None
+) -> dict[str, Tensor]:
     """Translate published weights into Hugging Face's current layout. Unknown names are kept, so
     strict loading reports them.
 
@@ -173,6 +178,10 @@ def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     Args:
         state: published weights.
         heads: number of attention heads.
+        partitions: `model_parallel_size` of config.json; None if it is not stated.
+
+    Raises:
+        TemperaError: the norms are those of another number of partitions.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -187,6 +196,11 @@ def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     for name, tensor in result.items():
         if ".self_attn.q_norm." in name or ".self_attn.k_norm." in name:
             rows = tensor.reshape(-1, tensor.shape[-1])
+            if partitions is not None and len(rows) not in (partitions, heads):
+                raise TemperaError(
+                    f"{name} is made of {len(rows)} partitions, but config.json states "
+                    f"model_parallel_size={partitions}: download both from one repository."
+                )
             result[name] = rows.repeat_interleave(max(1, heads // len(rows)), 0)
     return result
 

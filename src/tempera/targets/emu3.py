@@ -87,7 +87,8 @@ def load_emu3(
             "num_key_value_heads": num_key_value_heads,
             "rms_norm_eps": 1e-5,
             "rope_theta": rope_theta,
-        }
+        },
+        kind="emu3",
     )
     theta = sizes.pop("rope_theta")
     config = Emu3TextConfig(

@@ -183,7 +183,8 @@ def load_janus(
             "num_key_value_heads": num_attention_heads,
             "rms_norm_eps": 1e-6,
             "rope_theta": rope_theta,
-        }
+        },
+        kind="janus",
     )
     theta = sizes.pop("rope_theta")
     config = LlamaConfig(  # type: ignore[call-arg]
