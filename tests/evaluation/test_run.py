@@ -213,7 +213,7 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
             assert rows[0][-1].is_file()
 
         def artifact(self, name: str, kind: str, paths: Any) -> None:
-            seen[name] = all(path.is_file() for path in paths)
+            seen["artifact"] = name, kind, {path.name for path in paths if path.is_file()}
 
         def html(self, name: str, path: Path) -> None:
             seen["page"] = path.read_text()
@@ -226,7 +226,9 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     assert seen["grid"]
     assert seen["acceptance_map"]
     assert seen["images"] == 20
-    assert seen["evaluation"]
+    name, kind, files = seen["artifact"]
+    assert (name, kind) == ("tiny-coolsd δ=1.5", "evaluation")
+    assert {"metrics.json", "results.parquet", "report.html", "grid.png"} <= files
     assert seen["finished"]
     assert "coolsd δ=1.5" in seen["page"]
 

@@ -424,7 +424,16 @@ def test_the_published_report_shows_tables_figures_and_scatter_plots(
     text = report_markdown(rows, tmp_path, [tmp_path / "pareto.png"])
     markdown, pictures, evaluations = blocks(Reports(), rows, text, ["pareto"], "tempera", None)
     assert "| coolsd floor=1 |" in markdown["text"]
-    assert "![" not in markdown["text"]
+    sections = text.partition("\n## ")[2].split("\n## ")
+    titles = [section.splitlines()[0] for section in sections]
+    assert titles[0] == "Results" and titles[-1] == "Runs" and len(titles) > 2
+    for section in sections[:-1]:  # block by block, without pictures, which are panels
+        lines = [line for line in section.splitlines() if not line.startswith("![")]
+        assert "\n".join(["## " + lines[0], *lines[1:]]).rstrip() in markdown["text"]
+    assert [line[2:].partition("]")[0] for line in text.splitlines() if line.startswith("![")] == (
+        pictures["panels"][0]["media_keys"]
+    )
+    assert "![" not in markdown["text"] and "## Runs" not in markdown["text"]
     assert pictures["panels"][0]["media_keys"] == ["pareto"]
     assert {"block": "ScatterPlot", "x": "speedup", "y": "fid"} in evaluations["panels"]
     assert evaluations["runsets"][0]["filters"] == "JobType = 'eval'"

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,27 @@ def test_a_table_and_a_number_may_have_the_same_name() -> None:
     tracker.table("images", ["id"], [["p"]])
     assert logged["images"] == 64
     assert len(logged) == 2
+
+
+@pytest.mark.slow
+def test_the_name_of_an_artifact_is_one_that_wandb_accepts(tmp_path: Path) -> None:
+    logged: list[Any] = []
+
+    class Run:
+        """Keeps artifacts."""
+
+        def define_metric(self, name: str, **settings: object) -> None:
+            pass
+
+        def log_artifact(self, artifact: Any) -> None:
+            logged.append(artifact)
+
+    (tmp_path / "a.txt").write_text("a")
+    tracker = WandbTracker(Run())
+    for name in ("shapes-coolsd δ=1.5", "x" * 200):
+        tracker.artifact(name, "evaluation", [tmp_path / "a.txt"])
+    assert [artifact.name for artifact in logged] == ["shapes-coolsd-1.5", "x" * 128]
+    assert logged[0].type == "evaluation" and list(logged[0].manifest.entries) == ["a.txt"]
 
 
 def test_the_commit_of_the_checkout_is_known() -> None:

@@ -70,12 +70,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
     )
 
-    def start_tracker() -> Tracker:
-        chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-        return build.start_tracker(cfg, directory, "train_draft", chosen)
-
     if isinstance(codes, ShardCodes):
         record["data"] = codes.described
+
+    def start_tracker() -> Tracker:
+        chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+        notes = {"data": record.get("data"), "target": target.identity}
+        return build.start_tracker(cfg, directory, "train_draft", chosen, notes)
+
     metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, record)
     if processes.is_main:
         print(

@@ -380,5 +380,5 @@ def _track(plan: RunPlan, tracker: Tracker, rows: Sequence[Row], result: Mapping
             "acceptance_map.png",
         )
     ]
-    tracker.artifact("evaluation", "evaluation", files)
+    tracker.artifact(f"{plan.model}-{result['name']}", "evaluation", files)
     tracker.finish()

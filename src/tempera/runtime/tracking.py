@@ -41,7 +41,9 @@ class Tracker(Protocol):
         """Log a page from a file."""
 
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
-        """Store files or directories as a versioned artifact."""
+        """Store files or directories as a versioned artifact. Characters of the name that W&B
+        refuses become dashes.
+        """
 
     def finish(self) -> None:
         """Flush all data and close the run."""
@@ -123,7 +125,8 @@ class WandbTracker(Tracker):
         """Store files or directories."""
         import wandb
 
-        artifact = wandb.Artifact(name=re.sub(r"[^\w.-]", "-", name), type=kind)
+        allowed = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:128]
+        artifact = wandb.Artifact(name=allowed, type=kind)
         for path in paths:
             if path.is_dir():
                 artifact.add_dir(str(path), name=path.name)
