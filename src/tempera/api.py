@@ -29,6 +29,7 @@ NOT_HERE = {
     "experiment": "for sweeps of evaluations",
     "launcher": "for sweeps of evaluations",
     "limit": "an option of evaluations: prompts are the first argument here",
+    "matching": "an option of evaluations: lengths are not matched here",
     "metrics": "an option of evaluations: images are not evaluated here",
     "offset": "an option of evaluations: prompts are the first argument here",
     "overrides": "an option of evaluations alone",
@@ -94,7 +95,9 @@ class LoadedModel:
     def __init__(self, cfg: DictConfig) -> None:
         build.check_method(cfg)
         build.check_compile(cfg)
-        self.pipeline: Pipeline = build.build_pipeline(cfg)
+        build.check_length(cfg)
+        target = build.build_fast_target(cfg)
+        self.pipeline: Pipeline = build.build_pipeline(cfg, target)
         self.batch_size: int = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics
 

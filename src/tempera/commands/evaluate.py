@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.commands import expected_length
 from tempera.commands.costs import chosen_batch, is_dry, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
@@ -48,11 +49,14 @@ def main(cfg: DictConfig) -> dict[str, float]:
     check_values(cfg.tracking)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
     evaluator.check(cfg.model.name)
+    expected_length.check(cfg, prompts, _hydra(cfg, "overrides") or [])
     build.check_draft(cfg)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
     weighed()
-    pipeline = build.build_pipeline(cfg)
+    target = build.build_fast_target(cfg)
+    cfg, matched = expected_length.matched(cfg, target, directory, processes)
+    pipeline = build.build_pipeline(cfg, target)
     choices = _hydra(cfg, "choices") or {}
     identity = run_identity(
         {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
@@ -62,6 +66,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     notes = about(device, _hydra(cfg, "overrides") or []) | {
         "paper": paper,
         "data": data | described(prompts),
+        **matched,
     }
     plan = instantiate(cfg.plan, directory=directory, settings=identity, about=notes)
 

@@ -187,6 +187,19 @@ def check_method(cfg: DictConfig) -> None:
             check_values(cfg[part])
 
 
+def check_length(cfg: DictConfig) -> None:
+    """Raise TemperaError if an expected length would have to be found by decoding, which only
+    evaluations do; a schedule that is solved for it needs none.
+    """
+    parameter = cfg.get("free_parameter")
+    if cfg.expected_length is None or (parameter and parameter.option == "round_length"):
+        return
+    instead = f"give {parameter.option}" if parameter else "leave it out"
+    raise TemperaError(
+        f"`expected_length` is found by decoding, in evaluations alone: {instead} here"
+    )
+
+
 def build_tree(cfg: DictConfig) -> Tree:
     """The draft tree of the method; empty if the method has none."""
     tree: Tree = instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
@@ -260,10 +273,15 @@ def build_method(cfg: DictConfig, target: Any) -> Any:
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 
 
-def build_pipeline(cfg: DictConfig) -> Any:
-    """Build `pipeline`: the target, made fast for decoding, with method, image decoder and seed."""
+def build_fast_target(cfg: DictConfig) -> Target:
+    """Build the target and make it fast for decoding."""
     target = build_target(cfg)
     make_fast(cfg, target)
+    return target
+
+
+def build_pipeline(cfg: DictConfig, target: Target) -> Any:
+    """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed."""
     return instantiate(
         cfg.pipeline,
         target=target,

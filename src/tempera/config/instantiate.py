@@ -1,7 +1,7 @@
 """Checked instantiation: compares the values of a `_target_` node with its target's signature.
 
 Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `at`,
-`unless_random` and `jobs`.
+`unless_random`, `jobs`, `ceil` and `each`.
 """
 
 import copy
@@ -95,6 +95,18 @@ def jobs(device: str) -> int:
 
 
 OmegaConf.register_new_resolver("jobs", jobs, replace=True)
+
+OmegaConf.register_new_resolver(
+    "ceil",
+    lambda value: (
+        math.ceil(value) if isinstance(value, int | float) and math.isfinite(value) else value
+    ),
+    replace=True,
+)
+"""`${ceil:NUMBER}` in conf/: the number rounded up; other values are returned unchanged."""
+
+OmegaConf.register_new_resolver("each", lambda values: ",".join(map(str, values)), replace=True)
+"""`${each:LIST}` in conf/: the values of a list as a sweep takes them, `3.5,4.0`."""
 
 
 def instantiate(node: Any, /, **extra: Any) -> Any:

@@ -56,7 +56,9 @@ def compare(rows: Sequence[MutableMapping[str, Any]], baseline: str | None = Non
 
 
 def label(row: RunSummary) -> str:
-    """The family with its δ."""
+    """The family with its δ, or with the accepted length that it was matched to."""
+    if row.get("matched"):
+        return f"{row['family']} at {row['settings']['expected_length']:g}"
     return str(row["family"]) + ("" if row["delta"] is None else f" δ={row['delta']:g}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting.baseline import compare
-from tempera.reporting.run_names import family_label, is_plain
+from tempera.reporting.run_names import family_label, is_plain, without_match
 from tempera.runtime.files import read_json
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import read_table
@@ -67,7 +67,8 @@ def collect(
             damaged.append(str(problem))
     if damaged and not rows:
         raise TemperaError(f"no run can be read; the first problem: {damaged[0]}")
-    for row, family in zip(rows, _families([row["settings"] for row in rows]), strict=True):
+    settings = [without_match(row["settings"], row["matched"]) for row in rows]
+    for row, family in zip(rows, _families(settings), strict=True):
         row["family"] = family
     compare(rows, baseline)
     return sorted(rows, key=_order), damaged
@@ -86,7 +87,7 @@ def single(
 ) -> list[ReportRow]:
     """The rows of a report on one run alone; arguments as in `row_of`."""
     row = row_of(directory, content, prompts)
-    row["family"] = family_label(row["settings"])
+    row["family"] = family_label(without_match(row["settings"], row["matched"]))
     compare([row])
     return [row]
 
@@ -124,6 +125,7 @@ def row_of(
             "grid": content.get("grid"),
             "time": content.get("time", {}),
             "paper": content["about"].get("paper"),
+            "matched": content["about"].get("matched"),
         }
         _check_types(row)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:

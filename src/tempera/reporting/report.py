@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import paper_tables, pareto, report_page
+from tempera.reporting import paper_tables, pareto, report_page, study
 from tempera.reporting.baseline import accepted_length, label, of_equal_length
 from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
@@ -59,9 +59,12 @@ def write_report(
         comparison(figures[-1], [label(row) for row in rows], _notes(rows), pictures, texts)
     cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
     write_text(output / "results.csv", results_csv(rows))
-    write_text(output / "report.md", report_markdown(rows, output, figures, cautions, baseline))
+    studied = study.tables(rows, baseline)
+    write_text(
+        output / "report.md", report_markdown(rows, output, figures, cautions, baseline, studied)
+    )
     report_page.write(
-        output / "report.html", rows, _cautions(rows, unfinished, damaged), baseline or ""
+        output / "report.html", rows, _cautions(rows, unfinished, damaged), baseline or "", studied
     )
     return [*(output / name for name in ("results.csv", "report.md", "report.html")), *figures]
 
@@ -101,14 +104,18 @@ def report_markdown(
     figures: Sequence[Path] = (),
     cautions: Sequence[str] = (),
     baseline: str | None = None,
+    studied: Sequence[study.StudyTable] = (),
 ) -> str:
-    """The report as Markdown: results, differences from the baseline, the papers' tables, figures,
-    and links to each run's files.
+    """The report as Markdown: results, differences from the baseline, the study's tables, the
+    papers' tables, figures, and links to each run's files.
     """
     parts = ["# Evaluation report", ""]
     parts += [line for caution in cautions for line in (f"> {_escaped(caution)}", "")]
     parts += _results(rows)
     parts += _differences(rows, baseline)
+    for one in studied:
+        parts += [f"## {_escaped(one.title)}", "", _escaped(one.text), ""]
+        parts += _table(one.head, one.lines)
     parts += paper_tables.markdown(paper_tables.beside(rows))
     for figure in figures:
         parts += [f"![{figure.stem}]({quote(figure.name)})", ""]

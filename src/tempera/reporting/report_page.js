@@ -1085,6 +1085,41 @@
     }
   }
 
+  function study() {
+    at("study").hidden = !data.study.length;
+    for (const part of data.study) {
+      at("study").append(
+        make("h3", {}, part.title),
+        make("p", { class: "hint" }, part.text),
+        make(
+          "div",
+          { class: "wide", role: "region", "aria-label": part.title, tabindex: 0 },
+          make(
+            "table",
+            {},
+            make(
+              "thead",
+              {},
+              make("tr", {}, ...part.head.map((name) => make("th", { scope: "col" }, name))),
+            ),
+            make(
+              "tbody",
+              {},
+              ...part.lines.map(([name, ...line]) =>
+                make(
+                  "tr",
+                  {},
+                  make("th", { scope: "row" }, name),
+                  ...line.map((cell) => make("td", {}, cell)),
+                ),
+              ),
+            ),
+          ),
+        ),
+      );
+    }
+  }
+
   // ---- start ---------------------------------------------------------------------------------
 
   function theme(dark) {
@@ -1173,6 +1208,7 @@
   chart();
   gallery();
   results();
+  study();
   papers();
   document.documentElement.dataset.ready = "true";
 })();

@@ -10,6 +10,7 @@ import json
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tempera.reporting.baseline import CONTEXT, label
 from tempera.reporting.console import number
 from tempera.reporting.page_pictures import data_addresses
 from tempera.reporting.run_names import is_plain
+from tempera.reporting.study import StudyTable
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.row_store import Row, Store
@@ -34,7 +36,11 @@ SCALE, LEAST = 1000, -65.535
 
 
 def write(
-    path: Path, rows: Sequence[Mapping[str, Any]], cautions: Sequence[str] = (), against: str = ""
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    cautions: Sequence[str] = (),
+    against: str = "",
+    studied: Sequence[StudyTable] = (),
 ) -> Path:
     """Write the page and return its path.
 
@@ -43,6 +49,7 @@ def write(
         rows: runs as `tempera.reporting.collect` reads them.
         cautions: what a reader must know before comparing.
         against: the baseline of the runs' differences; plain autoregression if empty.
+        studied: the tables of `tempera.reporting.study`.
     """
     here = Path(__file__)
     page = here.with_suffix(".html").read_text(encoding="utf-8")
@@ -50,7 +57,7 @@ def write(
         "style": here.with_suffix(".css").read_text(encoding="utf-8"),
         "script": here.with_suffix(".js").read_text(encoding="utf-8"),
         "title": html.escape(f"tempera: {_title(rows)}"),
-        "data": embedded(page_data(rows, cautions, against)),
+        "data": embedded(page_data(rows, cautions, against, studied)),
     }
     for name, text in parts.items():
         page = page.replace(f"{{{{{name}}}}}", text, 1)
@@ -65,7 +72,10 @@ def embedded(value: object) -> str:
 
 
 def page_data(
-    rows: Sequence[Mapping[str, Any]], cautions: Sequence[str], against: str
+    rows: Sequence[Mapping[str, Any]],
+    cautions: Sequence[str],
+    against: str,
+    studied: Sequence[StudyTable] = (),
 ) -> dict[str, Any]:
     """The data that the page's script shows."""
     pictures, unreadable = _pictures(rows)
@@ -107,6 +117,7 @@ def page_data(
             for place, row in enumerate(rows)
         ],
         "pictures": pictures["addresses"],
+        "study": [asdict(one) for one in studied],
         "papers": [
             {
                 "title": comparison.title,

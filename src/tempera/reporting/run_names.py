@@ -30,6 +30,18 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
     return settings.get("method") == "ar" and settings.get("steps") is None
 
 
+def without_match(settings: Mapping[str, Any], matched: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings without the accepted length that was wanted (`expected_length=`) and the free
+    parameter that was found for it.
+
+    Args:
+        settings: a run's settings.
+        matched: what the run records about the search; None if nothing was matched.
+    """
+    found = {"expected_length", matched["option"]} if matched else set()
+    return {name: value for name, value in settings.items() if name not in found}
+
+
 def family_label(settings: Mapping[str, Any]) -> str:
     """The name of a curve: the method and its unusual settings except δ, as in `coolsd floor=1`."""
     method = str(settings.get("method", "run"))

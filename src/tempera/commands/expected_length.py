@@ -1,0 +1,263 @@
+"""`expected_length=` of `tempera-eval`: finds the value of the method's free parameter, or reads
+the one that the run directory records.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tempera.config import build
+from tempera.config.instantiate import check_value, instantiate
+from tempera.config.tuned import option_name
+from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import Rule
+from tempera.errors import TemperaError
+from tempera.evaluation.calibration import (
+    Statistics,
+    conditions,
+    load_statistics,
+    record,
+    save_statistics,
+)
+from tempera.evaluation.length_search import (
+    FreeParameter,
+    LengthOf,
+    LengthSearch,
+    Match,
+    Measurements,
+    accepted_length,
+    predicted_length,
+    search,
+)
+from tempera.evaluation.pipeline import Method
+from tempera.rules.optimal import Priced
+from tempera.rules.optimal_prices import reachable_by_price
+from tempera.rules.standard import Relaxed
+from tempera.runtime.distributed import Processes
+from tempera.runtime.files import read_json
+
+MATCHED = "matched"
+"""Where run.json and metrics.json (under `about`) record what was found."""
+
+
+def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) -> None:
+    """Check the options of a search, before any weights are read.
+
+    Raises:
+        TemperaError: the method has no free parameter, or the command line sets it; or evaluation
+            and calibration share prompts.
+    """
+    if cfg.expected_length is None:
+        return
+    check_value(cfg, "expected_length", cfg.expected_length, float)
+    if cfg.get("free_parameter") is None:
+        raise TemperaError(
+            "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
+            "method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or gsd"
+        )
+    option = cfg.free_parameter.option
+    for given in overrides:
+        if option_name(given) == option:
+            raise TemperaError(
+                f"{given} does not go with expected_length=, which finds {option}: leave one out"
+            )
+    shared = {prompt.id for prompt in prompts} & {prompt.id for prompt in _prompts(cfg)}
+    if shared:
+        raise TemperaError(
+            f"the prompts that calibrate expected_length= include {len(shared)} of this "
+            "evaluation's: skip those with matching.offset="
+        )
+
+
+def matched(
+    cfg: DictConfig, target: Any, directory: Path, processes: Processes
+) -> tuple[DictConfig, dict[str, Any]]:
+    """The configuration with the free parameter set, and what to record about it in run.json; the
+    configuration itself, and nothing, if no length is wanted.
+
+    Args:
+        cfg: the configuration.
+        target: the target, made fast for decoding.
+        directory: the run directory, whose recorded value is used again.
+        processes: of the run; the main one searches.
+
+    Raises:
+        TemperaError: the length is out of reach, or the directory's value was found under other
+            conditions.
+    """
+    if cfg.expected_length is None:
+        return cfg, {}
+    parameter: FreeParameter = instantiate(cfg.free_parameter)
+    text = "null"
+    if processes.is_main:
+        finder = _Finder(cfg, target, parameter)
+        known = _recorded(directory, finder.digest)
+        text = json.dumps(known or finder.notes(finder.found()))
+    notes: dict[str, Any] = json.loads(processes.from_main(text))
+    if processes.is_main:
+        print(
+            f"expected_length={cfg.expected_length:g}: {notes['option']}={notes['value']:g} "
+            f"accepts {notes['length']:.3f} tokens a round on {notes['prompts']} calibration "
+            "prompts"
+        )
+    return _with(cfg, notes["option"], notes["value"]), {MATCHED: notes}
+
+
+def _recorded(directory: Path, digest: str) -> dict[str, Any] | None:
+    """What run.json records; None in a new directory."""
+    path = directory / "run.json"
+    if not path.is_file():
+        return None
+    known = read_json(path).get(MATCHED)
+    if not isinstance(known, dict) or known.get("search") != digest:
+        raise TemperaError(
+            f"{directory} holds a run whose length was not matched, or under other conditions: "
+            "choose another directory (hydra.run.dir=DIR), or the same settings to continue it"
+        )
+    return known
+
+
+class _Finder:
+    """A search, and the identity of everything that its result depends on."""
+
+    def __init__(self, cfg: DictConfig, target: Any, parameter: FreeParameter) -> None:
+        self.cfg, self.target = cfg, target
+        self.options: LengthSearch = instantiate(cfg.matching)
+        self.parameter = parameter
+        self.device = build.parse_device(cfg.device)
+        self.drafter: Any = build.build_drafter(cfg, target)
+        self.prompts = _prompts(cfg)
+        self.statistics: Statistics | None = None
+        if self.parameter.kind == "length":
+            self.statistics = self._recorded_rounds(Path(str(cfg.statistics)))
+            low, high = self._reach(self.statistics)
+            self.parameter = replace(self.parameter, least=low, most=high)
+        assert self.parameter.least is not None and self.parameter.most is not None
+        first = self.parameter.between(self.parameter.least, self.parameter.most, 0.5)
+        self.reference = self.rule(first)
+        self.digest = _digest(self._identity() | {"wanted": float(cfg.expected_length)})
+
+    def rule(self, value: float) -> Rule:
+        """The method's rule at a value of the parameter."""
+        cfg = _with(self.cfg, self.parameter.option, value)
+        return build.build_rule(cfg, self.drafter.depth if "schedule" in cfg else 0)
+
+    def found(self) -> Match:
+        """Search."""
+        place = self.options.directory / _digest(self._identity())
+        return search(
+            float(self.cfg.expected_length),
+            self.parameter,
+            Measurements(place, self._measured),
+            self._prediction(),
+            self.options.tolerance,
+            self.options.trials,
+        )
+
+    def notes(self, match: Match) -> dict[str, Any]:
+        """What run.json records."""
+        return {
+            **asdict(match),
+            "trials": [list(one) for one in match.trials],
+            "prompts": len(self.prompts),
+            "tolerance": self.options.tolerance,
+            "search": self.digest,
+        }
+
+    def _measured(self, value: float) -> float:
+        """The accepted length on the calibration prompts."""
+        return accepted_length(
+            self.target,
+            Method(self.drafter, self.rule(value)),
+            self.prompts,
+            self.options.seed,
+            self.device,
+            self.cfg.batch_size,
+        )
+
+    def _prediction(self) -> LengthOf | None:
+        """The predicted length by value, if recorded rounds give it."""
+        if self.parameter.kind == "length":
+            return float
+        tree = self.drafter.tree
+        if not isinstance(self.reference, Relaxed | Priced) or tree is None or not tree.nodes:
+            return None
+        known = self._identity()
+        parts = ("target", "draft", "tree", "sampling", "prompts", "seed", "dtype")
+        name = _digest({part: known[part] for part in parts} | {"chains": self.options.chains})
+        found = self._recorded_rounds(self.options.directory / f"rounds-{name}.safetensors")
+        if predicted_length(self.reference, found) is None:
+            return None
+
+        def predict(value: float) -> float:
+            length = predicted_length(self.rule(value), found)
+            assert length is not None
+            return length
+
+        return predict
+
+    def _recorded_rounds(self, path: Path) -> Statistics:
+        """The statistics in a file; measured first if there is none."""
+        if not path.is_file():
+            found = record(
+                self.target,
+                self.drafter,
+                self.prompts[: self.options.chains],
+                self.options.seed,
+                self.device,
+                self.cfg.batch_size,
+            )
+            solved = self.parameter.kind == "length"
+            save_statistics(
+                path, found, conditions(**self.cfg.schedule.measured_with) if solved else {}
+            )
+        return load_statistics(path)[0]
+
+    def _reach(self, found: Statistics) -> tuple[float, float]:
+        """The lengths that a schedule can be solved for."""
+        rounds, depth = found.rounds, self.drafter.depth
+        if rounds.tree.is_chain and depth <= rounds.tree.nodes:
+            rounds = rounds.first_depths(depth)
+        return reachable_by_price(rounds)
+
+    def _identity(self) -> dict[str, Any]:
+        """What the accepted length of a value depends on."""
+        tree, options = self.drafter.tree, self.options
+        drafter = OmegaConf.to_container(self.cfg.drafter, resolve=True)
+        assert isinstance(drafter, dict)
+        return {
+            "target": self.target.identity,
+            "draft": self.drafter.identity,
+            "drafter": {name: drafter[name] for name in sorted(drafter) if name != "path"},
+            "tree": None if tree is None else tree.parents.tolist(),
+            "rule": repr(self.reference),
+            "option": self.parameter.option,
+            "sampling": repr(build.build_sampling(self.cfg)),
+            "dtype": str(self.target.dtype),
+            "prompts": [[prompt.id, prompt.text] for prompt in self.prompts],
+            "seed": options.seed,
+        }
+
+
+def _prompts(cfg: DictConfig) -> list[Prompt]:
+    """The calibration prompts."""
+    other = copy.deepcopy(cfg)
+    other.limit, other.offset = cfg.matching.prompts, cfg.matching.offset
+    return list(instantiate(other.data))
+
+
+def _with(cfg: DictConfig, option: str, value: float) -> DictConfig:
+    """The configuration with another value of the free parameter."""
+    other = copy.deepcopy(cfg)
+    OmegaConf.update(other, option, value)
+    return other
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

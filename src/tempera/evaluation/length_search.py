@@ -1,0 +1,267 @@
+"""`expected_length=`: the value of a method's free parameter at which its rounds have a wanted
+accepted length, found on calibration prompts.
+
+The accepted length of a value is measured by decoding the calibration prompts, always with the same
+random draws. Where stored chains of p and q predict the length (relaxed and priced rules on
+chains), the search solves the prediction, measures, shifts the prediction by its mean error so far,
+and repeats. Other rules, such as LANTERN and GSD, are bisected by measuring alone. Every
+measurement is kept in a file, so an interrupted search continues and a repeated one decodes
+nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import JointRule, Rule
+from tempera.decoding.random_streams import RandomStreams
+from tempera.errors import TemperaError
+from tempera.evaluation.calibration import Statistics
+from tempera.evaluation.pipeline import Method
+from tempera.rules.optimal import Priced
+from tempera.rules.schedules import Prices
+from tempera.rules.standard import Relaxed
+from tempera.runtime.files import read_json, write_json
+
+HALVINGS = 40
+"""Steps of the bisection of a predicted length."""
+
+LengthOf = Callable[[float], float]
+"""The accepted length at a value of the free parameter."""
+
+
+@dataclass(frozen=True)
+class FreeParameter:
+    """The option of a method that `expected_length` sets. More of it accepts more.
+
+    Attributes:
+        option: its name on the command line.
+        least, most: its range; above 0. None if the statistics of the draft give it.
+        kind: `real`, searched on a logarithmic scale, or `length` for an option that is itself a
+            predicted length.
+    """
+
+    option: str
+    least: float | None = None
+    most: float | None = None
+    kind: Literal["real", "length"] = "real"
+
+    def between(self, low: float, high: float, share: float) -> float:
+        """The value at this share of the way, on the parameter's scale."""
+        if self.kind == "length":
+            return low + share * (high - low)
+        return math.exp(math.log(low) + share * math.log(high / low))
+
+
+@dataclass(frozen=True)
+class LengthSearch:
+    """How the free parameter is found.
+
+    Attributes:
+        directory: where measurements are stored.
+        prompts: number of calibration prompts.
+        offset: prompts of the data to skip; the evaluation must use none of these.
+        seed: of the random draws.
+        tolerance: largest difference between the wanted and the measured accepted length.
+        trials: most values that are measured.
+        chains: calibration prompts whose drafted chains predict lengths.
+    """
+
+    directory: Path
+    prompts: int = 64
+    offset: int = 0
+    seed: int = 1
+    tolerance: float = 0.02
+    trials: int = 24
+    chains: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "trials", "chains"):
+            if getattr(self, name) < 1:
+                raise TemperaError(
+                    f"matching.{name}={getattr(self, name)} is too small: give at least 1."
+                )
+        if not self.tolerance > 0:
+            raise TemperaError(
+                f"matching.tolerance={self.tolerance:g} is never met: give more than 0, such as "
+                "0.02."
+            )
+
+
+class Tried(NamedTuple):
+    """A value of the free parameter, and its accepted length."""
+
+    value: float
+    length: float
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a search found.
+
+    Attributes:
+        option, value: the free parameter.
+        length: its accepted length on the calibration prompts.
+        trials: the values that were measured, with their lengths, in order.
+    """
+
+    option: str
+    value: float
+    length: float
+    trials: tuple[Tried, ...]
+
+
+class Measurements:
+    """Accepted lengths by value, in a file of each; a value that is known is not measured again."""
+
+    def __init__(self, directory: Path, measure: LengthOf) -> None:
+        self.directory, self.measure = directory, measure
+
+    def __call__(self, value: float) -> float:
+        """The accepted length at a value."""
+        path = self.directory / f"{value!r}.json"
+        if path.is_file():
+            known = read_json(path).get("accepted_length")
+            if isinstance(known, float):
+                return known
+        length = self.measure(value)
+        write_json(path, {"value": value, "accepted_length": length})
+        return length
+
+
+def accepted_length(
+    target: Any,
+    method: Method,
+    prompts: Sequence[Prompt],
+    seed: int,
+    device: torch.device,
+    batch_size: int,
+) -> float:
+    """Decode the prompts: tokens ÷ rounds over all images, as in metrics.json."""
+    rounds = 0
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
+        output = method.decode(target, streams, [prompt.text for prompt in batch])
+        rounds += int(output.trace.rounds.sum())
+    return float(len(prompts) * target.length / rounds)
+
+
+def predicted_length(rule: Rule | JointRule, found: Statistics) -> float | None:
+    """The mean length of the recorded rounds under a rule; None for rules that need more than the
+    statistics hold.
+    """
+    match rule:
+        case Relaxed(schedule=schedule) if found.ratios is not None:
+            depth = found.chains.length
+            last = schedule[-1:] * (depth - len(schedule))
+            return found.chains.expected_emitted([*schedule[:depth], *last])
+        case Priced(prices=prices):
+            return found.rounds.expected(Prices(tuple(prices)))[0]
+    return None
+
+
+def search(
+    wanted: float,
+    parameter: FreeParameter,
+    measure: LengthOf,
+    predict: LengthOf | None,
+    tolerance: float,
+    trials: int,
+) -> Match:
+    """Find the value whose measured length is `wanted`, within the tolerance.
+
+    The measured length is a step function of the value, since the random draws stay the same. Each
+    step is one image's, so it is small if there are many. The search keeps a bracket: the nearest
+    values that were measured below and above.
+
+    Args:
+        wanted: accepted length.
+        parameter: what to vary, with its range.
+        measure: the accepted length by decoding.
+        predict: the predicted length; None if there is no prediction, and both ends are measured.
+        tolerance: largest difference of the measured length from the wanted one.
+        trials: most values to measure.
+
+    Raises:
+        TemperaError: the length is out of reach, or no value was found.
+    """
+    assert parameter.least is not None and parameter.most is not None
+    ends, found = (parameter.least, parameter.most), list[Tried]()
+    low, high = map(predict or measure, ends)
+    if predict is None:
+        found += map(Tried, ends, (low, high))
+    if not low - tolerance <= wanted <= high + tolerance:
+        raise _out_of_reach(wanted, low, high)
+    below, above = Tried(ends[0], low), Tried(ends[1], high)
+    while not any(abs(one.length - wanted) <= tolerance for one in found):
+        if len(found) >= trials:
+            raise _not_found(wanted, parameter, found)
+        value = _guess(wanted, parameter, below, above, found, predict)
+        if any(one.value == value for one in found):
+            lengths = [one.length for one in found]
+            if not min(lengths) < wanted < max(lengths):
+                raise _out_of_reach(wanted, min(low, *lengths), max(lengths))
+            raise _not_found(wanted, parameter, found)
+        found.append(Tried(value, measure(value)))
+        below, above = (found[-1], above) if found[-1].length < wanted else (below, found[-1])
+    best = next(one for one in found if abs(one.length - wanted) <= tolerance)
+    return Match(parameter.option, best.value, best.length, tuple(found))
+
+
+def _guess(
+    wanted: float,
+    parameter: FreeParameter,
+    below: Tried,
+    above: Tried,
+    found: Sequence[Tried],
+    predict: LengthOf | None,
+) -> float:
+    """The next value to measure, in six digits: where the prediction, shifted by its last error,
+    is `wanted`, or the interpolated value without a prediction; the middle of the bracket if it is
+    too late for that.
+    """
+    turn = len(found)
+    if predict is None:
+        share = (wanted - below.length) / (above.length - below.length) if turn % 2 else 0.5
+        value = parameter.between(below.value, above.value, min(max(share, 0.05), 0.95))
+    else:
+        error = found[-1].length - predict(found[-1].value) if found else 0.0
+        value = _solved(wanted - error, parameter, predict)
+        closed = below in found and above in found
+        if closed and (turn > 3 or not below.value < value < above.value):
+            value = parameter.between(below.value, above.value, 0.5)
+    return float(f"{value:.6g}")
+
+
+def _solved(wanted: float, parameter: FreeParameter, predict: LengthOf) -> float:
+    """The value whose predicted length is `wanted`, or the nearer end of the range."""
+    assert parameter.least is not None and parameter.most is not None
+    low, high = parameter.least, parameter.most
+    if parameter.kind == "length":
+        return min(max(wanted, low), high)
+    for _ in range(HALVINGS):
+        middle = parameter.between(low, high, 0.5)
+        low, high = (middle, high) if predict(middle) < wanted else (low, middle)
+    return high
+
+
+def _out_of_reach(wanted: float, low: float, high: float) -> TemperaError:
+    return TemperaError(
+        f"expected_length={wanted:g} is out of reach of this method: give about "
+        f"{math.ceil(100 * low) / 100:.2f} to {math.floor(100 * high) / 100:.2f}"
+    )
+
+
+def _not_found(wanted: float, parameter: FreeParameter, found: Sequence[Tried]) -> TemperaError:
+    value, length = min(found, key=lambda one: abs(one.length - wanted))
+    return TemperaError(
+        f"no {parameter.option} was found that accepts {wanted:g} tokens a round; the nearest is "
+        f"{parameter.option}={value:g} with {length:.3f}: give expected_length={length:.2f}, or "
+        "a larger matching.tolerance="
+    )

@@ -1,0 +1,169 @@
+"""Many paired comparisons at once: bootstrap intervals and p-values corrected for their number, and
+rank correlations.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tempera.metrics import bootstrap
+from tempera.metrics.bootstrap import LEVEL, Array, Interval
+
+CHUNK = 500
+"""Resamples computed at a time."""
+TAIL = 10
+"""Resamples beyond each end of a corrected interval."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A metric of one run by unit: Σ numerators ÷ Σ denominators, both [n]; a denominator of 0
+    leaves the unit out.
+    """
+
+    numerators: Array
+    denominators: Array
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired difference among m.
+
+    Attributes:
+        difference: the estimate, with an interval at level 1 - 0.05/m (Bonferroni): all m intervals
+            hold together with a probability of at least 95%.
+        p: of the hypothesis that the difference is 0, by the paired bootstrap, uncorrected.
+        corrected: p after Holm's correction for m comparisons.
+    """
+
+    difference: Interval
+    p: float
+    corrected: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether Holm's procedure rejects at 5%."""
+        return self.corrected < 1 - LEVEL
+
+
+def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[Comparison]:
+    """Left minus right of every pair, all over the same n units, which are resampled together.
+
+    p is twice the smaller share of resampled differences on one side of 0, where the observed
+    sample counts as a resample. So that corrected intervals and p-values can be resolved, the
+    number of resamples grows with the number of pairs.
+
+    Args:
+        pairs: metrics of two runs over the same units. Units that one of the two lacks are left out
+            of the pair.
+        seed: of the resamples.
+    """
+    if not pairs:
+        return []
+    resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
+    sides = [_columns(pairs, side) for side in (0, 1)]
+    drawn = _replicates(sides, resamples, seed)
+    whole = np.ones((1, len(sides[0][0])))
+    values = _differences(whole, sides)[0]
+    outside = (1 - LEVEL) / len(pairs) / 2
+    lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
+    tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
+    raw = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
+    raw = np.where((drawn == 0).all(0), 1.0, raw)
+    known = (sides[0][1] > 0).sum(0)
+    return [
+        Comparison(Interval(float(value), float(low), float(high), int(n)), float(p), float(held))
+        for value, low, high, n, p, held in zip(
+            values, lows, highs, known, raw, holm(raw), strict=True
+        )
+    ]
+
+
+def _columns(pairs: list[tuple[Weighted, Weighted]], side: int) -> tuple[Array, Array]:
+    """Numerators and denominators of one side, [n, pairs]; 0 where a pair lacks a unit."""
+    both = [
+        (left.denominators > 0)
+        & (right.denominators > 0)
+        & np.isfinite(left.numerators)
+        & np.isfinite(right.numerators)
+        for left, right in pairs
+    ]
+    above = [
+        np.where(keep, pair[side].numerators, 0.0) for keep, pair in zip(both, pairs, strict=True)
+    ]
+    below = [
+        np.where(keep, pair[side].denominators, 0.0) for keep, pair in zip(both, pairs, strict=True)
+    ]
+    return np.stack(above, 1), np.stack(below, 1)
+
+
+def _replicates(sides: list[tuple[Array, Array]], resamples: int, seed: int) -> Array:
+    """Differences of all pairs in every resample, [resamples, pairs]."""
+    n = len(sides[0][0])
+    parts = [
+        _differences(bootstrap.counts(n, min(CHUNK, resamples - first), seed + first), sides)
+        for first in range(0, resamples, CHUNK)
+    ]
+    return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _differences(drawn: Array, sides: list[tuple[Array, Array]]) -> Array:
+    """Left minus right under counts [r, n], [r, pairs]."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        left, right = ((drawn @ above) / (drawn @ below) for above, below in sides)
+    return np.asarray(left - right)
+
+
+def holm(p: Array) -> Array:
+    """Holm's corrected p-values (Holm, 1979): the k-th smallest of m is multiplied by m - k + 1,
+    and is no smaller than those before it; at most 1.
+    """
+    order = np.argsort(p, kind="stable")
+    steps = np.asarray(p, np.float64)[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return corrected
+
+
+def ranks(values: Array) -> Array:
+    """Ranks along the last axis, from 1; equal values share the mean of their ranks."""
+    below = (values[..., :, None] > values[..., None, :]).sum(-1)
+    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
+    return np.asarray(below + (equal + 1) / 2)
+
+
+def spearman(left: Array, right: Array) -> Array:
+    """Spearman's rank correlation along the last axis; NaN where all values of a side are equal."""
+    left, right = (ranks(side) - (side.shape[-1] + 1) / 2 for side in (left, right))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((left * right).sum(-1) / np.sqrt((left**2).sum(-1) * (right**2).sum(-1)))
+
+
+def rank_correlation(
+    left: list[Weighted], right: list[Weighted], resamples: int = 1000, seed: int = 0
+) -> Interval:
+    """Spearman's correlation of two metrics over runs, with a 95% percentile interval of resampled
+    units; the runs are fixed.
+
+    Args:
+        left, right: a metric of each run, over the same units.
+        resamples: number of bootstrap resamples.
+        seed: of the resamples.
+    """
+    n = len(left[0].numerators)
+    whole, drawn = np.ones((1, n)), bootstrap.counts(n, resamples, seed)
+    value = spearman(*(_means(whole, runs) for runs in (left, right)))[0]
+    found = spearman(*(_means(drawn, runs) for runs in (left, right)))
+    found = found[np.isfinite(found)]
+    if not np.isfinite(value) or not len(found):
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    return bootstrap.percentile(float(value), found, n)
+
+
+def _means(drawn: Array, runs: list[Weighted]) -> Array:
+    """Each run's metric under counts [r, n], [r, runs]."""
+    above = np.stack([run.numerators for run in runs], 1)
+    below = np.stack([run.denominators for run in runs], 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((drawn @ above) / (drawn @ below))
