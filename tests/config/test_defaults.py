@@ -35,6 +35,7 @@ PRESETS = {
     ): "data, features and precision of the shipped draft's training",
     ("build_shapes.yaml", "distil"): "of the draft for the shipped MAR, which has no teacher",
     ("data/file.yaml", "limit"): "an evaluation takes 64 prompts of any data",
+    ("rule/grouped.yaml", "k"): "the size of the table of neighbours, which is the default",
     ("prepare.yaml", "limit"): "what suits the model's family",
     ("loss/parallel.yaml", "regression"): "a draft of several slots starts from nothing",
     ("drafter/mar_large.yaml", "size"): "what the file is named after",

@@ -126,7 +126,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
     with build.without_weights(cfg) as (sized, _):
         told = estimate(lambda: build.build_sized_pipeline(sized), prompts, 3, diagnostics=True)
     with Meter("cpu") as meter, torch.inference_mode():
-        pipeline = build.build_pipeline(cfg)
+        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
         weights = meter.live
         output = pipeline.tokens(prompts, diagnostics=True)
         pipeline.pictures(output.tokens)

@@ -24,6 +24,7 @@ TESTED_IN = {
     ),
     "evaluation/test_benchmark.py": ("commands/bench",),
     "evaluation/test_calibration.py": ("commands/calibrate",),
+    "evaluation/test_length_search.py": ("commands/expected_length",),
     "evaluation/test_latency.py": ("evaluation/pipeline",),
     "evaluation/test_tuning.py": ("commands/tune",),
     "evaluation/test_run.py": (

@@ -29,7 +29,7 @@ from tempera.evaluation.length_search import (
     FreeParameter,
     LengthOf,
     LengthSearch,
-    Match,
+    MatchedLength,
     Measurements,
     accepted_length,
     predicted_length,
@@ -134,7 +134,7 @@ class _Finder:
         self.drafter: Any = build.build_drafter(cfg, target)
         self.prompts = _prompts(cfg)
         self.statistics: Statistics | None = None
-        if self.parameter.kind == "length":
+        if self.parameter.scale == "length":
             self.statistics = self._recorded_rounds(Path(str(cfg.statistics)))
             low, high = self._reach(self.statistics)
             self.parameter = replace(self.parameter, least=low, most=high)
@@ -148,7 +148,7 @@ class _Finder:
         cfg = _with(self.cfg, self.parameter.option, value)
         return build.build_rule(cfg, self.drafter.depth if "schedule" in cfg else 0)
 
-    def found(self) -> Match:
+    def found(self) -> MatchedLength:
         """Search."""
         place = self.options.directory / _digest(self._identity())
         return search(
@@ -160,7 +160,7 @@ class _Finder:
             self.options.trials,
         )
 
-    def notes(self, match: Match) -> dict[str, Any]:
+    def notes(self, match: MatchedLength) -> dict[str, Any]:
         """What run.json records."""
         return {
             **asdict(match),
@@ -183,7 +183,7 @@ class _Finder:
 
     def _prediction(self) -> LengthOf | None:
         """The predicted length by value, if recorded rounds give it."""
-        if self.parameter.kind == "length":
+        if self.parameter.scale == "length":
             return float
         tree = self.drafter.tree
         if not isinstance(self.reference, Relaxed | Priced) or tree is None or not tree.nodes:
@@ -213,7 +213,7 @@ class _Finder:
                 self.device,
                 self.cfg.batch_size,
             )
-            solved = self.parameter.kind == "length"
+            solved = self.parameter.scale == "length"
             save_statistics(
                 path, found, conditions(**self.cfg.schedule.measured_with) if solved else {}
             )

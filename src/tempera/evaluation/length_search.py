@@ -42,18 +42,17 @@ class FreeParameter:
     Attributes:
         option: its name on the command line.
         least, most: its range; above 0. None if the statistics of the draft give it.
-        kind: `real`, searched on a logarithmic scale, or `length` for an option that is itself a
-            predicted length.
+        scale: `log`, or `length` for an option that is itself a predicted length.
     """
 
     option: str
-    least: float | None = None
-    most: float | None = None
-    kind: Literal["real", "length"] = "real"
+    least: float | None
+    most: float | None
+    scale: Literal["log", "length"]
 
     def between(self, low: float, high: float, share: float) -> float:
         """The value at this share of the way, on the parameter's scale."""
-        if self.kind == "length":
+        if self.scale == "length":
             return low + share * (high - low)
         return math.exp(math.log(low) + share * math.log(high / low))
 
@@ -101,7 +100,7 @@ class Tried(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Match:
+class MatchedLength:
     """What a search found.
 
     Attributes:
@@ -173,7 +172,7 @@ def search(
     predict: LengthOf | None,
     tolerance: float,
     trials: int,
-) -> Match:
+) -> MatchedLength:
     """Find the value whose measured length is `wanted`, within the tolerance.
 
     The measured length is a step function of the value, since the random draws stay the same. Each
@@ -211,7 +210,7 @@ def search(
         found.append(Tried(value, measure(value)))
         below, above = (found[-1], above) if found[-1].length < wanted else (below, found[-1])
     best = next(one for one in found if abs(one.length - wanted) <= tolerance)
-    return Match(parameter.option, best.value, best.length, tuple(found))
+    return MatchedLength(parameter.option, best.value, best.length, tuple(found))
 
 
 def _guess(
@@ -243,7 +242,7 @@ def _solved(wanted: float, parameter: FreeParameter, predict: LengthOf) -> float
     """The value whose predicted length is `wanted`, or the nearer end of the range."""
     assert parameter.least is not None and parameter.most is not None
     low, high = parameter.least, parameter.most
-    if parameter.kind == "length":
+    if parameter.scale == "length":
         return min(max(wanted, low), high)
     for _ in range(HALVINGS):
         middle = parameter.between(low, high, 0.5)

@@ -1,0 +1,244 @@
+"""`expected_length=`: the search hits its target or says what is possible, and a run keeps what was
+found.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from near_codes import near
+from table_models import tables
+from tiny_evaluation import tiny_options
+
+from tempera.commands import evaluate, expected_length
+from tempera.config.compose import composed, composed_run
+from tempera.data.prompts import Prompt
+from tempera.decoding.trees import Tree
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.evaluation import length_search
+from tempera.evaluation.calibration import Statistics, record
+from tempera.evaluation.length_search import (
+    FreeParameter,
+    LengthSearch,
+    Measurements,
+    accepted_length,
+    predicted_length,
+    search,
+)
+from tempera.evaluation.pipeline import Method
+from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.exactness.theory import expected_emitted
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.optimal import Priced
+from tempera.rules.optimal_prices import PricedRounds
+from tempera.rules.schedules import Prices, exponential
+from tempera.rules.standard import Relaxed
+
+LENGTH = 3
+NEAR = {k: near(3, k) for k in (1, 2, 3)}
+RULES: dict[str, tuple[FreeParameter, Any]] = {
+    "uniform": (FreeParameter("delta", 0.01, 1000, "log"), lambda value: Relaxed((value,))),
+    "annealed": (
+        FreeParameter("delta", 0.01, 1000, "log"),
+        lambda value: Relaxed(exponential(value, 3)),
+    ),
+    "priced": (FreeParameter("price", 0.001, 20, "log"), lambda value: Priced(Prices((value,)))),
+    "lantern++": (FreeParameter("lam", 1e-4, 1e6, "log"), lambda value: LanternPP(NEAR[3], value)),
+    "grouped": (
+        FreeParameter("k", 1, 3, "log"),
+        lambda value: GSD(NEAR[math.ceil(value)], None, k=value),
+    ),
+}
+
+
+def law(make: Any) -> length_search.LengthOf:
+    """The enumerated length of a round by the value of the parameter."""
+    _, _, p, q = tables()
+    return lambda value: expected_emitted(p, q, make(value), LENGTH)
+
+
+@pytest.mark.parametrize("name", [*RULES])
+def test_the_length_is_found_for_every_rule(name: str) -> None:
+    parameter, make = RULES[name]
+    low, high = (law(make)(value) for value in (parameter.least, parameter.most))
+    steps = name == "lantern++"  # λ adds whole codes
+    wanted = law(make)(1.0) if steps else (low + 2 * high) / 3
+    found = search(wanted, parameter, law(make), None, 0.02, 40)
+    assert law(make)(found.value) == found.length == pytest.approx(wanted, abs=0.02)
+    assert (found.option, found.trials[-1]) == (parameter.option, (found.value, found.length))
+
+
+@pytest.mark.parametrize("name", ["uniform", "annealed", "priced"])
+def test_a_wrong_prediction_is_corrected(name: str) -> None:
+    parameter, make = RULES[name]
+    true = law(make)
+    found = search(3.5, parameter, true, lambda value: 0.3 + 0.95 * true(value), 0.02, 8)
+    assert found.length == pytest.approx(3.5, abs=0.02)
+    assert len(found.trials) <= 4
+    assert abs(found.trials[0].length - 3.5) > 0.02  # the prediction alone is not enough
+
+
+def test_a_solved_schedule_is_shifted() -> None:
+    parameter = FreeParameter("round_length", 2.0, 4.0, "length")
+    found = search(3.0, parameter, lambda value: value - 0.2, float, 0.02, 8)
+    assert (found.value, len(found.trials)) == (pytest.approx(3.2), 2)
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+@pytest.mark.parametrize("wanted", [1.0, 3.99])
+def test_a_length_out_of_reach(wanted: float, predicts: bool) -> None:
+    parameter, true = FreeParameter("delta", 0.5, 2, "log"), law(RULES["uniform"][1])
+    with pytest.raises(
+        TemperaError,
+        match=rf"^expected_length={wanted:g} is out of reach of this method: give about "
+        r"\d\.\d\d to \d\.\d\d$",
+    ):
+        search(wanted, parameter, true, true if predicts else None, 0.02, 20)
+
+
+def test_a_prediction_that_promises_too_much() -> None:
+    parameter = FreeParameter("delta", 0.01, 100, "log")
+    with pytest.raises(TemperaError, match=r"expected_length=3.5 is out of reach .* to 3.00$"):
+        search(
+            3.5,
+            parameter,
+            lambda value: min(3.0, 2 + value),
+            lambda value: min(3.6, 2 + value),
+            0.02,
+            9,
+        )
+
+
+def test_a_step_that_jumps_over_the_length() -> None:
+    parameter, steps = FreeParameter("k", 1, 100, "log"), lambda value: 3.0 if value < 7 else 3.5
+    with pytest.raises(TemperaError, match=r"no k was found .* the nearest is k=\S+ with 3.500"):
+        search(3.4, parameter, steps, None, 0.02, 60)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompts": 0}, "matching.prompts=0 is too small"),
+        ({"trials": 0}, "matching.trials=0 is too small"),
+        ({"tolerance": 0.0}, "matching.tolerance=0 is never met"),
+    ],
+)
+def test_wrong_options_of_a_search(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(TemperaError, match=message):
+        LengthSearch(Path("lengths"), **wrong)
+
+
+def test_lengths_are_measured_once(tmp_path: Path) -> None:
+    values: list[float] = []
+
+    def measure(value: float) -> float:
+        values.append(value)
+        return 2 * value
+
+    for _ in range(2):
+        measured = Measurements(tmp_path, measure)
+        assert [measured(1.5), measured(1.0), measured(1.5)] == [3, 2, 3]
+    assert values == [1.5, 1.0]
+
+
+def test_predictions_are_those_of_theory() -> None:
+    _, _, p, q = tables()
+    rounds = PricedRounds.enumerated(p, q[:LENGTH])
+    rules = [Priced(Prices((0.6, 0.3, 0.3))), Lantern(NEAR[2], 0.3), Relaxed((2.0,))]
+    found = [predicted_length(rule, Statistics(None, rounds)) for rule in rules]
+    assert found[1:] == [None, None]  # no statistics of LANTERN, and no ratios
+    assert found[0] == pytest.approx(expected_emitted(p, q, rules[0], LENGTH), abs=0.02)
+    ratios = torch.tensor([[0.5, 2.0, 0.1], [1.0, 0.25, 3.0]])
+    length = predicted_length(Relaxed((2.0, 1.0)), Statistics(ratios, rounds))
+    assert length == pytest.approx(1 + (1 + 1 + 0.1 + 1 + 0.25 + 0.25) / 2)
+
+
+@pytest.mark.slow
+def test_the_loop_has_the_length_that_was_found() -> None:
+    target = TableTarget(3, 7)
+    drafter, device = StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH)), torch.device("cpu")
+    prompts = [Prompt(str(number), "") for number in range(600)]
+    recorded = record(target, drafter, prompts[:100], 1, device, 100)
+
+    def measure(value: float) -> float:
+        method = Method(drafter, Relaxed((value,)))
+        return accepted_length(target, method, prompts, 1, device, 300)
+
+    def predict(value: float) -> float:
+        length = predicted_length(Relaxed((value,)), recorded)
+        assert length is not None
+        return length
+
+    for prediction in (predict, None):
+        found = search(
+            2.5, FreeParameter("delta", 0.01, 1000, "log"), measure, prediction, 0.02, 24
+        )
+        assert measure(found.value) == found.length == pytest.approx(2.5, abs=0.02)
+
+
+# In a run
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [*tiny_options(tmp_path_factory.mktemp("tiny")), "matching.prompts=4"]
+
+
+def evaluated(options: list[str], directory: Path, *more: str) -> dict[str, Any]:
+    evaluate.main(composed_run("eval", [*options, *more], directory))
+    content: dict[str, Any] = json.loads((directory / "metrics.json").read_text())
+    return content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    ["method=coolsd depth=3", "method=optimal_rsd schedule=optimal depth=3"],
+)
+def test_a_run_finds_its_parameter_and_keeps_it(
+    options: list[str], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [*method.split(), "expected_length=1.6", "matching.tolerance=0.15"]
+    content = evaluated(options, tmp_path / "run", *given)
+    found = content["about"]["matched"]
+    assert found["length"] == pytest.approx(1.6, abs=0.15)
+    assert content["settings"][found["option"]] == found["value"]
+    assert (content["settings"]["expected_length"], found["prompts"]) == (1.6, 4)
+    shutil.rmtree(tmp_path / "outputs" / "lengths")
+    monkeypatch.setattr(expected_length, "search", None)  # nothing is searched again
+    again = evaluated(options, tmp_path / "run", *given, "limit=8")
+    assert (again["about"]["matched"], again["images"]) == (found, 8)
+    with pytest.raises(TemperaError, match="length was not matched, or under other conditions"):
+        evaluated(options, tmp_path / "run", *given, "matching.seed=5")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["method=eagle"], "expected_length= has nothing to set in this method: leave it out"),
+        (["method=coolsd", "delta=2"], "delta=2 does not go with expected_length=, which finds"),
+        (
+            ["method=coolsd", "matching.offset=0"],
+            "the prompts that calibrate expected_length= include 2 of this evaluation's",
+        ),
+        (["method=coolsd", "expected_length=abc"], "`expected_length=abc` is not possible"),
+    ],
+)
+def test_mistakes(given: list[str], message: str) -> None:
+    cfg = composed("eval", ["expected_length=3", *given])
+    with pytest.raises(TemperaError, match=message):
+        expected_length.check(cfg, [Prompt("world-000000", ""), Prompt("world-000001", "")], given)
+
+
+def test_python_calls_do_not_search() -> None:
+    from tempera.config.build import check_length
+
+    with pytest.raises(TemperaError, match="evaluations alone: give delta here"):
+        check_length(composed("eval", ["method=coolsd", "expected_length=3"]))
+    check_length(composed("eval", ["method=optimal_rsd", "schedule=optimal", "expected_length=3"]))

@@ -1,0 +1,95 @@
+"""Corrections for many comparisons, and rank correlations, against independent computations."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tempera.metrics.comparisons import (
+    Weighted,
+    compare_all,
+    holm,
+    rank_correlation,
+    ranks,
+    spearman,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def weighted(values: np.ndarray) -> Weighted:
+    return Weighted(values, np.ones(len(values)))
+
+
+def closed_testing(p: np.ndarray) -> list[float]:
+    """Holm's corrected p by its definition as a closed test: the largest Bonferroni p of all sets
+    of hypotheses that contain this one.
+    """
+    places = range(len(p))
+    return [
+        max(
+            min(1.0, len(chosen) * min(p[other] for other in chosen))
+            for size in places
+            for chosen in combinations(places, size + 1)
+            if place in chosen
+        )
+        for place in places
+    ]
+
+
+@pytest.mark.parametrize(
+    "p", [[0.01, 0.04, 0.03, 0.005], [0.2], [0.5, 0.5, 0.5], RNG.random(8) ** 4], ids=str
+)
+def test_holm_is_the_closed_test_of_bonferroni(p: list[float]) -> None:
+    assert holm(np.array(p)) == pytest.approx(closed_testing(np.array(p)))
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_ranks_and_spearman_agree_with_scipy(levels: int) -> None:
+    left, right = RNG.integers(0, levels, (2, 5, 12)).astype(float)
+    right += 0.5 * left
+    assert ranks(left) == pytest.approx(stats.rankdata(left, axis=-1))
+    expected = [stats.spearmanr(*pair).statistic for pair in zip(left, right, strict=True)]
+    assert spearman(left, right) == pytest.approx(expected)
+
+
+def test_equal_values_have_no_rank_correlation() -> None:
+    assert np.isnan(spearman(np.ones(4), np.arange(4.0)))
+
+
+def test_paired_differences_agree_with_a_t_test() -> None:
+    base = RNG.normal(0, 5, 400)
+    shifts = np.array([0.0, 0.15, 0.4])
+    others = [base + shift + RNG.normal(0, 1, 400) for shift in shifts]
+    found = compare_all([(weighted(other), weighted(base)) for other in others])
+    for one, other in zip(found, others, strict=True):
+        test = stats.ttest_rel(other, base)
+        assert one.difference.value == pytest.approx((other - base).mean())
+        assert one.p == pytest.approx(test.pvalue, abs=0.02)
+        low, high = test.confidence_interval(1 - 0.05 / 3)
+        assert [one.difference.low, one.difference.high] == pytest.approx([low, high], abs=0.03)
+    assert [one.corrected for one in found] == pytest.approx(holm(np.array([x.p for x in found])))
+    assert found[2].significant
+    assert not found[0].significant
+
+
+def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
+    values, gaps = np.arange(20.0), (np.arange(20) % 4 > 0).astype(float)
+    (same,) = compare_all([(weighted(values), weighted(values))])
+    assert (same.difference.value, same.p, same.corrected) == (0, 1, 1)
+    (partly,) = compare_all([(Weighted(gaps * (values + 1), gaps), weighted(values))])
+    assert partly.difference.value == pytest.approx(1)
+    assert partly.difference.n == gaps.sum()
+    assert compare_all([]) == []
+
+
+def test_noise_widens_the_interval_of_a_rank_correlation() -> None:
+    means = np.arange(6.0)
+    exact = [weighted(np.full(200, mean)) for mean in means]
+    noisy = [weighted(mean + RNG.normal(0, 20, 200)) for mean in means]
+    clear = rank_correlation(exact, exact)
+    assert (clear.value, clear.low, clear.high) == (1, 1, 1)
+    blurred = rank_correlation(exact, noisy)
+    assert blurred.low < 0.9 < blurred.high + 0.2
+    assert rank_correlation(exact, [exact[0]] * 6).n == 0
