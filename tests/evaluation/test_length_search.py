@@ -133,6 +133,12 @@ def test_wrong_options_of_a_search(wrong: dict[str, Any], message: str) -> None:
         LengthSearch(Path("lengths"), **wrong)
 
 
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (2, 1), (None, 1), (1, math.inf)])
+def test_a_range_that_is_none(least: float | None, most: float | None) -> None:
+    with pytest.raises(TemperaError, match=r"^free_parameter.least=\S+ to most=\S+ is no range of"):
+        FreeParameter("delta", least, most, "log")
+
+
 def test_lengths_are_measured_once(tmp_path: Path) -> None:
     values: list[float] = []
 
@@ -228,6 +234,7 @@ def test_a_run_finds_its_parameter_and_keeps_it(
             "the prompts that calibrate expected_length= include 2 of this evaluation's",
         ),
         (["method=coolsd", "expected_length=abc"], "`expected_length=abc` is not possible"),
+        (["expected_length=null", "matching.prompts=x"], "`matching.prompts=x` is not possible"),
     ],
 )
 def test_mistakes(given: list[str], message: str) -> None:

@@ -197,7 +197,7 @@ def test_a_run_that_does_not_fit_ends_before_weights_are_read(
 ) -> None:
     options = write_llamagen_text(tmp_path)
     monkeypatch.setattr(costing, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(build, "build_pipeline", None)
+    monkeypatch.setattr(build, "build_fast_target", None)
     cfg = composed(*options, "method=sjd", "window=4", "prompt=a cat", "metrics=none", "device=cpu")
     cfg.directory = str(tmp_path / "run")
     with pytest.raises(MemoryTooSmall, match="this takes about"):

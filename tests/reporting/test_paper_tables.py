@@ -33,7 +33,7 @@ from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 PRESETS = sorted(
     path.stem
     for path in (CONF / "experiment").glob("*.yaml")
-    if not path.stem.startswith("frontier") and path.stem != "relaxations"
+    if not path.stem.startswith("frontier") and path.stem not in ("relaxations", "study")
 )
 CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {

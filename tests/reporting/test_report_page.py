@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from tempera.reporting import page_pictures, report_page
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.page_pictures import data_addresses
 from tempera.reporting.report_page import packed, packed_replay
+from tempera.reporting.study import StudyTable
 from tempera.runtime.image_files import picture_path
 from tempera.runtime.row_store import Store
 
@@ -53,6 +55,14 @@ def page_of(directory: Path, **options: Any) -> tuple[str, dict[str, Any]]:
 def unpacked(text: str) -> list[int]:
     width, body = text.split(":")
     return np.frombuffer(base64.b64decode(body), f"<u{width}").tolist()
+
+
+def test_the_study_is_on_the_page(tmp_path: Path) -> None:
+    made_up_runs(tmp_path, TWO)
+    part = StudyTable("Losses <at> equal length", "Paired.", ["run", "FID"], [["a", "+1*"]])
+    text, data = page_of(tmp_path, studied=[part])
+    assert data["study"] == [dataclasses.asdict(part)]
+    assert "Losses <at>" not in text
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:

@@ -146,3 +146,4 @@ def test_the_experiment_composes() -> None:
         assert one.free_parameter.option, case
         assert one.tree.length in (5, 7)
         assert (one.expected_length, one.limit, one.speed.prompts) == (3.5, 4096, 0)
+        assert one.matching.prompts == 512

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import check_value, instantiate
+from tempera.config.instantiate import check_value, check_values, instantiate
 from tempera.config.tuned import option_name
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Rule
@@ -53,6 +53,7 @@ def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) 
         TemperaError: the method has no free parameter, or the command line sets it; or evaluation
             and calibration share prompts.
     """
+    check_values(cfg.matching)
     if cfg.expected_length is None:
         return
     check_value(cfg, "expected_length", cfg.expected_length, float)
@@ -61,6 +62,7 @@ def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) 
             "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
             "method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or gsd"
         )
+    check_values(cfg.free_parameter)
     option = cfg.free_parameter.option
     for given in overrides:
         if option_name(given) == option:

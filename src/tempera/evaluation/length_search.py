@@ -50,6 +50,15 @@ class FreeParameter:
     most: float | None
     scale: Literal["log", "length"]
 
+    def __post_init__(self) -> None:
+        if (self.least is None) != (self.most is None) or not (
+            self.least is None or self.most is None or 0 < self.least < self.most < math.inf
+        ):
+            raise TemperaError(
+                f"free_parameter.least={self.least} to most={self.most} is no range of "
+                f"{self.option}: give two numbers above 0, the smaller first"
+            )
+
     def between(self, low: float, high: float, share: float) -> float:
         """The value at this share of the way, on the parameter's scale."""
         if self.scale == "length":

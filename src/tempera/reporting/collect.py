@@ -125,7 +125,7 @@ def row_of(
             "grid": content.get("grid"),
             "time": content.get("time", {}),
             "paper": content["about"].get("paper"),
-            "matched": content["about"].get("matched"),
+            "matched": _matched(content["about"].get("matched"), settings),
         }
         _check_types(row)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
@@ -142,6 +142,17 @@ def row_of(
             "it again."
         ) from None
     return row
+
+
+def _matched(found: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the run records about a search for its accepted length (`expected_length=`): the free
+    parameter (`option`), its `value`, and its `length` on calibration prompts.
+    """
+    if found is None:
+        return None
+    float(settings["expected_length"])
+    numbers = {name: float(found[name]) for name in ("value", "length")}
+    return {"option": str(found["option"]), **numbers}
 
 
 def _check_types(row: ReportRow) -> None:

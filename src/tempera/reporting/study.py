@@ -227,6 +227,7 @@ def _is_loss(metric: table.Metric, arms: Sequence[Arm]) -> bool:
     return (
         metric.section == "quality"
         and metric.higher_is_better is not None
+        and (metric.paired or metric.in_report)
         and all(np.isfinite(arm.value(metric.key)) for arm in arms)
     )
 
