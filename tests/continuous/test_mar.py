@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import slow_rows_but
 from paths import SUPPORT
+from tiny_targets import ldm_name
 from torch import Tensor, nn
 
 from tempera.continuous import diffusion, residual_sampler, rules
@@ -108,21 +109,6 @@ def test_published_files_load_averaged_weights_first(tmp_path: Path) -> None:
             "owner/name",
             config=MARConfig(grid=(3, 4), width=32, heads=2, depth=1),
         )
-
-
-def ldm_name(name: str, levels: int) -> str:
-    """Our name of a tensor of the KL autoencoder in latent diffusion's layout."""
-    parts = name.split(".")
-    if parts[1] == "mid":
-        parts[2] = ("block_1", "attn_1", "block_2")[int(parts[2])]
-    if parts[1] == "conv_blocks":
-        level = int(parts[2]) if parts[0] == "encoder" else levels - 1 - int(parts[2])
-        parts[1:4] = [
-            "down" if parts[0] == "encoder" else "up",
-            str(level),
-            "block" if parts[3] == "res" else parts[3],
-        ]
-    return ".".join(parts)
 
 
 def test_kl16_loads_from_latent_diffusion_s_layout(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ in official layouts: with the network once, and again without it.
 import importlib.util
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,19 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from hub import Hub
+from hydra.utils import get_class
 from image_server import ImageServer
 from paths import ROOT
+from PIL import Image
+from reference_clip import random_state, register, write_open_clip
+from tiny_metrics import (
+    image_reward_state,
+    image_reward_tokenizer,
+    write_aesthetic,
+    write_detector,
+    write_inception,
+    write_pick_score,
+)
 from tiny_targets import (
     composed,
     llamagen_state,
@@ -27,9 +38,14 @@ from tiny_targets import (
     write_llamagen_classes,
     write_llamagen_text,
     write_lumina,
+    write_mar,
 )
 
+from tempera.commands.report import main as write_report
 from tempera.data import benchmarks
+from tempera.metrics import detector as detectors
+from tempera.metrics import reference as references
+from tempera.runtime import tracking
 from tempera.runtime.hub import Repository
 
 pytestmark = pytest.mark.slow
@@ -88,10 +104,15 @@ def trained(options: list[str], *more: str) -> dict[str, Any]:
     return dict(script("main")(cfg))
 
 
-def evaluated(options: list[str], name: str) -> dict[str, Any]:
+COOLSD = ("method=coolsd", "delta=2", "depth=2")
+
+
+def evaluated(
+    options: list[str], name: str, method: Sequence[str] = COOLSD, *more: str
+) -> dict[str, Any]:
     AcceleratorState._reset_state(True)
-    small = ["limit=4", "speed.prompts=0", "tracking=none", "device=cpu", "depth=2"]
-    cfg = composed(*options, "method=coolsd", "delta=2", *small)
+    small = ["limit=4", "speed.prompts=0", "tracking=none", "device=cpu"]
+    cfg = composed(*options, *method, *small, *more)
     cfg.directory = f"outputs/eval/{name}"
     cfg.choices, cfg.overrides = {}, []
     evaluation()(cfg)
@@ -171,3 +192,155 @@ def test_lumina_trains_on_images_that_it_draws_for_coco_captions(
     hub.here(monkeypatch, offline=True)
     again = evaluated(options, "offline")
     assert again["metrics"]["accepted_length"] == result["metrics"]["accepted_length"]
+
+
+CONTINUOUS = {
+    "large": ("method=cspd_exact", "gamma=2", "denoising_steps=4"),
+    "huge": ("method=cspd", "gamma=2", "denoising_steps=4"),
+    "base": ("method=ar", "steps=4", "denoising_steps=4"),
+}
+
+
+@pytest.mark.parametrize("size", CONTINUOUS)
+def test_a_mar_and_its_draft_come_from_the_hub(
+    size: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MAR-B, which has no smaller model, is evaluated alone."""
+    directory = tmp_path / "weights"
+    options = on_hub(hub, lambda place: write_mar(place, size), "jadechoghari/mar", directory)
+    result = evaluated(options, "online", CONTINUOUS[size])
+    assert result["images"] == 4 and result["grid"] == [3, 4]
+    wanted = {f"mar-{size}.safetensors", "mar-base.safetensors", "kl16.safetensors"}
+    assert wanted <= set(hub.downloads())
+    hub.here(monkeypatch, offline=True)
+    again = evaluated(options, "offline", CONTINUOUS[size])
+    assert again["metrics"]["accepted_length"] == result["metrics"]["accepted_length"]
+    texts = reported("outputs/eval/online", "outputs/eval/offline")
+    assert texts["report.md"].count(f"| {result['name']} |") == 2
+
+
+def reported(*runs: str) -> dict[str, str]:
+    """The texts of a report of these runs, by file."""
+    cfg = composed(f"runs=[{','.join(runs)}]", "output=outputs/report", config="report")
+    return {
+        path.name: path.read_text(encoding="utf-8")
+        for path in write_report(cfg)
+        if path.suffix in (".md", ".csv", ".html")
+    }
+
+
+def write_stage2(directory: Path) -> list[str]:
+    """The second stage of LlamaGen-XL, whose file has another name."""
+    options = write_llamagen_text(directory)
+    (directory / "t2i_XL_stage1_256.pt").rename(directory / "t2i_XL_stage2_512.pt")
+    return ["model=llamagen_xl_stage2", *options[1:]]
+
+
+def test_the_second_stage_is_trained_evaluated_and_reported(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On images that the target draws; what W&B would record names their data and settings."""
+    recorded: dict[str, Any] = {}
+
+    def no_tracker(*, job_type: str, config: Any, **_: Any) -> tracking.Tracker:
+        recorded[job_type] = config
+        return tracking.NoTracker()
+
+    monkeypatch.setattr(tracking, "no_tracker", no_tracker)
+    options = on_hub(hub, write_stage2, "peizesun/llamagen_t2i", tmp_path / "weights")
+    drawn = ["train_data=generated", "source=coco_captions"]
+    metrics = trained(options, *drawn, "limit=60", "steps=2", "train_data.batch_size=30")
+    assert metrics["finished"] and metrics["data"]["count"] == 60
+    result = evaluated(options, "coolsd")
+    alone = evaluated(options, "ar", ("method=ar",))
+    texts = reported("outputs/eval/coolsd", "outputs/eval/ar")
+    for run in (result, alone):
+        start = f"| {run['name'].partition(' δ=')[0]} |"
+        length = run["metrics"]["accepted_length"]["value"]
+        lines = [line for line in texts["report.md"].splitlines() if line.startswith(start)]
+        assert f"{length:.2f}" in lines[0]
+    assert alone["metrics"]["accepted_length"]["value"] == 1
+    assert recorded["train_draft"]["data"]["sha256"] == metrics["data"]["sha256"]
+    config = recorded["eval"]
+    assert config["limit"] == 4 and config["data"]["count"] == 4
+    assert config["metrics"]["resamples"] == 200
+    assert config["model"]["name"] == "llamagen_xl_stage2"
+
+
+NETWORKS = (
+    "inception", "clip", "hps", "image_reward", "pick_score", "aesthetic", "geneval",
+)  # fmt: skip
+
+
+def test_all_published_metrics_from_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny checkpoints in official layouts; Inception has its size. VGG-16 is left out, since it is
+    read as Inception is.
+    """
+    name = register(tmp_path, "tiny-measured")
+    state = random_state(name)
+    places = {}
+    for network in (*NETWORKS, "coco"):
+        places[network] = tmp_path / network
+        places[network].mkdir()
+    write_inception(places["inception"])
+    write_open_clip(places["clip"], name, state)
+    torch.save({"state_dict": state}, places["hps"] / "HPS_v2.1_compressed.pt")
+    torch.save(image_reward_state(), places["image_reward"] / "ImageReward.pt")
+    image_reward_tokenizer(places["image_reward"])
+    write_pick_score(places["pick_score"], state)
+    write_aesthetic(places["aesthetic"])
+    write_detector(places["geneval"])
+    for network in NETWORKS:
+        hub.add_directory(f"some/{network}", places[network])
+    rows = [
+        {"image": {"bytes": picture(number), "path": f"{number}.png"}, "answer": [""]}
+        for number in range(20)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), places["coco"] / "val.parquet")
+    files = {"data/val-00000-of-00001.parquet": places["coco"] / "val.parquet"}
+    commit = hub.add("some/coco", files, kind="datasets")
+    monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", commit))
+    monkeypatch.setattr(detectors, "SHORT", 64)
+    prompts = [f"a photo of {count} {noun}s" for count in ("two", "four") for noun in NOUNS]
+    prompts[0] = "a red ring"  # not one of GenEval's
+    Path("prompts.txt").write_text("\n".join(prompts))
+    options = on_hub(hub, write_llamagen_text, "peizesun/llamagen_t2i", tmp_path / "weights")
+    clip = "hf-hub:some/clip"
+    chosen = [
+        f"metrics.names=[{','.join(NETWORKS)}]",
+        "metrics.inception.weights=some/inception",
+        f"metrics.clip.model={clip}", "metrics.clip.weights=null",
+        "metrics.hps.weights=some/hps", f"+metrics.hps.model={name}",
+        "metrics.image_reward.weights=some/image_reward",
+        "metrics.image_reward.tokenizer=some/image_reward",
+        "metrics.pick_score.weights=some/pick_score",
+        "metrics.aesthetic.weights=some/aesthetic",
+        f"+metrics.aesthetic.clip_model={clip}", "+metrics.aesthetic.clip_weights=null",
+        "metrics.geneval.detector=some/geneval",
+        f"+metrics.geneval.clip_model={clip}", "+metrics.geneval.clip_weights=null",
+        "data=file", "path=prompts.txt", "limit=null",
+    ]  # fmt: skip
+    result = evaluated(options, "measured", ("method=ar",), "metrics=real", *chosen)
+    found = result["metrics"]
+    adapters = composed("metrics=real").metrics
+    wanted = {
+        metric for network in NETWORKS for metric in get_class(adapters[network]._target_).metrics
+    }
+    asked = {"geneval", "geneval_counting"}  # the other tasks' prompts are not among these
+    assert {key for key in wanted if not key.startswith("geneval")} | asked <= set(found)
+    assert all(found[key]["n"] == len(prompts) for key in ("fid", "clip_score", "hpsv2"))
+    assert found["geneval"]["n"] == len(prompts) - 1
+    text = reported("outputs/eval/measured")["report.md"]
+    for title in ("FID", "KID", "CLIP score", "HPSv2.1", "ImageReward", "PickScore", "GenEval"):
+        assert title in text
+
+
+NOUNS = ("cat", "dog", "bus", "bench", "chair", "clock", "vase", "boat", "bear", "train")
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (10 * number, 99, 5 * number)).save(file, "PNG")
+    return file.getvalue()

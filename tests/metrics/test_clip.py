@@ -2,15 +2,12 @@
 layouts, against a second writing of the networks (`reference_clip`).
 """
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from reference_clip import (
     EDGE,
-    HEADS,
-    PATCH,
     cosines,
     embed_images,
     embed_texts,
@@ -19,8 +16,10 @@ from reference_clip import (
     random_state,
     register,
     tokens,
+    write_open_clip,
 )
 from safetensors.torch import save_file
+from tiny_metrics import write_aesthetic, write_pick_score
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 from torchvision.transforms import InterpolationMode
@@ -69,17 +68,9 @@ def test_clip_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None
     texts = tokens([f"A photo of {text}" for text in TEXTS])
     expected = cosines(embed_images(normalised(pictures()), state), embed_texts(texts, state))
     assert torch.allclose(scored(adapter), expected, atol=1e-5)
-    config = {"model_cfg": json.loads((Path(_config(tiny))).read_text()), "preprocess_cfg": {}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    write_open_clip(tmp_path, tiny, state)
     directory = ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of ")
     assert torch.allclose(scored(directory), expected, atol=1e-5)
-
-
-def _config(name: str) -> Path:
-    from open_clip import factory
-
-    (path,) = [path for path in factory._MODEL_CONFIG_PATHS if path.stem == name]
-    return Path(path)
 
 
 def test_openais_weights_get_their_activation(
@@ -135,12 +126,7 @@ def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
 
 def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(state, tmp_path / "clip.safetensors")
-    sizes = [(12, 7), (7, 5), (5, 4), (4, 3), (3, 1)]
-    head = {}
-    for number, (into, out) in zip((0, 2, 4, 6, 7), sizes, strict=True):
-        head[f"layers.{number}.weight"] = torch.randn(out, into)
-        head[f"layers.{number}.bias"] = torch.randn(out)
-    torch.save(head, tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
+    head = write_aesthetic(tmp_path)
     expected = normalize(embed_images(normalised(pictures()), state), dim=-1)
     for number in (0, 2, 4, 6, 7):
         expected = linear(expected, head[f"layers.{number}.weight"], head[f"layers.{number}.bias"])
@@ -148,57 +134,8 @@ def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path
     assert torch.allclose(scored(adapter), expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
-def huggingface(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's layout → transformers'."""
-    made = {
-        "logit_scale": torch.tensor(3.2),
-        "text_projection.weight": state["text_projection"].T.contiguous(),
-        "visual_projection.weight": state["visual.proj"].T.contiguous(),
-        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
-        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
-        "text_model.embeddings.position_ids": torch.arange(77)[None],
-        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
-        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
-        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
-    }
-    norms = {
-        "ln_final": "text_model.final_layer_norm",
-        "visual.ln_pre": "vision_model.pre_layrnorm",
-        "visual.ln_post": "vision_model.post_layernorm",
-    }
-    pieces = {
-        "attn.out_proj": "self_attn.out_proj",
-        "ln_1": "layer_norm1",
-        "ln_2": "layer_norm2",
-        "mlp.c_fc": "mlp.fc1",
-        "mlp.c_proj": "mlp.fc2",
-    }
-    for tower, other in (("transformer", "text_model"), ("visual.transformer", "vision_model")):
-        for layer in range(2):
-            own, theirs = f"{tower}.resblocks.{layer}", f"{other}.encoder.layers.{layer}"
-            norms |= {f"{own}.{a}": f"{theirs}.{b}" for a, b in pieces.items()}
-            for kind in ("weight", "bias"):
-                parts = state[f"{own}.attn.in_proj_{kind}"].chunk(3)
-                for name, part in zip("qkv", parts, strict=True):
-                    made[f"{theirs}.self_attn.{name}_proj.{kind}"] = part.contiguous()
-    for own, theirs in norms.items():
-        for kind in ("weight", "bias"):
-            made[f"{theirs}.{kind}"] = state[f"{own}.{kind}"]
-    return made
-
-
 def test_pick_score(state: dict[str, Tensor], tmp_path: Path) -> None:
-    save_file(huggingface(state), tmp_path / "model.safetensors")
-    both = {"num_hidden_layers": 2, "num_attention_heads": HEADS, "hidden_act": "gelu"}
-    config = {
-        "model_type": "clip",
-        "projection_dim": 12,
-        "text_config": {**both, "hidden_size": 8, "intermediate_size": 32, "vocab_size": 49408,
-                        "eos_token_id": 49407},
-        "vision_config": {**both, "hidden_size": 16, "intermediate_size": 64, "image_size": EDGE,
-                          "patch_size": PATCH},
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_pick_score(tmp_path, state)
     image = embed_images(normalised(pictures()), state)
     expected = torch.tensor(3.2).exp() * cosines(image, embed_texts(tokens(TEXTS), state))
     assert torch.allclose(scored(PickScore(str(tmp_path))), expected, atol=1e-4)

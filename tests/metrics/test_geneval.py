@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from reference_clip import embed_images, embed_texts, normalised, random_state, register, tokens
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from tiny_metrics import write_detector
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
@@ -105,30 +106,7 @@ def test_geneval_is_the_mean_of_its_tasks() -> None:
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Mask2Former as transformers saves it."""
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
-
-    backbone = SwinConfig(
-        embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )  # fmt: skip
-    config = Mask2FormerConfig(
-        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32,
-        encoder_feedforward_dim=8, encoder_layers=1, decoder_layers=2, num_attention_heads=1,
-        dim_feedforward=8, num_queries=5, num_labels=80,
-        backbone=None, use_pretrained_backbone=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    directory = tmp_path_factory.mktemp("detector")
-    network = Mask2FormerForUniversalSegmentation(config)
-    with torch.no_grad():
-        for tensor in network.parameters():
-            tensor.copy_(torch.randn_like(tensor) * 0.5)
-    network.save_pretrained(directory)
-    names = load_file(directory / "model.safetensors")  # as published, not as transformers 5 has it
-    swin = "model.pixel_level_module.encoder.encoder.layers.0.blocks.0"
-    assert f"{swin}.attention.self.query.weight" in names
-    return directory
+    return write_detector(tmp_path_factory.mktemp("detector"))
 
 
 @pytest.mark.slow

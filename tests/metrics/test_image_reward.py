@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference_clip import normalised
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
+from tiny_metrics import EDGE, LAYERS, PATCH, image_reward_state, image_reward_tokenizer
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
@@ -17,57 +14,7 @@ from tempera.errors import TemperaError
 from tempera.metrics.image_reward import DEVIATION, MEAN, ImageReward
 
 pytestmark = pytest.mark.slow
-EDGE, PATCH, WIDE, WORD, LAYERS = 16, 8, 128, 64, 2
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "ring", "star")
 PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "a star " + "red " * 60)]
-
-
-def checkpoint() -> dict[str, Tensor]:
-    """Random tensors by the names and shapes of ImageReward.pt, made small."""
-    torch.manual_seed(5)
-    made: dict[str, Tensor] = {}
-
-    def layer(name: str, into: int, out: int) -> None:
-        made[f"{name}.weight"] = torch.randn(out, into) / into**0.5
-        made[f"{name}.bias"] = torch.randn(out) * 0.1
-
-    def norm(name: str, width: int) -> None:
-        made[f"{name}.weight"] = 1 + 0.1 * torch.randn(width)
-        made[f"{name}.bias"] = 0.1 * torch.randn(width)
-
-    vision, text = "blip.visual_encoder", "blip.text_encoder"
-    made[f"{vision}.cls_token"] = torch.randn(1, 1, WIDE)
-    made[f"{vision}.pos_embed"] = torch.randn(1, 1 + (EDGE // PATCH) ** 2, WIDE)
-    made[f"{vision}.patch_embed.proj.weight"] = torch.randn(WIDE, 3, PATCH, PATCH) * 0.1
-    made[f"{vision}.patch_embed.proj.bias"] = torch.randn(WIDE)
-    for number in range(LAYERS):
-        block = f"{vision}.blocks.{number}"
-        norm(f"{block}.norm1", WIDE)
-        layer(f"{block}.attn.qkv", WIDE, 3 * WIDE)
-        layer(f"{block}.attn.proj", WIDE, WIDE)
-        norm(f"{block}.norm2", WIDE)
-        layer(f"{block}.mlp.fc1", WIDE, 2 * WIDE)
-        layer(f"{block}.mlp.fc2", 2 * WIDE, WIDE)
-    norm(f"{vision}.norm", WIDE)
-    made[f"{text}.embeddings.position_ids"] = torch.arange(40)[None]
-    made[f"{text}.embeddings.word_embeddings.weight"] = torch.randn(len(WORDS), WORD)
-    made[f"{text}.embeddings.position_embeddings.weight"] = torch.randn(40, WORD)
-    norm(f"{text}.embeddings.LayerNorm", WORD)
-    for number in range(LAYERS):
-        block = f"{text}.encoder.layer.{number}"
-        for kind, into in (("attention", WORD), ("crossattention", WIDE)):
-            layer(f"{block}.{kind}.self.query", WORD, WORD)
-            layer(f"{block}.{kind}.self.key", into, WORD)
-            layer(f"{block}.{kind}.self.value", into, WORD)
-            layer(f"{block}.{kind}.output.dense", WORD, WORD)
-            norm(f"{block}.{kind}.output.LayerNorm", WORD)
-        layer(f"{block}.intermediate.dense", WORD, 96)
-        layer(f"{block}.output.dense", 96, WORD)
-        norm(f"{block}.output.LayerNorm", WORD)
-    sizes = (WORD, 9, 7, 5, 3, 1)
-    for place, number in enumerate((0, 2, 4, 6, 7)):
-        layer(f"mlp.layers.{number}", sizes[place], sizes[place + 1])
-    return made
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None = None) -> Tensor:
@@ -125,19 +72,10 @@ def reward(pictures: Tensor, ids: Tensor, state: dict[str, Tensor]) -> Tensor:
     return (z[:, 0] - MEAN) / DEVIATION
 
 
-def tokenizer(directory: Path) -> None:
-    made = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, "[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    made.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    made.save(str(directory / "tokenizer.json"))
-
-
 def test_image_reward(tmp_path: Path) -> None:
-    state = checkpoint()
+    state = image_reward_state()
     torch.save(state, tmp_path / "ImageReward.pt")
-    tokenizer(tmp_path)
+    image_reward_tokenizer(tmp_path)
     pictures = torch.randint(0, 256, (2, 3, EDGE, EDGE)).to(torch.uint8)
     ids = torch.zeros(2, 35, dtype=torch.long)
     ids[0, :5] = torch.tensor([2, 4, 5, 6, 3])
@@ -149,7 +87,7 @@ def test_image_reward(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    state = checkpoint()
+    state = image_reward_state()
     lacking = {name: one for name, one in state.items() if "crossattention" not in name}
     torch.save(lacking, tmp_path / "ImageReward.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of ImageReward"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_metrics import write_inception
 from torch import Tensor
 from torch.nn.functional import (
     adaptive_avg_pool2d,
@@ -102,21 +103,7 @@ def resized(x: Tensor, size: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights in torch-fidelity's layout, at its sizes."""
-    from torch_fidelity import feature_extractor_inceptionv3 as module
-
-    path = tmp_path_factory.mktemp("inception") / "weights-inception-2015-12-05-6726825d.pth"
-    torch.manual_seed(2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "load_state_dict_from_url", lambda *_, **__: {})
-        patch.setattr(torch.nn.Module, "load_state_dict", lambda *_: None)
-        network = module.FeatureExtractorInceptionV3("any", ["2048"])
-    state = {
-        name: one + 0.1 * torch.rand_like(one) if "bn" in name and one.is_floating_point() else one
-        for name, one in network.state_dict().items()
-    }
-    torch.save(state, path)
-    return path
+    return write_inception(tmp_path_factory.mktemp("inception"))
 
 
 def features(networks: Networks, pictures: Tensor) -> Tensor:

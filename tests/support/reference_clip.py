@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
@@ -42,6 +43,13 @@ def random_state(name: str) -> dict[str, Tensor]:
         key: torch.randn_like(one) * 0.3 + one if one.dim() else one
         for key, one in network.state_dict().items()
     }
+
+
+def write_open_clip(directory: Path, name: str, state: State) -> None:
+    """The model as open_clip saves it: its configuration and its weights."""
+    config = {"model_cfg": import_open_clip().get_model_config(name), "preprocess_cfg": {}}
+    (directory / "open_clip_config.json").write_text(json.dumps(config))
+    save_file(dict(state), directory / "open_clip_model.safetensors")
 
 
 def normed(x: Tensor, state: State, name: str) -> Tensor:

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 from paths import CONF
 from safetensors.torch import save_file
 from torch import Tensor
+
+from tempera.continuous.mar import MAR
+from tempera.image_tokenizers.kl import KLModel
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
 VQ = {
@@ -164,14 +168,15 @@ def save_shards(state: dict[str, Tensor], directory: Path) -> None:
 
 def flow(values: dict[str, Any]) -> str:
     """A mapping in Hydra's override grammar."""
-    return (
-        "{"
-        + ",".join(
-            f"{key}:{json.dumps(value) if not isinstance(value, str) else value}"
-            for key, value in values.items()
-        )
-        + "}"
-    )
+    parts = {
+        key: flow(value)
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, str)
+        else json.dumps(value)
+        for key, value in values.items()
+    }
+    return "{" + ",".join(f"{key}:{value}" for key, value in parts.items()) + "}"
 
 
 def vq_option(codes: int, **changes: Any) -> str:
@@ -375,6 +380,57 @@ def write_janus(directory: Path) -> list[str]:
         "+model.spec.codes=24",
         vq_option(24, encoder_multipliers=levels, decoder_multipliers=levels, **sizes),
     ]
+
+
+MAR_SIZES = {
+    "_target_": "tempera.continuous.mar.MARConfig",
+    "grid": [3, 4], "channels": 4, "width": 16, "depth": 1, "heads": 2, "buffer": 2,
+    "head_width": 16, "head_depth": 1,
+}  # fmt: skip
+KL_SIZES = {
+    "_target_": "tempera.image_tokenizers.kl.KLConfig",
+    "networks": {
+        "_target_": "tempera.image_tokenizers.vq.VQConfig",
+        "channels": 8, "encoder_multipliers": [1, 1, 2], "decoder_multipliers": [1, 1, 2],
+        "res_blocks": 1, "z_channels": 4, "norm_groups": 4,
+    },
+}  # fmt: skip
+
+
+def ldm_name(name: str, levels: int) -> str:
+    """Our name of a tensor of the KL autoencoder in latent diffusion's layout."""
+    parts = name.split(".")
+    if parts[1] == "mid":
+        parts[2] = ("block_1", "attn_1", "block_2")[int(parts[2])]
+    if parts[1] == "conv_blocks":
+        level = int(parts[2]) if parts[0] == "encoder" else levels - 1 - int(parts[2])
+        parts[1:4] = [
+            "down" if parts[0] == "encoder" else "up",
+            str(level),
+            "block" if parts[3] == "res" else parts[3],
+        ]
+    return ".".join(parts)
+
+
+def write_mar(directory: Path, size: str = "large") -> list[str]:
+    """A MAR of 1,000 classes on 3×4 tokens, with MAR-B, which drafts for the larger ones, and KL-16
+    of 12×16 pixels.
+    """
+    networks = {f"mar-{name}": MAR_SIZES for name in {size, "base"}} | {"kl16": KL_SIZES}
+    makers = {"kl16": KLModel}
+    for place, (name, sizes) in enumerate(sorted(networks.items())):
+        network = makers.get(name, MAR)(instantiate(OmegaConf.create(sizes)))
+        generator = torch.Generator().manual_seed(place)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.2, generator=generator)
+        state = network.state_dict()
+        if name == "kl16":
+            state = {ldm_name(key, 3): tensor for key, tensor in state.items()}
+        save_file(state, directory / f"{name}.safetensors")
+    options = [f"model=mar_{size}", f"model.weights={directory}"]
+    parts = {"network": MAR_SIZES, "tokenizer": KL_SIZES}
+    parts |= {} if size == "base" else {"draft": MAR_SIZES}
+    return [*options, *(f"+model.{part}.config={flow(sizes)}" for part, sizes in parts.items())]
 
 
 @dataclass(frozen=True)
