@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -40,8 +41,8 @@ TREES = {
 }
 
 
-def eagle_drafter(target, tree, eagle=None):
-    return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target), tree)
+def eagle_drafter(target, tree, eagle=None, dtype=None):
+    return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target, dtype=dtype), tree)
 
 
 @torch.no_grad()
@@ -162,13 +163,14 @@ def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
 
 
 @pytest.mark.slow
-def test_drafted_tokens_follow_the_recorded_q():
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_drafted_tokens_follow_the_recorded_q(dtype):
     from scipy.stats import chi2
 
     target = tiny_target(
         Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1)
     )
-    drafter, rows = eagle_drafter(target, TREE), 3000
+    drafter, rows = eagle_drafter(target, TREE, dtype=dtype), 3000
     prompts = ["bb"] * rows
     with torch.no_grad():
         target.begin(prompts, drafter.nodes)
@@ -260,6 +262,31 @@ def test_the_next_batch_reuses_the_memory():
             (target.session.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr())
         )
     assert storages[0] == storages[1]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_draft_in_half_precision_beside_a_target_in_full(frozen):
+    def drafts(dtype):
+        target = tiny_target(Sampling(3.0, temperature=0))
+        if frozen:
+            target.fuse()
+        drafter = eagle_drafter(target, TREE, dtype=dtype)
+        with torch.no_grad():
+            target.begin(PROMPTS, drafter.nodes)
+            drafter.begin(PROMPTS)
+            target.head.sampling = replace(target.sampling, temperature=1.0)
+            q = drafter.propose(torch.full((len(PROMPTS), drafter.uniforms), 0.5)).q
+            target.head.sampling = replace(target.sampling, temperature=0.0)
+        return target, drafter, q
+
+    target, drafter, q = drafts(torch.bfloat16)
+    expected = drafts(None)[2][:, 0]  # the root's; later ones follow the tokens drawn
+    assert q.dtype == torch.float32 and drafter.model.cache.storage.dtype == torch.bfloat16
+    assert target.session.cache.storage.dtype == torch.float32
+    assert 0 < (q[:, 0] - expected).abs().max() < 0.05
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert torch.equal(plain.tokens, output.tokens)
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])

@@ -280,3 +280,18 @@ def test_a_random_draft_fits_any_target_and_prints_a_warning(capsys):
     assert "draft: random weights" in capsys.readouterr().out
     output = decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"])
     assert output.tokens.shape == (1, LENGTH)
+
+
+def test_a_draft_in_half_precision_beside_a_target_in_full():
+    target = tiny_target(Sampling(3.0, temperature=0))
+    draft = ParallelDraft(tiny_parallel(target), target, 4, torch.bfloat16)
+    output = decode(
+        target,
+        StaticTreeDrafter(draft, Tree.chain(4)),
+        Exact(),
+        RandomStreams(0, PROMPTS),
+        PROMPTS,
+    )
+    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert draft.cache.storage.dtype == torch.bfloat16
+    assert torch.equal(output.tokens, plain.tokens)

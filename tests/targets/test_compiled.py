@@ -40,6 +40,10 @@ def parallel(target):
     return ParallelDraft(tiny_parallel(target), target, 3)
 
 
+def half(target):
+    return EagleDraft(tiny_eagle(target), target, dtype=torch.bfloat16)
+
+
 def decoded(compile: bool, depth: int, batches: list[list[str]], device: str = "cpu", model=eagle):
     """Decode with a tiny model: images, and each round's distributions of target and draft."""
     forced = torch.full((20,), -1)
@@ -111,6 +115,17 @@ def test_compiled_parallel_drafting_decodes_like_eager():
     assert torch.equal(images[0], expected_images[0])
     for found, expected in zip(laws, expected_laws, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
+def test_a_compiled_draft_in_half_precision_drafts_like_an_eager_one():
+    """In the first round; later ones may follow other tokens."""
+    found, expected = (
+        decoded(compile, 3, [PROMPTS[:2]], model=half)[2][0] for compile in (True, False)
+    )
+    torch.testing.assert_close(found[0][:, 0], expected[0][:, 0], rtol=0.0, atol=0.03)
+    torch.testing.assert_close(found[1][:, 0], expected[1][:, 0])
 
 
 @pytest.mark.gpu

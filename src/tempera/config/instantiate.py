@@ -222,8 +222,8 @@ def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
     option = _option(node, key)
     shown = "null" if value is None else shortened(str(value))
     wrong = TemperaError(f"`{option}={shown}` is not possible; it must be {_in_words(hint)}")
-    if get_origin(hint) is Literal:
-        if not any(value is known or value == known for known in get_args(hint)):
+    if (choices := _choices(hint)) is not None:
+        if not any(value is known or value == known for known in choices):
             raise wrong
         return value
     endless = isinstance(value, float) and not math.isfinite(value)
@@ -242,6 +242,16 @@ def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
         return OmegaConf.select(OmegaConf.merge(schema, {key: value}), key)
     except (ValidationError, OverflowError):
         raise wrong from None
+
+
+def _choices(hint: Any) -> tuple[Any, ...] | None:
+    """The values of a `Literal`, and None if it may be None."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = get_args(hint)
+    if len(parts) == 2 and parts[1] is type(None) and get_origin(parts[0]) is Literal:
+        return *get_args(parts[0]), None
+    return None
 
 
 def _is_list_of_scalars(hint: Any) -> bool:

@@ -23,13 +23,14 @@ class Places:
     Args:
         session: the session that defines prefix and roots: the target's, or that of an independent
             draft model.
+        dtype: of the masks; by default the session's.
 
     Attributes:
         first: the slot after each row's root, int64 [R].
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, dtype: torch.dtype | None = None) -> None:
+        self.session, self.dtype = session, dtype or session.dtype
         self._cache: RowCache | None = None
 
     def begin(self, cache: RowCache) -> None:
@@ -38,7 +39,7 @@ class Places:
             self._cache = cache
             self._steps: dict[int, tuple[Tensor, RoundMask]] = {}
             self._layouts: dict[int, tuple[Frontier, SlotLayout]] = {}
-        self._padding = self.session.prompt.padding(cache.capacity, self.session.dtype)
+        self._padding = self.session.prompt.padding(cache.capacity, self.dtype)
 
     def start(self) -> None:
         """Start a round."""
@@ -68,7 +69,7 @@ class Places:
     def layout_of(self, level: Frontier) -> "SlotLayout":
         """The level's `SlotLayout`; for a static tree it is computed once per cache."""
         assert self._cache is not None
-        arguments = self._cache.capacity, self.session.prompt.copies, self.session.dtype
+        arguments = self._cache.capacity, self.session.prompt.copies, self.dtype
         if level.per_row:
             return SlotLayout(level, *arguments)
         if id(level) not in self._layouts:
@@ -93,7 +94,7 @@ class Places:
         if count not in self._steps:
             steps = torch.arange(count, device=self.session.device)
             causal = torch.ones(count, count, dtype=torch.bool, device=self.session.device).tril()
-            self._steps[count] = steps, RoundMask(causal, self._cache.capacity, self.session.dtype)
+            self._steps[count] = steps, RoundMask(causal, self._cache.capacity, self.dtype)
         return self._steps[count]
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +156,16 @@ class DraftNetwork(nn.Module, ABC):
                 f"target's weights are {target.identity}: "
                 "train a draft for this target, or load the target it was trained for."
             )
+
+
+DraftDtype = Literal["float32", "bfloat16", "float16"]
+"""Names of dtypes that a draft can compute in."""
+
+
+def torch_dtype(name: DraftDtype | None) -> torch.dtype | None:
+    """The dtype of a name."""
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return None if name is None else kinds[name]
 
 
 Network = TypeVar("Network", bound=DraftNetwork)

@@ -13,7 +13,12 @@ from torch import Tensor
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.drafters.cache_slots import last_emitted
-from tempera.drafters.draft_network import DraftNetwork, trained_or_random
+from tempera.drafters.draft_network import (
+    DraftDtype,
+    DraftNetwork,
+    torch_dtype,
+    trained_or_random,
+)
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.hidden_state_draft import HiddenStateDraft
@@ -30,6 +35,7 @@ class EagleDraft(HiddenStateDraft):
         model: the draft network.
         target: the target; start each batch on it first.
         draw_from: maps the target's sampling to the draft's; by default they are the same.
+        dtype: see `HiddenStateDraft`.
 
     Raises:
         TemperaError: the draft does not belong to the target.
@@ -40,8 +46,9 @@ class EagleDraft(HiddenStateDraft):
         model: DraftNetwork,
         target: TransformerTarget,
         draw_from: Callable[[Sampling], Sampling] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(model, target)
+        super().__init__(model, target, dtype)
         self.draw_from = draw_from
 
     @torch.inference_mode()
@@ -54,7 +61,7 @@ class EagleDraft(HiddenStateDraft):
         self._ahead = torch.arange(max(1, nodes), device=session.device)
         positions = torch.arange(prompt.prefix, device=session.device).expand(prompt.rows, -1)
         self.cache.place(positions, prompt.prefix)
-        mask = causal_mask(prompt.keep, prompt.prefix, session.dtype)
+        mask = causal_mask(prompt.keep, prompt.prefix, self.dtype)
         hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
         rotation = self._rotate(positions)
         self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.where)[
@@ -116,18 +123,22 @@ def load(path: str, target: TransformerTarget) -> EagleModel:
     return trained_or_random(path, EagleModel.from_pretrained, lambda: EagleModel.untrained(target))
 
 
-def build_eagle(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+def build_eagle(
+    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
+) -> StaticTreeDrafter:
     """The EAGLE drafter of a trained draft.
 
     Args:
         path: directory with `config.json` and `model.safetensors`, or `random`.
         target: the target it was trained for.
         tree: static tree drafted every round.
+        dtype: see `HiddenStateDraft`.
 
     Raises:
         TemperaError: the directory contains no valid draft, or one for another target.
     """
-    return StaticTreeDrafter(EagleDraft(load(path, target), target), tree)
+    model = EagleDraft(load(path, target), target, dtype=torch_dtype(dtype))
+    return StaticTreeDrafter(model, tree)
 
 
 def confidence(sampling: Sampling) -> Sampling:
@@ -142,7 +153,12 @@ def confidence(sampling: Sampling) -> Sampling:
 
 
 def build_eagle2(
-    path: str, target: TransformerTarget, branches: int = 10, depth: int = 5, nodes: int = 59
+    path: str,
+    target: TransformerTarget,
+    branches: int = 10,
+    depth: int = 5,
+    nodes: int = 59,
+    dtype: DraftDtype | None = None,
 ) -> DynamicTreeDrafter:
     """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and
     `build_eagle`.
@@ -151,5 +167,5 @@ def build_eagle2(
         TemperaError: the directory contains no valid draft or one for another target, or the tree
             is impossible.
     """
-    model = EagleDraft(load(path, target), target, confidence)
+    model = EagleDraft(load(path, target), target, confidence, torch_dtype(dtype))
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

@@ -27,6 +27,8 @@ class HiddenStateDraft:
     Args:
         model: the draft network.
         target: the target; start each batch on it first.
+        dtype: in which the draft computes; by default the target's. A coarser one changes q, not
+            the law of exact rules: tokens are drawn from the q that they are tested with.
 
     Attributes:
         cache: keys and values of the draft's layers.
@@ -38,9 +40,13 @@ class HiddenStateDraft:
 
     cache: RowCache
 
-    def __init__(self, model: DraftNetwork, target: TransformerTarget) -> None:
+    def __init__(
+        self, model: DraftNetwork, target: TransformerTarget, dtype: torch.dtype | None = None
+    ) -> None:
         model.check(target)
-        self.model = model.drafting(target.device, target.dtype)
+        self.dtype = dtype or target.dtype
+        self.model = model.drafting(target.device, self.dtype)
+        target.head.copy_to(self.dtype)
         if target.compiled:
             unpack(self.model)
         self.session, self.head = target.session, target.head
@@ -48,7 +54,8 @@ class HiddenStateDraft:
         self._width = (1 + len(model.features)) * target.head.hidden_size
         if model.features:
             self.session.watch(model.features)
-        self._places = Places(target.session)
+        self._places = Places(target.session, self.dtype)
+        self._like = torch.zeros(1, device=target.device, dtype=self.dtype)
         self._cached_layers = model.cached_layers
         self._shape: tuple[int, int] | None = None
         self._true: tuple[Tensor, Tensor, Tensor] | None = None
@@ -66,13 +73,14 @@ class HiddenStateDraft:
     ) -> Tensor:
         """The network's forward pass that can be compiled; `where` is the cache's."""
         self.cache.where = where
+        embeds, hidden = embeds.to(self.dtype), hidden.to(self.dtype)
         predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
         return predicted
 
     def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The rotary embedding of the tokens in these slots, int64 [R, S]."""
         prompt = self.session.prompt
-        return self.model.rotation(prompt.embeds, slots.clamp(max=prompt.last_slot))
+        return self.model.rotation(self._like, slots.clamp(max=prompt.last_slot))
 
     def _allocate(self, nodes: int) -> bool:
         """Set a cache for the target's rows with room for `nodes` tokens behind an image, reusing
@@ -86,7 +94,7 @@ class HiddenStateDraft:
             if self._shape is not None:
                 self._shape = None  # until there is a new cache, for which memory may not suffice
                 self.cache.release()
-            self.cache = session.new_cache(self._cached_layers, shape[1])
+            self.cache = session.new_cache(self._cached_layers, shape[1], self.dtype)
             self._shape = shape
             self._step = session.step(self._forward)
         self._places.begin(self.cache)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.cache_slots import last_emitted
-from tempera.drafters.draft_network import trained_or_random
+from tempera.drafters.draft_network import DraftDtype, torch_dtype, trained_or_random
 from tempera.drafters.eagle_network import shifted
 from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.parallel_network import ParallelModel
@@ -33,15 +33,22 @@ class ParallelDraft(HiddenStateDraft):
         model: the draft network.
         target: the target; start each batch on it first.
         depth: L, of the deepest node.
+        dtype: see `HiddenStateDraft`.
 
     Raises:
         TemperaError: the draft does not belong to the target, or was trained for shorter chains.
     """
 
-    def __init__(self, model: ParallelModel, target: TransformerTarget, depth: int) -> None:
+    def __init__(
+        self,
+        model: ParallelModel,
+        target: TransformerTarget,
+        depth: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         if depth > model.slots:
             raise DraftTooShort(model.slots, depth)
-        super().__init__(model, target)
+        super().__init__(model, target, dtype)
         self.depth = depth
         self._mask_embed, self._mask_hidden = (
             vector.detach().to(target.device, target.dtype)
@@ -65,7 +72,7 @@ class ParallelDraft(HiddenStateDraft):
         )
         positions = torch.arange(count, device=session.device).expand(rows, -1)
         self.cache.place(positions, count)
-        mask = causal_mask(prompt.keep, count, session.dtype)
+        mask = causal_mask(prompt.keep, count, self.dtype)
         hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
         inputs = self._continued(prompt.embeds, hidden)
         states = self._forward(*inputs, mask, *self._rotate(positions), self.cache.where)
@@ -131,13 +138,16 @@ class ParallelDraft(HiddenStateDraft):
         return first, target.head.directions(columns)
 
 
-def build_parallel(path: str, target: TransformerTarget, tree: Tree) -> StaticTreeDrafter:
+def build_parallel(
+    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
+) -> StaticTreeDrafter:
     """The drafter of a trained parallel draft.
 
     Args:
         path: directory with `config.json` and `model.safetensors`, or `random`.
         target: the target it was trained for.
         tree: static tree drafted every round.
+        dtype: see `HiddenStateDraft`.
 
     Raises:
         TemperaError: the directory contains no valid draft, or one for another target or for
@@ -148,4 +158,5 @@ def build_parallel(path: str, target: TransformerTarget, tree: Tree) -> StaticTr
         ParallelModel.from_pretrained,
         lambda: ParallelModel.untrained(target, tree.max_depth),
     )
-    return StaticTreeDrafter(ParallelDraft(model, target, tree.max_depth), tree)
+    draft = ParallelDraft(model, target, tree.max_depth, torch_dtype(dtype))
+    return StaticTreeDrafter(draft, tree)

@@ -34,6 +34,10 @@ class FrozenLinear(nn.Module):
         """[..., I] -> [..., O]."""
 
     @abstractmethod
+    def in_dtype(self, dtype: torch.dtype) -> "FrozenLinear":
+        """A copy whose weights have another dtype."""
+
+    @abstractmethod
     def added_to(self, base: Tensor, x: Tensor) -> Tensor:
         """`base` [M, O] + x·Wᵀ + b with x [M, I] -> [M, O]."""
 
@@ -64,6 +68,10 @@ class PackedLinear(FrozenLinear):
             x, base, self._weight, self._bias, "add"
         )
         return out
+
+    @override
+    def in_dtype(self, dtype: torch.dtype) -> FrozenLinear:
+        return freeze(self._weight.to_dense().to(dtype), _converted(self._bias, dtype))
 
     def as_columns(self) -> "ColumnLinear":
         """The same layer in PyTorch's own tensors."""
@@ -97,9 +105,17 @@ class ColumnLinear(FrozenLinear):
         return out.view(*x.shape[:-1], -1)
 
     @override
+    def in_dtype(self, dtype: torch.dtype) -> FrozenLinear:
+        return freeze(self.weight.t().to(dtype), _converted(self.bias, dtype))
+
+    @override
     def added_to(self, base: Tensor, x: Tensor) -> Tensor:
         out = torch.addmm(base, x, self.weight)
         return out if self.bias is None else out + self.bias
+
+
+def _converted(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(dtype)
 
 
 def packs(weight: Tensor) -> bool:

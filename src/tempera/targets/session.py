@@ -203,15 +203,15 @@ class Session:
         room = max(nodes, ROOM) if self.compiled else nodes
         return -(-(self.prompt.last_slot + 2 + room) // self.granularity) * self.granularity
 
-    def new_cache(self, layers: int, capacity: int) -> RowCache:
-        """A new cache for the batch's rows and the network's heads."""
+    def new_cache(self, layers: int, capacity: int, dtype: torch.dtype | None = None) -> RowCache:
+        """A new cache for the batch's rows and the network's heads, by default in its dtype."""
         return RowCache(
             layers,
             self.prompt.rows,
             self._kv_heads,
             self._head_dim,
             capacity,
-            dtype=self.dtype,
+            dtype=dtype or self.dtype,
             device=self.device,
         )
 

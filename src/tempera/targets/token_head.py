@@ -59,6 +59,8 @@ class TokenHead:
             bias = token_bias if bias is None else bias + token_bias
         self._network, self._weight, self._bias = network, weight, bias
         self._linear: FrozenLinear | None = None
+        self._copies: dict[torch.dtype, FrozenLinear] = {}
+        self._dtype, self._compiled = weight.dtype, False
         self._embed = network.embed_tokens
         self.forced = None if forced is None else forced.to(weight.device)
         self._law: StepFunction = self._sampled
@@ -85,8 +87,19 @@ class TokenHead:
         self._linear = self._network.lm_head = freeze(self._weight, self._bias)
         del self._weight
 
+    def copy_to(self, dtype: torch.dtype) -> None:
+        """Keep a copy of the weight in another dtype, for hidden states of that dtype: those of a
+        draft that computes in it.
+        """
+        if dtype not in self._copies and dtype != self._dtype:
+            copy = (self._linear or freeze(self._weight, self._bias)).in_dtype(dtype)
+            if self._compiled and isinstance(copy, PackedLinear):
+                copy = copy.as_columns()
+            self._copies[dtype] = copy
+
     def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
-        """Use `step` to compile the distributions of all later calls."""
+        """Use `step` to compile the distributions of all later calls; before any `copy_to`."""
+        self._compiled = True
         if isinstance(self._linear, PackedLinear):
             self._linear = self._network.lm_head = self._linear.as_columns()
         self._law, self._guided, self._drawn = (
@@ -105,8 +118,9 @@ class TokenHead:
         state (`Session.watch`) are not read.
         """
         hidden = hidden[..., : self.hidden_size]
-        if self._linear is not None:
-            return self._linear(hidden)  # type: ignore[no-any-return]
+        linear = self._copies.get(hidden.dtype, self._linear)
+        if linear is not None:
+            return linear(hidden)  # type: ignore[no-any-return]
         return nn.functional.linear(hidden, self._weight, self._bias)
 
     def directions(self, vectors: Tensor) -> Tensor:
