@@ -11,6 +11,7 @@ from report_runs import RUNS, made_up_runs
 
 from tempera.reporting import report_page
 from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.study import StudyTable
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 240_000
@@ -52,7 +53,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report #1 <&>")  # names that an address must escape
     made_up_runs(directory, RUNS[:5], prompts=3)
     rows, _ = collect(find_runs([directory])[0])
-    return report_page.write(directory / "report.html", rows, ["compare <b>with</b> care"])
+    losses = StudyTable("Losses", "Paired <i>.", ["run", "FID"], [["ar", "–"], ["coolsd", "+1*"]])
+    path = directory / "report.html"
+    return report_page.write(path, rows, ["compare <b>with</b> care"], studied=[losses])
 
 
 @pytest.fixture
@@ -92,6 +95,13 @@ def test_points_show_their_pictures_beside_those_of_ar(page: Any) -> None:
     assert shown.startswith("eagle")
     assert "accepted length" in shown
     assert "FID" in shown
+
+
+def test_the_tables_of_a_study_are_shown(page: Any) -> None:
+    study = page.locator("#study")
+    assert study.locator("h3, p").all_inner_texts() == ["Losses", "Paired <i>."]
+    cells = study.locator("tbody tr").all_inner_texts()
+    assert [line.split() for line in cells] == [["ar", "–"], ["coolsd", "+1*"]]
 
 
 def test_the_keyboard_reaches_points_and_tokens(page: Any) -> None:

@@ -143,7 +143,8 @@ class _Finder:
         assert self.parameter.least is not None and self.parameter.most is not None
         first = self.parameter.between(self.parameter.least, self.parameter.most, 0.5)
         self.reference = self.rule(first)
-        self.digest = _digest(self._identity() | {"wanted": float(cfg.expected_length)})
+        wanted = {"wanted": float(cfg.expected_length), "tolerance": self.options.tolerance}
+        self.digest = _digest(self._identity() | wanted)
 
     def rule(self, value: float) -> Rule:
         """The method's rule at a value of the parameter."""
