@@ -12,13 +12,14 @@ from paths import ROOT
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import console, report
+from tempera.reporting import console, report, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import ReportRow, collect, find_runs
 from tempera.reporting.report import report_markdown, write_report
 from tempera.reporting.wandb_report import blocks, publish
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import write_table
+from tempera.runtime.tracking import NoTracker
 from tempera.shapes.scenes import world_prompts
 
 SCRIPT = ROOT / "eval" / "report.py"
@@ -437,6 +438,46 @@ def test_the_published_report_shows_tables_figures_and_scatter_plots(
     assert pictures["panels"][0]["media_keys"] == ["pareto"]
     assert {"block": "ScatterPlot", "x": "speedup", "y": "fid"} in evaluations["panels"]
     assert evaluations["runsets"][0]["filters"] == "JobType = 'eval'"
+
+
+@pytest.mark.slow
+def test_publishing_sends_what_report_md_shows(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, sent = read(runs), dict[str, Any]()
+    write_report(rows, tmp_path)
+
+    class Online(NoTracker):
+        def image(self, name: str, path: Path, caption: str = "") -> None:
+            sent.setdefault("images", []).append(name)
+
+        def artifact(self, name: str, kind: str, paths: Any) -> None:
+            sent[name] = {path.name for path in paths}
+
+    class Published:
+        url = "https://wandb.test/report"
+
+        def __init__(self, **values: Any) -> None:
+            sent.update(values)
+
+        def save(self) -> None:
+            sent["saved"] = True
+
+    def tracker(**settings: Any) -> NoTracker:
+        sent.update(settings)
+        return Online()
+
+    monkeypatch.setattr(Reports, "Report", Published, raising=False)
+    monkeypatch.setattr(wandb_report, "_reports", Reports)
+    monkeypatch.setattr(wandb_report, "wandb_tracker", tracker)
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    assert publish(rows, tmp_path, "mine", "me") == Published.url
+    assert (sent["job_type"], sent["mode"], sent["entity"]) == ("report", "online", "me")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    shown = {line[2:].partition("]")[0] for line in text.splitlines() if line.startswith("![")}
+    assert shown == set(sent["images"]) and sent["saved"]
+    assert sent["report"] >= {"report.md", "report.html", "results.csv"}
+    assert sent["blocks"] == blocks(Reports(), rows, text, sent["images"], "mine", "me")
 
 
 def test_publishing_without_its_library_is_one_sentence(
