@@ -92,8 +92,9 @@ def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> Par
         target.identity,
         **{"rank": 4, "length": 4, **sizes},
     )
+    generator = torch.Generator().manual_seed(seed)
     for vector in (model.mask_embed, model.mask_hidden):
-        nn.init.normal_(vector)
+        nn.init.normal_(vector, generator=generator)
     return lively(model, seed)
 
 
