@@ -28,6 +28,7 @@ from tempera.config.build import (
     build_tokenizer,
     build_tree,
     check_compile,
+    check_draft,
     check_tokens,
     make_fast,
     parse_device,
@@ -42,6 +43,7 @@ from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.shapes import networks
 from tempera.shapes.build.stages import save_network
 from tempera.targets.llamagen import to_official
+from tempera.training.losses import AcceptanceLoss, EagleLoss
 
 SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
@@ -264,6 +266,24 @@ def test_every_method_generates(
     assert drafter.nodes == cfg.get(
         "nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0)
     )
+
+
+def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
+    cfg = resolves("draft=parallel", config="train_draft")
+    assert instantiate(cfg.loss) == AcceptanceLoss(regression=2.0)
+    assert composed("method=parallel").drafter.path == f"{HydraConfig.get().run.dir}/draft"
+    chosen = composed("draft=parallel", "loss=eagle", config="train_draft")
+    assert isinstance(instantiate(chosen.loss), EagleLoss)
+    assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
+
+
+def test_a_missing_parallel_draft_is_refused_with_the_command_that_trains_it() -> None:
+    missing = (
+        "there is no directory outputs/train_draft/shapes-parallel/draft: train a draft with `.* "
+        "model=shapes draft=parallel`, give another"
+    )
+    with pytest.raises(TemperaError, match=missing):
+        check_draft(composed("method=coolsd", "drafter=parallel", "delta=2"))
 
 
 def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:

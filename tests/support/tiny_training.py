@@ -23,7 +23,7 @@ from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import ShardCodes
 from tempera.training.fsdp import launched, split_target
-from tempera.training.losses import EagleLoss, Loss
+from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import train
 
@@ -147,9 +147,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     Processes(cpu=True)
     tracker = Killer(int(os.environ.get("KILL_AT", "-1")))
+    parallel = "PARALLEL" in os.environ
     tiny_train(
         Path(sys.argv[1]),
         tracker,
         tiny_target(place=split_in_halves) if launched() else None,
+        AcceptanceLoss() if parallel else EagleLoss(),
+        ParallelModel if parallel else EagleModel,
         gradient_accumulation=2,
     )

@@ -127,6 +127,15 @@ def test_two_processes_train_the_same_draft_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fsdp_trains_the_same_parallel_draft_as_one_process(tmp_path: Path) -> None:
+    both = script(*TORCHRUN, str(tmp_path / "two"), ACCELERATE_USE_FSDP="true", PARALLEL="yes")
+    assert both.returncode == 0, both.stderr
+    loss, kind = AcceptanceLoss(), ParallelModel
+    tiny_train(tmp_path / "one", loss=loss, kind=kind, gradient_accumulation=2)
+    assert_same_training(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
 def test_fsdp_resumes_from_an_unsharded_checkpoint_to_the_same_draft(
     tmp_path: Path,
 ) -> None:
