@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from tiny_targets import FAMILIES, composed
+from tiny_targets import FAMILIES, composed, write_mar
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +26,9 @@ from tempera.continuous.loop import Speculative
 from tempera.continuous.rules import PathCoupling
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.runtime.rehearsal import META
 
@@ -44,7 +46,7 @@ METHODS = {
     "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
     "block": ["depth=3", DRAFT],
-    "independent": ["tree=chain", "depth=3"],
+    "independent": [],
     "jacobi": [WINDOW],
     "sjd": [WINDOW],
     "gsd": [WINDOW, "k=5"],
@@ -54,12 +56,11 @@ METHODS = {
 CONTINUOUS = {
     "cspd": ["gamma=2"],
     "cspd alignment": ["gamma=2", "rule.alignment=false"],
-    "cspd_published": ["gamma=2", "steps=16"],
+    "cspd_published": ["gamma=2", "steps=6"],
     "cspd_exact": ["gamma=2", "coupling=path"],
     "cspd_exact stage": ["gamma=2", "coupling=stage", "trials=64"],
     "cspd_exact mean": ["gamma=2", "coupling=path", "last_noise=false"],
 }
-SMALLER = "tempera.drafters.independent.Smaller"
 ROUNDS = 3
 """The third is like all that follow: nothing is made for the first time."""
 
@@ -137,6 +138,13 @@ def neighbours(codebook: Any, count: int) -> Neighbours:
     return Neighbours(near, "l2", "0")
 
 
+def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
+    """A second model of the family as the draft."""
+    draft: Any = build_target(cfg)
+    draft.fuse()
+    return StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path) -> None:
@@ -147,17 +155,11 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
         target.fuse()
         for method, choices in METHODS.items():
             cfg = composed(f"method={method.split()[0]}", *choices)
+            alone = method == "independent"
             if "neighbours" in cfg:
                 near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
                 cfg.neighbours = near
-            if method == "independent":
-                parts: Any = OmegaConf.to_container(sized.model, resolve=True)
-                cfg.drafter.smaller = {
-                    "_target_": SMALLER,
-                    "network": parts["network"],
-                    "text_encoder": parts["text_encoder"],
-                }
-            drafter = build_drafter(cfg, target)
+            drafter = independent(sized, target) if alone else build_drafter(cfg, target)
             rule = build_rule(cfg, drafter.depth)
             found[method] = rounds(target, drafter, rule, prompts)
     assert found == dict.fromkeys(METHODS, ([1] * ROUNDS, 0))
@@ -183,10 +185,10 @@ def continuous_rounds(method: Speculative, target: Any) -> tuple[list[int], int]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", CONTINUOUS)
-def test_a_round_of_continuous_tokens_is_read_once(method: str) -> None:
-    """The official sizes, which take no memory here; fewer denoising steps."""
-    options = ["model=mar_large", f"method={method.split()[0]}", "denoising_steps=4", "prefill=0"]
-    with without_weights(composed(*options, *CONTINUOUS[method])) as (sized, _):
+def test_a_round_of_continuous_tokens_is_read_once(method: str, tmp_path: Path) -> None:
+    options = [*write_mar(tmp_path), f"method={method.split()[0]}", "denoising_steps=4"]
+    options += ["prefill=0", *CONTINUOUS[method]]
+    with without_weights(composed(*options)) as (sized, _):
         target: Any = build_target(sized)
         found = continuous_rounds(build_method(sized, target), target)
     assert found == ([1] * (ROUNDS - 1), 0)
