@@ -34,6 +34,7 @@ FACTS = {
     errors.DraftTooShort: (5, 7),
     errors.EmptyDraft: ("depth=0",),
     errors.MemoryTooSmall: ("cpu", "2 GB", "1 GB"),
+    errors.MemoryUnknown: ("mps",),
     errors.NaNProbabilities: ("draft", "a red ring"),
     errors.NoSmallerModel: (),
     errors.NotAChain: ("BlockVerification",),
