@@ -68,7 +68,7 @@ def test_paired_differences_agree_with_a_t_test() -> None:
         assert one.difference.value == pytest.approx((other - base).mean())
         assert one.p == pytest.approx(test.pvalue, abs=0.02)
         low, high = test.confidence_interval(1 - 0.05 / 3)
-        assert [one.difference.low, one.difference.high] == pytest.approx([low, high], abs=0.03)
+        assert [one.difference.low, one.difference.high] == pytest.approx([low, high], abs=0.012)
     assert [one.corrected for one in found] == pytest.approx(holm(np.array([x.p for x in found])))
     assert found[2].significant
     assert not found[0].significant
