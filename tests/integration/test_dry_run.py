@@ -243,7 +243,7 @@ def test_a_batch_of_training_is_split_into_the_fewest_parts_that_fit(
     four_at_a_time = weighed(3)
     monkeypatch.setattr(costing, "free_memory", lambda device: int(1.01 * four_at_a_time / 0.9))
     assert weighed("auto") == pytest.approx(four_at_a_time, rel=1e-3)
-    assert "gradient_accumulation=auto: 3 parts of 4 images" in capsys.readouterr().out
+    assert "gradient_accumulation=auto: 3, 4 images at a time" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def _split(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Recipe:
         count for count in range(1, share + 1) if share % count == 0 and share // count <= fits
     )
     if tell:
-        print(f"gradient_accumulation=auto: {count} parts of {share // count} images")
+        print(f"gradient_accumulation=auto: {count}, {share // count} images at a time")
     return replace(recipe, gradient_accumulation=count)
 
 
