@@ -93,3 +93,14 @@ def test_noise_widens_the_interval_of_a_rank_correlation() -> None:
     blurred = rank_correlation(exact, noisy)
     assert blurred.low < 0.9 < blurred.high + 0.2
     assert rank_correlation(exact, [exact[0]] * 6).n == 0
+
+
+def test_infinite_units_are_ranked_and_not_subtracted() -> None:
+    values = [weighted(np.full(8, mean)) for mean in (1.0, 2.0, 3.0)]
+    values[0].numerators[3] = np.inf
+    assert values[0].mean == np.inf
+    assert values[1].mean == 2
+    found = rank_correlation(values, [values[2], values[1], Weighted(np.ones(8), np.ones(8))])
+    assert found.value == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="infinite values have no differences"):
+        compare_all([(values[0], values[1])])

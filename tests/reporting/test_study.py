@@ -108,6 +108,20 @@ def test_the_divergence_that_ranks_the_losses() -> None:
     ]
 
 
+def test_an_infinite_divergence_has_no_difference_and_the_highest_rank() -> None:
+    found = rows()
+    for prompt in list(found[4]["prompts"])[:9]:
+        found[4]["prompts"][prompt]["kl_per_token"] = (float("inf"), 1.0)
+    found[4]["metrics"]["kl_per_token"]["value"] = None
+    overview, _, differences, correlations = study.tables(found)
+    assert lines(overview)["lantern at 3.5"][4] == "infinite"
+    cells = dict(zip(differences.head[1:], lines(differences)["lantern at 3.5"], strict=True))
+    assert cells["KL bound per token ↓"] == "–"
+    assert lines(correlations)["KL bound per token, all lengths"] == [
+        *("+1.00", "+1.00 (+1.00 … +1.00)")
+    ]
+
+
 def test_seeds_of_an_arm_are_pooled() -> None:
     both = [*rows(0), *rows(1)]
     overview, losses = study.tables(both)[:2]

@@ -19,11 +19,21 @@ TAIL = 10
 @dataclass(frozen=True)
 class Weighted:
     """A metric of one run by unit: Σ numerators ÷ Σ denominators, both [n]; a denominator of 0
-    leaves the unit out.
+    leaves the unit out. Numerators may be infinite.
     """
 
     numerators: Array
     denominators: Array
+
+    @property
+    def finite(self) -> bool:
+        """Whether no unit is infinite."""
+        return bool(np.isfinite(self.numerators).all())
+
+    @property
+    def mean(self) -> float:
+        """The metric over all units."""
+        return float(_means(np.ones((1, len(self.numerators))), [self])[0, 0])
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,12 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
         pairs: metrics of two runs over the same units. Units that one of the two lacks are left out
             of the pair.
         seed: of the resamples.
+
+    Raises:
+        ValueError: a unit is infinite, so there is no difference.
     """
+    if not all(side.finite for pair in pairs for side in pair):
+        raise ValueError("infinite values have no differences")
     if not pairs:
         return []
     resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
@@ -82,13 +97,7 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
 
 def _columns(pairs: list[tuple[Weighted, Weighted]], side: int) -> tuple[Array, Array]:
     """Numerators and denominators of one side, [n, pairs]; 0 where a pair lacks a unit."""
-    both = [
-        (left.denominators > 0)
-        & (right.denominators > 0)
-        & np.isfinite(left.numerators)
-        & np.isfinite(right.numerators)
-        for left, right in pairs
-    ]
+    both = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
     above = [
         np.where(keep, pair[side].numerators, 0.0) for keep, pair in zip(both, pairs, strict=True)
     ]
@@ -162,8 +171,11 @@ def rank_correlation(
 
 
 def _means(drawn: Array, runs: list[Weighted]) -> Array:
-    """Each run's metric under counts [r, n], [r, runs]."""
+    """Each run's metric under counts [r, n], [r, runs]; infinite where an infinite unit counts."""
     above = np.stack([run.numerators for run in runs], 1)
     below = np.stack([run.denominators for run in runs], 1)
+    infinite = np.where(np.isinf(above), np.sign(above), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((drawn @ above) / (drawn @ below))
+        means = (drawn @ np.where(infinite == 0, above, 0.0)) / (drawn @ below)
+    signs = drawn @ infinite
+    return np.asarray(np.where(signs == 0, means, np.copysign(np.inf, signs)))

@@ -79,11 +79,15 @@ class Arm:
             for place, prompt in enumerate(prompts):
                 value, weight = values.get(prompt, {}).get(metric, (np.nan, 0.0))
                 found[place] += (value * weight, weight)
-        known = np.isfinite(found[:, 0])
+        known = ~np.isnan(found[:, 0])
         return Weighted(np.where(known, found[:, 0], 0.0), np.where(known, found[:, 1], 0.0))
 
+    def measures(self, metric: str) -> bool:
+        """Whether some prompt has this metric."""
+        return any(metric in one for run in self.runs for one in run["prompts"].values())
+
     def value(self, metric: str) -> float:
-        """The mean over seeds of a metric of whole runs; NaN if it is unknown."""
+        """The mean over seeds of a metric of whole runs; NaN if it is unknown or infinite."""
         values = [run["metrics"].get(metric, {}).get("value") for run in self.runs]
         return float(np.mean([np.nan if value is None else value for value in values]))
 
@@ -140,7 +144,12 @@ def _overview(arms: Sequence[Arm]) -> StudyTable:
                 ", ".join(matches),
                 ", ".join(f"{length:.3f}" for length in matches.values()),
                 number(arm.value("accepted_length"), ".3f"),
-                *(_cell(arm.value(metric.key), metric.format) for metric in keys),
+                *(
+                    "infinite"
+                    if _infinite(arm, metric.key)
+                    else _cell(arm.value(metric.key), metric.format)
+                    for metric in keys
+                ),
             ]
         )
     images = sorted({run["images"] for arm in arms for run in arm.runs})
@@ -209,14 +218,15 @@ def _correlations(arms: Sequence[Arm]) -> list[StudyTable]:
     lines = []
     for title, chosen in sets:
         for key in DIVERGENCES:
-            if len(chosen) >= 3 and all(np.isfinite(arm.value(key)) for arm in chosen):
+            if len(chosen) >= 3 and all(arm.measures(key) for arm in chosen):
                 cells = [_correlation(chosen, key, loss) for loss in losses]
                 lines.append([f"{_divergence(key)}, {title}", *cells])
     text = (
         "Spearman's rank correlation of a divergence with the loss of quality, over "
         f"{len(arms)} relaxations, with a 95% interval from resampled prompts, not corrected for "
         "their number. 1: the divergence ranks the losses perfectly. Noise in the losses moves the "
-        "correlation towards 0. Distances between sets of images have no interval here."
+        "correlation towards 0. An infinite divergence ranks above all others. Distances between "
+        "sets of images have no interval here."
     )
     head = ["divergence, length", *(f"loss of {metric.title}" for metric in losses)]
     return [StudyTable("Study: which divergence predicts the loss", text, head, lines)]
@@ -236,11 +246,11 @@ def _correlation(arms: Sequence[Arm], divergence: str, loss: table.Metric) -> st
     """Rank correlation over the arms; its sign is that of the loss."""
     sign = -1.0 if loss.higher_is_better else 1.0
     outer = -1.0 if divergence == "logprob_per_token" else 1.0
-    if not loss.paired:
-        values = (np.array([arm.value(key) for arm in arms]) for key in (divergence, loss.key))
-        found = sign * outer * float(spearman(*values))
-        return _cell(found, "+.2f")
     seeds, prompts = _shared(arms)
+    if not loss.paired:
+        values = np.array([arm.value(loss.key) for arm in arms])
+        divergences = [arm.weighted(divergence, seeds, prompts).mean for arm in arms]
+        return _cell(sign * outer * float(spearman(np.array(divergences), values)), "+.2f")
     left, right = (
         [arm.weighted(key, seeds, prompts) for arm in arms] for key in (divergence, loss.key)
     )
@@ -276,7 +286,13 @@ def _compared(
 
 
 def _overlap(left: Weighted, right: Weighted) -> bool:
-    return bool(((left.denominators > 0) & (right.denominators > 0)).any())
+    shared = (left.denominators > 0) & (right.denominators > 0)
+    return left.finite and right.finite and bool(shared.any())
+
+
+def _infinite(arm: Arm, metric: str) -> bool:
+    values = (run["prompts"].values() for run in arm.runs)
+    return any(np.isinf(one.get(metric, (0.0,))[0]) for prompts in values for one in prompts)
 
 
 def _shared(arms: Sequence[Arm]) -> tuple[list[Any], list[str]]:
