@@ -241,11 +241,3 @@ def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
         "llamagen_b_c2i",
         {"weights": "random", "draft": "random"},
     )
-
-
-def test_continuous_methods_are_referred_to_the_evaluation():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("bench", overrides=["model=mar_base", "method=cspd", "directory=x"])
-    main = runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"]
-    with pytest.raises(TemperaError, match=r"eval/run\.py` to time a method for continuous"):
-        main(cfg)

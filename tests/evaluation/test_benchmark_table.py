@@ -173,7 +173,7 @@ def test_what_a_table_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(TemperaError, match=r"is no job of a table: write \{target"):
             bench.main(cfg)
     cfg.jobs = [{"target": "model=mar_base", "methods": ["method=cspd"]}]
-    with pytest.raises(TemperaError, match="times rounds of discrete tokens only"):
+    with pytest.raises(TemperaError, match="time a method for continuous tokens by itself"):
         bench.main(cfg)
     cfg.overrides = ["preset=gpu", "dtype=float16", "+drafter.path=random"]
     with pytest.raises(TemperaError, match=r"`\+drafter.path=random` has no effect on a table"):

@@ -1,6 +1,6 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from tempera.config import build
 from tempera.config.compose import composed, written
 from tempera.config.instantiate import check_value, instantiate
 from tempera.errors import TemperaError
-from tempera.evaluation import benchmark
+from tempera.evaluation import benchmark, continuous_benchmark
 from tempera.evaluation.benchmark_table import (
     HEADINGS,
     BenchmarkJob,
@@ -41,6 +41,8 @@ SHARED = (
 """Options of a table that hold for all its jobs."""
 OF_TABLES = (*SHARED, "preset", "jobs", "minutes", "directory", "launcher")
 """Top-level options that have an effect on a table; the others belong to its jobs."""
+OF_DISCRETE = ("trees", "bandwidth", "compile")
+"""Options that have no effect on rounds of continuous tokens."""
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -52,7 +54,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def _one(cfg: DictConfig) -> dict[str, Any]:
     """Time one method, with a column for each batch size."""
-    _check(cfg)
+    build.check_method(cfg)
+    if _is_continuous(cfg):
+        return _continuous(cfg)
     plan = instantiate(cfg.plan)
     target = _target(cfg)
     console = Console()
@@ -73,14 +77,53 @@ def _one(cfg: DictConfig) -> dict[str, Any]:
     for line in benchmark.table(report):
         shown.add_row(*line)
     console.print(shown)
-    result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}
+    return _kept(cfg, made_of, report.as_dict())
+
+
+def _continuous(cfg: DictConfig) -> dict[str, Any]:
+    """Time one method for continuous tokens, with a column for each batch size."""
+    _check_overrides(
+        cfg, lambda name: name not in OF_DISCRETE, "on continuous tokens: leave it out"
+    )
+    plan = instantiate(cfg.plan)
+    target: Any = build.build_target(cfg)
+    method = build.build_method(cfg, target)
+    console = Console()
+    with console.status("timing") as status:
+        report = continuous_benchmark.measure_continuous(
+            target,
+            method,
+            plan.batch_sizes,
+            plan.repeats,
+            build.parse_device(cfg.device),
+            lambda part: status.update(f"timing: {part}"),
+        )
+    made_of = {"weights": cfg.model.get("weights")}
+    shown = Table(
+        "ms: median (quartiles)",
+        *(f"batch {column.batch_size}" for column in report.columns),
+        title=f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype}",
+    )
+    for line in continuous_benchmark.continuous_table(report):
+        shown.add_row(*line)
+    console.print(shown)
+    return _kept(cfg, made_of, report.as_dict())
+
+
+def _kept(cfg: DictConfig, made_of: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """Write bench.json and return its content."""
+    result = {"model": cfg.model.name, "made_of": made_of, **report}
     write_json(Path(str(cfg.directory)) / "bench.json", result)
     return result
 
 
 def _table(cfg: DictConfig) -> dict[str, Any]:
     """Time the methods of all jobs, with a row for each method, batch size and kind of steps."""
-    _check_overrides(cfg)
+    _check_overrides(
+        cfg,
+        lambda name: name in OF_TABLES,
+        "on a table, whose jobs name their models and methods: leave it out, or give jobs=[…]",
+    )
     device = _device(cfg)
     plan = instantiate(cfg.plan)
     minutes = cfg.get("minutes")
@@ -129,13 +172,17 @@ def _print(table: BenchmarkTable) -> None:
 
 
 def _check(cfg: DictConfig) -> None:
-    """Raise TemperaError for a method that cannot be timed, before weights are read."""
+    """Raise TemperaError for a job that a table cannot hold, before weights are read."""
     build.check_method(cfg)
-    if cfg.get("tokens", "discrete") != "discrete":
+    if _is_continuous(cfg):
         raise TemperaError(
-            f"`{command('bench')}` times rounds of discrete tokens only; use `{command('eval')}` "
-            "to time a method for continuous tokens."
+            "a table of several models holds rounds of discrete tokens only: time a method for "
+            f"continuous tokens by itself, with `{command('bench')} model={cfg.model.name}`."
         )
+
+
+def _is_continuous(cfg: DictConfig) -> bool:
+    return bool(cfg.model.get("tokens", "discrete") != "discrete")
 
 
 def _target(cfg: DictConfig) -> Any:
@@ -158,16 +205,13 @@ def _random(made_of: Mapping[str, Any]) -> str:
     return f" (random {' and '.join(random)})" if random else ""
 
 
-def _check_overrides(cfg: DictConfig) -> None:
-    """Raise TemperaError for an option that would have no effect on a table."""
+def _check_overrides(cfg: DictConfig, matters: Callable[[str], bool], where: str) -> None:
+    """Raise TemperaError for an option that has no effect there."""
     overrides = OmegaConf.select(cfg, "overrides", throw_on_resolution_failure=False) or []
     for override in overrides:
         name = str(override).lstrip("+~").partition("=")[0].split(".")[0].split("@")[0]
-        if name not in OF_TABLES:
-            raise TemperaError(
-                f"`{override}` has no effect on a table, whose jobs name their models and methods: "
-                "leave it out, or give jobs=[…]."
-            )
+        if not matters(name):
+            raise TemperaError(f"`{override}` has no effect {where}.")
 
 
 def _device(cfg: DictConfig) -> torch.device:

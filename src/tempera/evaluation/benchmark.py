@@ -298,7 +298,7 @@ def _column(
     progress: Callable[[str], None],
 ) -> BenchmarkColumn:
     kind = f"{'compiled' if target.compiled else 'eager'}, batch {batch_size}"
-    _reset_memory(target.device)
+    reset_memory(target.device)
     prompts = [str(row) for row in range(batch_size)]  # for classes as well as for texts
     passes = {}
     for tree in _trees(method, plan):
@@ -320,7 +320,7 @@ def _column(
         method=own,
         cache=cache,
         limit=1000 * (target.weight_bytes + cache) / speed,
-        memory=_memory(target.device),
+        memory=peak_memory(target.device),
         images=1000 * batch_size / (target.length * ar.median),
         ratio=ar.median / own.median,
         ratio_limit=ar.median / parts["target"].median,
@@ -451,12 +451,14 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _reset_memory(device: torch.device) -> None:
+def reset_memory(device: torch.device) -> None:
+    """Start measuring `peak_memory` anew; has no effect on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -479,7 +481,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     first = {column.compiled: column for column in reversed(columns)}
 
     def timed(name: str, of: Callable[[BenchmarkColumn], Spread]) -> tuple[str, ...]:
-        return name, *(_cell(of(column)) for column in columns)
+        return name, *(cell(of(column)) for column in columns)
 
     def shown(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
         return name, *map(of, columns)
@@ -545,7 +547,8 @@ def _small(column: BenchmarkColumn) -> float:
     )
 
 
-def _cell(spread: Spread) -> str:
+def cell(spread: Spread) -> str:
+    """Median and quartiles as text."""
     return (
         f"{milliseconds(spread.median)} ({milliseconds(spread.low)} … {milliseconds(spread.high)})"
     )

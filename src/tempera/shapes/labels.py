@@ -24,8 +24,14 @@ def class_of(caption: str) -> int | None:
     return SHAPES.index(thing.shape) * len(COLOURS) + list(COLOURS).index(thing.colour)
 
 
+def _label(prompt: str) -> int | None:
+    if prompt.isdecimal():
+        return int(prompt) if int(prompt) < len(CLASSES) else None
+    return class_of(prompt)
+
+
 class ShapeLabels(nn.Module):
-    """Prompts that name one shape in one colour."""
+    """Prompts that name one shape in one colour, or the number of a class."""
 
     classes = len(CLASSES)
 
@@ -35,7 +41,7 @@ class ShapeLabels(nn.Module):
         Raises:
             TemperaError: a prompt is no caption of a single thing.
         """
-        labels = [class_of(prompt) for prompt in prompts]
+        labels = [_label(prompt) for prompt in prompts]
         for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), start=1):
             if label is None:
                 raise TemperaError(
