@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but, slow_rows_but
 from near_codes import near
 from table_models import tables
 from tiny_evaluation import tiny_options
@@ -73,7 +74,7 @@ def test_the_length_is_found_for_every_rule(name: str) -> None:
     assert (found.option, found.trials[-1]) == (parameter.option, (found.value, found.length))
 
 
-@pytest.mark.parametrize("name", ["uniform", "annealed", "priced"])
+@pytest.mark.parametrize("name", slow_but(["uniform", "annealed", "priced"], "uniform"))
 def test_a_wrong_prediction_is_corrected(name: str) -> None:
     parameter, make = RULES[name]
     true = law(make)
@@ -224,25 +225,26 @@ def test_a_run_finds_its_parameter_and_keeps_it(
         evaluated(options, tmp_path / "run", *given, "matching.seed=5")
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["method=eagle"], "expected_length= has nothing to set in this method: leave it out"),
-        (["method=coolsd", "delta=2"], "delta=2 does not go with expected_length=, which finds"),
-        (
-            ["method=coolsd", "matching.offset=0"],
-            "the prompts that calibrate expected_length= include 2 of this evaluation's",
-        ),
-        (["method=coolsd", "expected_length=abc"], "`expected_length=abc` is not possible"),
-        (["expected_length=null", "matching.prompts=x"], "`matching.prompts=x` is not possible"),
-    ],
-)
+MISTAKES = [
+    (["method=eagle"], "expected_length= has nothing to set in this method: leave it out"),
+    (["method=coolsd", "delta=2"], "delta=2 does not go with expected_length=, which finds"),
+    (
+        ["method=coolsd", "matching.offset=0"],
+        "the prompts that calibrate expected_length= include 2 of this evaluation's",
+    ),
+    (["method=coolsd", "expected_length=abc"], "`expected_length=abc` is not possible"),
+    (["expected_length=null", "matching.prompts=x"], "`matching.prompts=x` is not possible"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), slow_rows_but(MISTAKES, MISTAKES[1]))
 def test_mistakes(given: list[str], message: str) -> None:
     cfg = composed("eval", ["expected_length=3", *given])
     with pytest.raises(TemperaError, match=message):
         expected_length.check(cfg, [Prompt("world-000000", ""), Prompt("world-000001", "")], given)
 
 
+@pytest.mark.slow
 def test_python_calls_do_not_search() -> None:
     from tempera.config.build import check_length
 
