@@ -99,8 +99,11 @@ def test_two_drafts_of_different_features_need_a_target_each():
     EagleDraft(tiny_eagle(target), target)
     with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
         EagleDraft(tiny_eagle(target, features=(0, 1)), target)
-    with pytest.raises(TemperaError, match=r"layers \[9\] are not there: give numbers from 0 to 2"):
-        EagleDraft(tiny_eagle(tiny_target(), features=(9,)), tiny_target())
+    absent = r"layers \[9\] are not there: give numbers from 0 to 2"
+    with pytest.raises(TemperaError, match=absent):
+        tiny_eagle(target, features=(9,))
+    with pytest.raises(TemperaError, match=absent):
+        target.session.watch((9,))
 
 
 @pytest.mark.parametrize("features", [(), (0, 1)])

@@ -20,6 +20,7 @@ from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
+from tempera.targets.session import check_layers
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -55,7 +56,11 @@ class EagleConfig(DraftConfig):
             vocab_size: number of image tokens; by default the network's vocabulary.
             identity: the target's identity; by default it is computed from the network's weights.
             features: see `EagleConfig`.
+
+        Raises:
+            TemperaError: the network has no such layers.
         """
+        check_layers(network, features)
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
         return cls(
             network.config.hidden_size,

@@ -93,12 +93,7 @@ class Session:
         Raises:
             TemperaError: the network has no such layer, or other layers are watched already.
         """
-        count = len(self.network.model.layers)
-        if not all(0 <= layer < count for layer in layers):
-            raise TemperaError(
-                f"the features of layers {list(layers)} are not there: give numbers from 0 to "
-                f"{count - 1}."
-            )
+        check_layers(self.network, layers)
         if self.watched not in ((), layers):
             raise TemperaError(
                 f"a draft reads layers {list(self.watched)} of this target already: build another "
@@ -250,6 +245,16 @@ class Session:
         if self.watched:
             out = torch.cat([out, *(inputs[layer] for layer in self.watched)], -1)
         return out
+
+
+def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
+    """Raise TemperaError if the network has no such layers."""
+    count = len(network.model.layers)
+    if not all(0 <= layer < count for layer in layers):
+        raise TemperaError(
+            f"the features of layers {list(layers)} are not there: give numbers from 0 to "
+            f"{count - 1}."
+        )
 
 
 class TreeLayout:
