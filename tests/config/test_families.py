@@ -78,6 +78,7 @@ def test_toy_data_and_a_real_model_are_refused(script: str, options: list[str], 
     assert told in str(problem.value)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_ones_own_needs_no_data() -> None:
     check_suited(composed("eval", ["model=lumina", "data=shapes", "prompt=a cat"]))
     check_suited(composed("eval", ["model=shapes", "data=parti"]))

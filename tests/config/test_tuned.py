@@ -22,6 +22,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_auto_is_the_stored_options(stored: Path) -> None:
     found = composed("eval", ["method=auto", "seed=3"])
     assert found == composed("eval", [*CHOSEN, "seed=3"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_rows_but
 from paths import ROOT
 from torch import nn
 
@@ -40,8 +41,12 @@ def target() -> MARTarget:
     return MARTarget(network(), ClassLabels(TINY.classes).encode, sampling)
 
 
-@pytest.mark.parametrize("prefill", [0.0, 0.3])
-@pytest.mark.parametrize("rule", [CSpD(), PathCoupling()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    ("rule", "prefill"),
+    slow_rows_but(
+        [(PathCoupling(), 0.3), (PathCoupling(), 0.0), (CSpD(), 0.3)], (PathCoupling(), 0.3)
+    ),
+)
 def test_rounds_are_timed_without_the_prefill(rule: DensityRule, prefill: float) -> None:
     model = target()
     same = Speculative(draft(model, network()), rule, 3, prefill)

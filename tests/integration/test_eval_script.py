@@ -69,6 +69,7 @@ def metrics(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "metrics.json").read_text())
 
 
+@pytest.mark.slow
 def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
     status, out, error = run("delta=2", "floor=1", "depth=3")
     assert status == 0, error

@@ -285,6 +285,7 @@ def test_sizes_are_those_of_the_config_beside_the_weights(lumina: tuple[Path, li
     assert network.config.rope_parameters["rope_theta"] == 500.0
 
 
+@pytest.mark.slow
 def test_variants_that_would_load_with_other_logits_are_refused(
     lumina: tuple[Path, list[str]],
 ) -> None:

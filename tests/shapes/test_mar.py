@@ -440,6 +440,7 @@ def test_calibration_is_refused(options: list[str]) -> None:
         script["main"](cfg)
 
 
+@pytest.mark.slow
 def test_the_kl_tokenizer_starts_from_the_vq_tokenizer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained, none = (
@@ -455,6 +456,7 @@ def test_the_kl_tokenizer_starts_from_the_vq_tokenizer(tmp_path: Path) -> None:
     assert started.decoder.conv_in.weight.shape != trained.decoder.conv_in.weight.shape
 
 
+@pytest.mark.slow
 def test_a_built_network_is_kept_until_settings_or_weights_change(bundle: Path) -> None:
     assert is_built(bundle / "mar", QUICK) and is_built(bundle / "kl", QUICK_KL)
     assert not is_built(bundle / "mar", replace(QUICK, steps=7))
@@ -482,6 +484,7 @@ def test_a_draft_that_is_its_target_diverges_nowhere() -> None:
     assert same.item() == pytest.approx(0, abs=1e-6) and different.item() > 1e-3
 
 
+@pytest.mark.slow
 def test_distillation_brings_a_draft_to_its_target() -> None:
     teacher, draft = two_networks()
     teacher.requires_grad_(False)
