@@ -40,9 +40,11 @@ def _clean_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
 
     torch.manual_seed(0)
     GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
     monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     yield

@@ -87,10 +87,15 @@ def rebuild() -> str:
     return f"reinstall tempera, or rebuild it with `{command('build')}`"
 
 
+def other_weights() -> str:
+    """The same for a network below `weights`."""
+    return f"correct weights=DIR, or {rebuild()}"
+
+
 def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
     encoder = read_network(
-        directory, lambda config: TextEncoder(**config), "a text encoder", rebuild()
+        directory, lambda config: TextEncoder(**config), "a text encoder", other_weights()
     )
     return encoder.eval().requires_grad_(False)
 
@@ -104,7 +109,7 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
         return from_official(state, network.config.num_attention_heads)
 
-    network = read_network(directory, build, "a LlamaGen", rebuild(), translate)
+    network = read_network(directory, build, "a LlamaGen", other_weights(), translate)
     return network.eval().requires_grad_(False)
 
 

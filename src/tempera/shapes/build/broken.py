@@ -1,4 +1,4 @@
-"""Pictures that are wrong in one known way, to learn what a judge can see."""
+"""Pictures that are wrong in one known way, to learn what an evaluator can see."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -143,7 +143,7 @@ def _pictures(samples: list[Sample]) -> Tensor:
 
 
 def new_clip() -> tuple[nn.Module, Callable[[list[str]], Tensor]]:
-    """An untrained CLIP of the embedded configuration and its tokenizer, built by open_clip."""
+    """An untrained CLIP of the shipped configuration and its tokenizer, built by open_clip."""
     open_clip = import_open_clip()
     with TemporaryDirectory() as directory:
         (Path(directory) / "open_clip_config.json").write_text(json.dumps(TINY_CLIP))
