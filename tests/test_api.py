@@ -43,6 +43,7 @@ def test_a_result(result: Result) -> None:
     assert f"accepted_length={result.accepted_length:.2f}" in repr(result)
 
 
+@pytest.mark.slow
 def test_an_image_depends_on_prompt_and_seed_alone(loaded: LoadedModel, result: Result) -> None:
     """A prompt that comes again gets another image; alone, the image of its first coming."""
     assert not torch.equal(result.tokens[0], result.tokens[2])

@@ -54,6 +54,7 @@ def test_options_and_presets_win() -> None:
     assert cfg.data["_target_"].endswith("imagenet_prompts")
 
 
+@pytest.mark.slow
 def test_epochs_of_the_recipe_or_steps() -> None:
     cfg = composed("train_draft", ["model=llamagen_xl_stage1"])
     assert (cfg.steps, cfg.epochs, cfg.limit, cfg.cfg_dropout) == (None, 20, 100000, 0.1)

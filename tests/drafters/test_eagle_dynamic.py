@@ -82,6 +82,7 @@ def test_greedy_dynamic_trees_equal_greedy_autoregression():
     assert len(plain.tokens.unique()) > 3 and (trees.trace.rounds < plain.trace.rounds).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
     target = tiny_target(Sampling(guidance, top_k=6))

@@ -99,6 +99,7 @@ def test_a_row_that_cannot_be_measured_says_why_and_the_next_one_follows() -> No
     assert [row.column is not None for row in rows] == [True] + [False] * 7
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_when_the_minutes_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 59.0, 60.0])
     monkeypatch.setattr(benchmark_table.time, "monotonic", lambda: next(times))

@@ -201,6 +201,7 @@ def test_prices_refused(changed: dict[str, Any], told: str, statistics: str) -> 
         optimal(**{**given, **changed})
 
 
+@pytest.mark.slow
 def test_statistics_of_a_tree(tmp_path: Path) -> None:
     target, tree = TableTarget(3, 4), Tree.from_paths([[0], [1], [0, 0]])
     found = record(

@@ -137,6 +137,7 @@ def test_a_killed_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     assert results(tmp_path / "broken") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     evaluator = ToyEvaluator()
     tiny_evaluate(tmp_path, evaluator=evaluator)
@@ -151,6 +152,7 @@ def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"] == timings
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: Path) -> None:
     prompts = world_prompts(20)
     tiny_evaluate(tmp_path / "a", prompts=prompts)

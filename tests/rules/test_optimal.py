@@ -68,6 +68,7 @@ def test_the_law_is_the_median(p, q, price):
     torch.testing.assert_close(law, q.clamp(c.mean() * p, omega * p), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 @given(weights, weights, prices.filter(lambda price: price > 0))
 @fast
 def test_the_price_is_the_slope_of_kl_in_the_mass_kept(p, q, price):

@@ -225,6 +225,7 @@ def refusal(options: list[str], *more: str) -> str:
     return str(problem.value)
 
 
+@pytest.mark.slow
 def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> None:
     message = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
     assert (

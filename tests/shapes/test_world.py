@@ -97,6 +97,7 @@ def test_a_share_must_be_a_probability(name: str) -> None:
         World(**{name: 1.5})
 
 
+@pytest.mark.slow
 def test_one_scene_in_three_holds_two_shapes_unless_told_otherwise() -> None:
     samples = World(1).batch(0, 600)
     share = sum(len(sample.scene.things) == 2 for sample in samples) / 600
