@@ -14,6 +14,8 @@ from cases import slow_rows_but
 from paths import ROOT
 from torch import nn
 
+from tempera.commands import bench
+from tempera.config.compose import composed
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Parallel, Speculative
 from tempera.continuous.mar import MAR, MARConfig
@@ -81,16 +83,18 @@ def test_the_clock_does_not_see_the_prefill() -> None:
     assert plain.rounds == 12 and plain.image == plain.in_rounds > 0
 
 
-def test_a_method_without_rounds_is_refused() -> None:
-    with pytest.raises(TemperaError, match=r"choose method=cspd, cspd_published or cspd_exact"):
-        measure_continuous(target(), Parallel(), [1], 1, CPU)
+def test_a_method_without_rounds_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    options = ["model=shapes_mar", f"directory={tmp_path}", "weights=nowhere"]
+    for method in ("ar", "draft"):
+        with pytest.raises(TemperaError, match=r"choose method=cspd, cspd_published or cspd_exact"):
+            bench.main(composed("bench", [*options, f"method={method}"]))
 
 
 @pytest.mark.slow
 def test_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def bench(*options: str) -> Any:
+    def run(*options: str) -> Any:
         quick = ["model=shapes_mar", "denoising_steps=2", "repeats=1", "batch_sizes=[1]"]
         monkeypatch.setattr(
             sys, "argv", ["bench.py", *quick, *options, f"hydra.run.dir={tmp_path}"]
@@ -101,8 +105,8 @@ def test_the_script(
             return stop.code
         return 0
 
-    assert bench("method=cspd", "gamma=2") == 0
+    assert run("method=cspd", "gamma=2") == 0
     assert "round, γ = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "bench.json").read_text())["gamma"] == 2
-    assert bench("method=cspd", "trees=[]") == 1
+    assert run("method=cspd", "trees=[]") == 1
     assert "`trees=[]` has no effect on continuous tokens" in capsys.readouterr().err

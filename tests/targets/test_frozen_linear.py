@@ -65,3 +65,15 @@ def test_later_changes_of_the_weight_are_not_followed():
 def test_other_types_and_devices_are_not_packed():
     assert not packs(torch.zeros(2, 2, dtype=torch.float64))
     assert not packs(torch.zeros(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("make", [PackedLinear, ColumnLinear])
+def test_a_copy_in_another_dtype_has_the_weights_rounded(make, bias):
+    weight, b, x, _ = case(torch.float32, bias, 3)
+    copy = make(weight, b).in_dtype(torch.bfloat16)
+    half = nn.functional.linear(
+        x.bfloat16(), weight.bfloat16(), None if b is None else b.bfloat16()
+    )
+    assert copy(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(copy(x.bfloat16()), half, rtol=0.02, atol=0.1)

@@ -1,6 +1,6 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -69,14 +69,9 @@ def _one(cfg: DictConfig) -> dict[str, Any]:
         )
     made_of = _made_of(cfg)
     title = f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype} · "
-    shown = Table(
-        "ms: median (quartiles)",
-        *(column.title for column in report.columns),
-        title=f"{title}{report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB",
-    )
-    for line in benchmark.table(report):
-        shown.add_row(*line)
-    console.print(shown)
+    title += f"{report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
+    headings = [column.title for column in report.columns]
+    console.print(_shown(title, headings, benchmark.table(report)))
     return _kept(cfg, made_of, report.as_dict())
 
 
@@ -85,6 +80,11 @@ def _continuous(cfg: DictConfig) -> dict[str, Any]:
     _check_overrides(
         cfg, lambda name: name not in OF_DISCRETE, "on continuous tokens: leave it out"
     )
+    if "gamma" not in cfg.decoding:
+        raise TemperaError(
+            "a benchmark of continuous tokens times rounds of draft and verification: choose "
+            "method=cspd, cspd_published or cspd_exact."
+        )
     plan = instantiate(cfg.plan)
     target: Any = build.build_target(cfg)
     method = build.build_method(cfg, target)
@@ -99,15 +99,18 @@ def _continuous(cfg: DictConfig) -> dict[str, Any]:
             lambda part: status.update(f"timing: {part}"),
         )
     made_of = {"weights": cfg.model.get("weights")}
-    shown = Table(
-        "ms: median (quartiles)",
-        *(f"batch {column.batch_size}" for column in report.columns),
-        title=f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype}",
-    )
-    for line in continuous_benchmark.continuous_table(report):
-        shown.add_row(*line)
-    console.print(shown)
+    title = f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype}"
+    headings = [f"batch {column.batch_size}" for column in report.columns]
+    console.print(_shown(title, headings, continuous_benchmark.continuous_table(report)))
     return _kept(cfg, made_of, report.as_dict())
+
+
+def _shown(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """Timings as a table, with a row for each line."""
+    table = Table("ms: median (quartiles)", *headings, title=title)
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
 def _kept(cfg: DictConfig, made_of: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ drafts are rejected and replaced. Timings are means over the rounds of an image.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from tempera.continuous.loop import ContinuousTrace, Decoding, Model, Speculative, counts
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock
-from tempera.errors import BenchmarkTooLarge, TemperaError
+from tempera.errors import BenchmarkTooLarge
 from tempera.evaluation.benchmark import (
     Spread,
     cell,
@@ -73,7 +74,7 @@ class ContinuousReport:
 
 def measure_continuous(
     target: Model,
-    method: Decoding,
+    method: Speculative,
     batch_sizes: Sequence[int],
     repeats: int,
     device: torch.device,
@@ -83,20 +84,14 @@ def measure_continuous(
 
     Args:
         target: the model, on its device; its prompts are classes.
-        method: continuous speculative decoding.
+        method: the method whose rounds are timed.
         batch_sizes: prompts decoded at once; the report has a column for each.
         repeats: batches that are decoded by each, after one to warm up.
         progress: called with the name of each part before it is measured.
 
     Raises:
         BenchmarkTooLarge: memory ran out.
-        TemperaError: the method has no rounds of draft and verification.
     """
-    if not isinstance(method, Speculative):
-        raise TemperaError(
-            "a benchmark of continuous tokens times rounds of draft and verification: choose "
-            "method=cspd, cspd_published or cspd_exact."
-        )
     columns = []
     for batch_size in batch_sizes:
         progress(f"batch {batch_size}")
@@ -145,7 +140,7 @@ def _column(
         round=whole,
         parts=spreads,
         accepted_length=sum(one.length for one in own) / len(own),
-        speedup=float(torch.tensor(gains).median()),
+        speedup=median(gains),
         ratio=step.median / whole.median,
         ratio_limit=step.median / spreads["target"].median,
         memory=peak_memory(device),

@@ -39,7 +39,7 @@ class ShapeLabels(nn.Module):
         """Prompts → class numbers int64 [B], and a mask bool [B, 1] that keeps them.
 
         Raises:
-            TemperaError: a prompt is no caption of a single thing.
+            TemperaError: a prompt is neither a caption of a single thing nor a class's number.
         """
         labels = [_label(prompt) for prompt in prompts]
         for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), start=1):
