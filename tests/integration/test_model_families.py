@@ -409,6 +409,21 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["lumina", "emu3", "janus"])
+def test_a_model_of_a_shared_vocabulary_drafts_for_another(
+    name: str, options: dict[str, list[str]], targets: dict[str, Any]
+) -> None:
+    """Named in a YAML file of one's own; here it is the target, so every draft is accepted."""
+    parts = "network:${model.network},text_encoder:${model.text_encoder}"
+    smaller = f"+model.independent={{_target_:tempera.drafters.independent.Smaller,{parts}}}"
+    cfg = composed(*options[name], smaller, "method=independent", "depth=3")
+    target, prompts = targets[name], list(FAMILIES[name].prompts)
+    drafter: Any = build_drafter(cfg, target)
+    output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
+    assert output.trace.rounds.tolist() == [-(-target.length // 4)] * 2
+
+
+@pytest.mark.slow
 def test_a_model_without_a_smaller_one_is_refused(targets: dict[str, Any]) -> None:
     cfg = composed("model=lumina", "method=independent")
     with pytest.raises(

@@ -4,6 +4,7 @@
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,7 +109,10 @@ class Smaller:
 
 
 def build_independent(
-    smaller: Smaller | None, target: TransformerTarget, tree: Tree
+    smaller: Smaller | None,
+    target: TransformerTarget,
+    tree: Tree,
+    make_target: Callable[..., TransformerTarget] = TransformerTarget,
 ) -> StaticTreeDrafter:
     """The drafter of a smaller model.
 
@@ -116,6 +120,7 @@ def build_independent(
         smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
+        make_target: makes a target of network, conditioner and sampling, as of the target's own.
 
     Raises:
         TemperaError: there is no smaller model, or draft and target do not generate the same
@@ -124,10 +129,10 @@ def build_independent(
     if smaller is None:
         raise NoSmallerModel
     device, dtype = target.device, target.dtype
-    draft = TransformerTarget(
-        smaller.network.to(device, dtype),
-        smaller.text_encoder.to(device, dtype).encode,
-        target.sampling,
+    draft = make_target(
+        network=smaller.network.to(device, dtype),
+        conditioner=smaller.text_encoder.to(device, dtype).encode,
+        sampling=target.sampling,
     )
     if target.fused:
         draft.fuse()
