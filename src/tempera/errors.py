@@ -6,6 +6,7 @@ the command line prints them.
 
 import difflib
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -195,6 +196,69 @@ class OtherCodebook(TemperaError):
         return (
             f"the neighbours in {self.path} were built for another codebook ({self.made}, but this "
             f"model's is {self.wanted}); delete the file, or keep this model's in another directory"
+        )
+
+
+@dataclass(eq=False)
+class EmptySearch(TemperaError):
+    """A search for an accepted length can find none. what: the argument, such as "prompts=0"."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"a search for a length with {self.what} finds none: give at least 1 of prompts, "
+            "trials and chains, and a tolerance above 0"
+        )
+
+
+@dataclass(eq=False)
+class NoRange(TemperaError):
+    """Two ends enclose no values of a free parameter. least, most: the ends; option: its name."""
+
+    least: float | None
+    most: float | None
+    option: str
+
+    def __str__(self) -> str:
+        return (
+            f"least={self.least} to most={self.most} is no range of {self.option}: give two "
+            "numbers above 0, the smaller first"
+        )
+
+
+@dataclass(eq=False)
+class LengthOutOfReach(TemperaError):
+    """No value of a free parameter gives an accepted length. low, high: those that are possible."""
+
+    wanted: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        low, high = math.ceil(100 * self.low) / 100, math.floor(100 * self.high) / 100
+        return (
+            f"an accepted length of {self.wanted:g} is out of reach of this method: give about "
+            f"{low:.2f} to {high:.2f}"
+        )
+
+
+@dataclass(eq=False)
+class LengthNotFound(TemperaError):
+    """No value that was tried gives an accepted length. option: the free parameter; value, length:
+    the nearest that was measured.
+    """
+
+    option: str
+    wanted: float
+    value: float
+    length: float
+
+    def __str__(self) -> str:
+        return (
+            f"no {self.option} was found that accepts {self.wanted:g} tokens a round; the nearest "
+            f"is {self.option}={self.value:g} with {self.length:.3f}: take this length, or a "
+            "larger tolerance"
         )
 
 

@@ -116,6 +116,7 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
     assert laws[0].q[0, 1].equal(laws[1].q[0, 1]) == (rank == 0)
 
 
+@torch.no_grad()
 def enumerated(target, prompt):
     """The target's law over whole images, token by token without a cache: [V^length]."""
     images = [torch.tensor(image) for image in product(range(VOCAB), repeat=target.length)]

@@ -20,7 +20,13 @@ from tempera.config.compose import composed, composed_run
 from tempera.data.prompts import Prompt
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import TemperaError
+from tempera.errors import (
+    EmptySearch,
+    LengthNotFound,
+    LengthOutOfReach,
+    NoRange,
+    TemperaError,
+)
 from tempera.evaluation import length_search
 from tempera.evaluation.calibration import Statistics, record
 from tempera.evaluation.length_search import (
@@ -95,8 +101,8 @@ def test_a_solved_schedule_is_shifted() -> None:
 def test_a_length_out_of_reach(wanted: float, predicts: bool) -> None:
     parameter, true = FreeParameter("delta", 0.5, 2, "log"), law(RULES["uniform"][1])
     with pytest.raises(
-        TemperaError,
-        match=rf"^expected_length={wanted:g} is out of reach of this method: give about "
+        LengthOutOfReach,
+        match=rf"^an accepted length of {wanted:g} is out of reach of this method: give about "
         r"\d\.\d\d to \d\.\d\d$",
     ):
         search(wanted, parameter, true, true if predicts else None, 0.02, 20)
@@ -104,7 +110,7 @@ def test_a_length_out_of_reach(wanted: float, predicts: bool) -> None:
 
 def test_a_prediction_that_promises_too_much() -> None:
     parameter = FreeParameter("delta", 0.01, 100, "log")
-    with pytest.raises(TemperaError, match=r"expected_length=3.5 is out of reach .* to 3.00$"):
+    with pytest.raises(LengthOutOfReach, match=r" of 3.5 is out of reach .* to 3.00$"):
         search(
             3.5,
             parameter,
@@ -117,26 +123,27 @@ def test_a_prediction_that_promises_too_much() -> None:
 
 def test_a_step_that_jumps_over_the_length() -> None:
     parameter, steps = FreeParameter("k", 1, 100, "log"), lambda value: 3.0 if value < 7 else 3.5
-    with pytest.raises(TemperaError, match=r"no k was found .* the nearest is k=\S+ with 3.500"):
+    with pytest.raises(LengthNotFound, match=r"no k was found .* the nearest is k=\S+ with 3.500"):
         search(3.4, parameter, steps, None, 0.02, 60)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"prompts": 0}, "matching.prompts=0 is too small"),
-        ({"trials": 0}, "matching.trials=0 is too small"),
-        ({"tolerance": 0.0}, "matching.tolerance=0 is never met"),
+        ({"prompts": 0}, "with prompts=0 finds none"),
+        ({"trials": 0}, "with trials=0 finds none"),
+        ({"chains": 0}, "with chains=0 finds none"),
+        ({"tolerance": 0.0}, "with tolerance=0 finds none"),
     ],
 )
 def test_wrong_options_of_a_search(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(TemperaError, match=message):
+    with pytest.raises(EmptySearch, match=message):
         LengthSearch(Path("lengths"), **wrong)
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 1), (2, 1), (None, 1), (1, math.inf)])
 def test_a_range_that_is_none(least: float | None, most: float | None) -> None:
-    with pytest.raises(TemperaError, match=r"^free_parameter.least=\S+ to most=\S+ is no range of"):
+    with pytest.raises(NoRange, match=r"^least=\S+ to most=\S+ is no range of"):
         FreeParameter("delta", least, most, "log")
 
 

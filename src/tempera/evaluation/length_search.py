@@ -20,7 +20,7 @@ import torch
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.random_streams import RandomStreams
-from tempera.errors import TemperaError
+from tempera.errors import EmptySearch, LengthNotFound, LengthOutOfReach, NoRange
 from tempera.evaluation.calibration import Statistics
 from tempera.evaluation.pipeline import Method
 from tempera.rules.optimal import Priced
@@ -54,10 +54,7 @@ class FreeParameter:
         if (self.least is None) != (self.most is None) or not (
             self.least is None or self.most is None or 0 < self.least < self.most < math.inf
         ):
-            raise TemperaError(
-                f"free_parameter.least={self.least} to most={self.most} is no range of "
-                f"{self.option}: give two numbers above 0, the smaller first"
-            )
+            raise NoRange(self.least, self.most, self.option)
 
     def between(self, low: float, high: float, share: float) -> float:
         """The value at this share of the way, on the parameter's scale."""
@@ -91,14 +88,9 @@ class LengthSearch:
     def __post_init__(self) -> None:
         for name in ("prompts", "trials", "chains"):
             if getattr(self, name) < 1:
-                raise TemperaError(
-                    f"matching.{name}={getattr(self, name)} is too small: give at least 1."
-                )
+                raise EmptySearch(f"{name}={getattr(self, name)}")
         if not self.tolerance > 0:
-            raise TemperaError(
-                f"matching.tolerance={self.tolerance:g} is never met: give more than 0, such as "
-                "0.02."
-            )
+            raise EmptySearch(f"tolerance={self.tolerance:g}")
 
 
 class Tried(NamedTuple):
@@ -197,7 +189,8 @@ def search(
         trials: most values to measure.
 
     Raises:
-        TemperaError: the length is out of reach, or no value was found.
+        LengthOutOfReach: the method cannot have this length.
+        LengthNotFound: no value was found in `trials` measurements.
     """
     assert parameter.least is not None and parameter.most is not None
     ends, found = (parameter.least, parameter.most), list[Tried]()
@@ -205,7 +198,7 @@ def search(
     if predict is None:
         found += map(Tried, ends, (low, high))
     if not low - tolerance <= wanted <= high + tolerance:
-        raise _out_of_reach(wanted, low, high)
+        raise LengthOutOfReach(wanted, low, high)
     below, above = Tried(ends[0], low), Tried(ends[1], high)
     while not any(abs(one.length - wanted) <= tolerance for one in found):
         if len(found) >= trials:
@@ -214,7 +207,7 @@ def search(
         if any(one.value == value for one in found):
             lengths = [one.length for one in found]
             if not min(lengths) < wanted < max(lengths):
-                raise _out_of_reach(wanted, min(low, *lengths), max(lengths))
+                raise LengthOutOfReach(wanted, min(low, *lengths), max(lengths))
             raise _not_found(wanted, parameter, found)
         found.append(Tried(value, measure(value)))
         below, above = (found[-1], above) if found[-1].length < wanted else (below, found[-1])
@@ -259,17 +252,6 @@ def _solved(wanted: float, parameter: FreeParameter, predict: LengthOf) -> float
     return high
 
 
-def _out_of_reach(wanted: float, low: float, high: float) -> TemperaError:
-    return TemperaError(
-        f"expected_length={wanted:g} is out of reach of this method: give about "
-        f"{math.ceil(100 * low) / 100:.2f} to {math.floor(100 * high) / 100:.2f}"
-    )
-
-
-def _not_found(wanted: float, parameter: FreeParameter, found: Sequence[Tried]) -> TemperaError:
+def _not_found(wanted: float, parameter: FreeParameter, found: Sequence[Tried]) -> LengthNotFound:
     value, length = min(found, key=lambda one: abs(one.length - wanted))
-    return TemperaError(
-        f"no {parameter.option} was found that accepts {wanted:g} tokens a round; the nearest is "
-        f"{parameter.option}={value:g} with {length:.3f}: give expected_length={length:.2f}, or "
-        "a larger matching.tolerance="
-    )
+    return LengthNotFound(parameter.option, wanted, value, length)
