@@ -25,7 +25,7 @@ from tempera.errors import TemperaError, shortened
 from tempera.rules.schedules import floored
 from tempera.rules.standard import Exact
 from tempera.runtime.installation import command
-from tempera.runtime.network_directory import check_files
+from tempera.runtime.network_directory import CONFIG, check_files
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
 from tempera.runtime.rehearsal import META
@@ -302,7 +302,7 @@ def build_pipeline(cfg: DictConfig, target: Target) -> Any:
 def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[PretrainedFiles]]]:
     """Inside the `with` block the networks of the configuration that it yields have sizes and no
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
-    from are listed as they are built.
+    from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
     dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
     sized = copy.deepcopy(cfg)
@@ -310,7 +310,8 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
         if "compile" in sized:
             sized.compile = False
-        if OmegaConf.select(sized, "drafter.path") is not None:
+        path = OmegaConf.select(sized, "drafter.path")
+        if path is not None and not (Path(str(path)) / CONFIG).is_file():  # not trained yet
             sized.drafter.path = RANDOM
     with sizes_only() as files:
         yield sized, files

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
-from tempera.runtime.network_directory import WEIGHTS, read_network, write_network
+from tempera.runtime.network_directory import WEIGHTS, read_network, sized_network, write_network
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.transformer import TransformerTarget
@@ -119,18 +119,21 @@ class DraftNetwork(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:
-        """Load a draft that `save_pretrained` wrote.
+        """Load a draft that `save_pretrained` wrote; its sizes alone where they are enough.
 
         Raises:
             TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
         """
-        network = read_network(
-            directory,
+        place = Path(directory)
+        described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
             lambda values: cls(cls.configure(values)),
             f"a draft ({cls.__name__})",
             "give a draft's directory that training wrote whole",
         )
-        network.identity = sha256_file(Path(directory) / WEIGHTS)[:16]
+        if are_sizes_enough():
+            return sized_network(place, *described)
+        network = read_network(place, *described)
+        network.identity = sha256_file(place / WEIGHTS)[:16]
         return network
 
     def check(self, target: TransformerTarget) -> None:
@@ -150,7 +153,7 @@ class DraftNetwork(nn.Module, ABC):
                     f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
                     "give a draft for this target."
                 )
-        if config.target != target.identity:
+        if config.target != target.identity and not are_sizes_enough():
             raise TemperaError(
                 f"the draft was trained for {config.model} with weights {config.target}, but the "
                 f"target's weights are {target.identity}: "

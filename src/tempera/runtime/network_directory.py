@@ -73,19 +73,33 @@ def read_network(
         TemperaError: a file is missing, truncated, a pickle, or does not hold such a network.
     """
     directory = Path(directory)
+    network = sized_network(directory, build, what, advice)
+    weights = _read_weights(directory / WEIGHTS)
+    _fill(network, translate(weights, network) if translate else weights, directory)
+    return network
+
+
+def sized_network(
+    directory: Path, build: Callable[[dict[str, Any]], NetworkType], what: str, advice: str
+) -> NetworkType:
+    """The network that a directory's `config.json` describes, without the weights beside it.
+
+    Args:
+        directory, build, what, advice: see `read_network`.
+
+    Raises:
+        TemperaError: a file is missing or a pickle, or `config.json` describes no such network.
+    """
     check_files(directory, advice)
     config = read_json(directory / CONFIG)
     try:
-        network = build(config)
+        return build(config)
     except TemperaError:
         raise
     except Exception as problem:  # a wrong file may have any fields and sizes
         raise TemperaError(
             f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
         ) from problem
-    weights = _read_weights(directory / WEIGHTS)
-    _fill(network, translate(weights, network) if translate else weights, directory)
-    return network
 
 
 def tuples(value: Any) -> Any:
