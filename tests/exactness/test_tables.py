@@ -314,6 +314,16 @@ def test_tables_follow_the_sampling():
     )
 
 
+def test_the_noise_of_a_draft_is_a_standard_deviation():
+    target = TableTarget(6, 5, spread=0.1)
+    noise = [TableDraft(target, noise).table.log() - target.table.log() for noise in (0, 0.5, 2)]
+    none, some, more = (part - part.mean(-1, keepdim=True) for part in noise)
+    assert none.abs().max() < 1e-5
+    torch.testing.assert_close(more, 4 * some, rtol=1e-4, atol=1e-4)
+    # the mean of 6 logits has taken 1/6 of the variance
+    assert some.square().mean().item() == pytest.approx(0.5**2 * 5 / 6, rel=0.1)
+
+
 def test_too_many_outcomes_are_refused():
     with pytest.raises(TemperaError, match="5\\^9 outcomes"):
         check(Exact(), Tree.chain(1), vocab_size=5, length=9)

@@ -4,7 +4,7 @@ from safetensors import safe_open
 from torch.nn.functional import normalize
 
 from tempera.errors import TemperaError
-from tempera.rules.codebook_neighbours import Neighbours, codebook_hash
+from tempera.rules.codebook_neighbours import Neighbours, codebook_hash, ranked
 
 CODES = normalize(torch.randn(700, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
 
@@ -34,6 +34,18 @@ def test_proximities_differ_where_norms_do():
 def test_equal_codes_are_ordered_by_index():
     table = Neighbours.build(torch.ones(4, 2), 3).table
     assert table.tolist() == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [3, 0, 1]]
+
+
+def test_a_code_by_its_place_in_the_order_of_distance():
+    codebook = torch.tensor([0.0, 1.0, 3.0, 7.0]).unsqueeze(1)
+    assert ranked(codebook, 0).tolist() == [0, 1, 2, 3]
+    assert ranked(codebook, 1).tolist() == [1, 0, 1, 2]
+    assert ranked(codebook, 3).equal(ranked(codebook, -1))
+    assert ranked(codebook, -1).tolist() == [3, 3, 3, 0]
+    assert ranked(codebook, -4).tolist() == [0, 1, 2, 3]
+    for rank in (4, -5):
+        with pytest.raises(TemperaError, match=f"rank={rank} is no place among 4 codes"):
+            ranked(codebook, rank)
 
 
 def test_random_neighbours_are_different_codes_and_always_the_same():

@@ -12,7 +12,7 @@ from tempera.exactness.theory import (
     expected_emitted,
     tv_bound,
 )
-from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable
+from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable, schedule_for
 from tempera.rules.schedules import exponential, floored, linear, uniform
 from tempera.rules.standard import Relaxed
 
@@ -114,6 +114,16 @@ def test_exact_decoding_is_the_optimum_at_its_own_length():
     assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], low)), 3) == pytest.approx(
         0, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_round_has_the_expected_length(length):
+    _, _, p, q = tables(seed=2)
+    chains = Chains.along(p, q[:length])
+    low, high = reachable(chains)
+    for share in (0.2, 0.7):
+        wanted = low + share * (high - low)
+        assert chains.expected_emitted(schedule_for(chains, wanted)) == pytest.approx(wanted)
 
 
 def test_a_ceiling_is_respected():

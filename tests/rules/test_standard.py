@@ -4,12 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from near_codes import near_rules
+from random_drafts import SMALL
 from token_laws import distribution, fast, kinds, omegas, pair, weights
 
 from tempera.errors import TemperaError
+from tempera.exactness.tables import check
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import exponential
-from tempera.rules.standard import Exact, Relaxed
+from tempera.rules.standard import Exact, Match, Relaxed
 
 
 @given(weights, weights, omegas, kinds)
@@ -183,3 +185,10 @@ def test_rules_are_values():
 def test_impossible_rules_are_refused(schedule, residual, words):
     with pytest.raises(TemperaError, match=words):
         Relaxed(schedule, residual)
+
+
+def test_tokens_that_the_target_draws_anew_are_its_own():
+    """SpecInfer's naive verification: a draft that says nothing of its draws."""
+    report = check(Match(), SMALL, vocab_size=3, length=3, rows=4000)
+    assert report.agrees, report
+    assert report.accepted_length > 1.4
