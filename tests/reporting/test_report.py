@@ -1,5 +1,6 @@
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,61 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
     assert done.stderr == (
         "error: none is not a directory: give run directories, or a directory that contains some.\n"
     )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("*"))}
+
+
+STALLED = """
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, sys.argv.pop(1))
+write = Path.write_text
+
+def stall(self, text, **options):
+    half = self.name.startswith(f".{NAME}")
+    written = write(self, text[: len(text) // 2] if half else text, **options)
+    if half:
+        print("half of it is written", flush=True)
+        time.sleep(60)
+    return written
+
+Path.write_text = stall
+import report
+report.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["results.csv", "report.html"])
+def test_control_c_leaves_the_last_report_whole(name: str, runs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    write_report(read(runs / "sweep"), output)
+    before = contents(output)
+    started = subprocess.Popen(
+        [
+            *(sys.executable, "-c", f"NAME = {name!r}" + STALLED, str(SCRIPT.parent)),
+            *(f"runs={runs}", f"output={output}"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert started.stdout is not None
+    try:
+        assert started.stdout.readline() == "half of it is written\n"
+        started.send_signal(signal.SIGINT)
+        _, err = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert err == "interrupted; the same command starts again\n"
+    assert started.returncode == 130
+    assert contents(output) == before
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
 from tempera.reporting.figures import comparison
 from tempera.reporting.run_names import is_plain
-from tempera.runtime.files import write_text
+from tempera.runtime.files import replacing_all, write_text
 from tempera.runtime.image_files import picture_path, read_picture
 
 PICTURES = 8
@@ -40,8 +40,8 @@ def write_report(
     damaged: Sequence[str] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, report.html, pareto*.png and comparison.png, and return their
-    paths.
+    """Write results.csv, report.md, report.html, pareto*.png and comparison.png, all or none, and
+    return their paths.
 
     Args:
         rows: runs as `tempera.reporting.collect` reads them.
@@ -52,21 +52,21 @@ def write_report(
     """
     shared = _shared_prompts(rows)
     pictures, unreadable = _read_pictures(rows, shared)
-    figures = pareto.write(rows, output)
-    if shared:
-        figures.append(output / "comparison.png")
-        texts = [rows[0]["texts"][name] for name in shared]
-        comparison(figures[-1], [label(row) for row in rows], _notes(rows), pictures, texts)
     cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
-    write_text(output / "results.csv", results_csv(rows))
     studied = study.tables(rows, baseline)
-    write_text(
-        output / "report.md", report_markdown(rows, output, figures, cautions, baseline, studied)
-    )
-    report_page.write(
-        output / "report.html", rows, _cautions(rows, unfinished, damaged), baseline or "", studied
-    )
-    return [*(output / name for name in ("results.csv", "report.md", "report.html")), *figures]
+    with replacing_all(output) as place:
+        figures = pareto.write(rows, place)
+        if shared:
+            figures.append(place / "comparison.png")
+            texts = [rows[0]["texts"][name] for name in shared]
+            comparison(figures[-1], [label(row) for row in rows], _notes(rows), pictures, texts)
+        write_text(place / "results.csv", results_csv(rows))
+        markdown = report_markdown(rows, output, figures, cautions, baseline, studied)
+        write_text(place / "report.md", markdown)
+        page = _cautions(rows, unfinished, damaged)
+        report_page.write(place / "report.html", rows, page, baseline or "", studied)
+    names = ["results.csv", "report.md", "report.html", *(figure.name for figure in figures)]
+    return [output / name for name in names]
 
 
 def results_csv(rows: Sequence[ReportRow]) -> str:
