@@ -14,6 +14,13 @@ def half(x: int | None, names: dict[str, Any]) -> float | None:
     if x is None:
         raise ValueError(f"{x + 1} is not a number")
     return x / 2
+
+
+@dataclass(frozen=True)
+class Found:
+    def first(self) -> Any:
+        if found := self.all:
+            return zip(found, found, strict=True)
 """
 
 
@@ -49,7 +56,7 @@ def test_only_what_is_computed_is_mutated(items) -> None:
         (spec,) = item.mutations
         if mutation.plausible(spec) and mutation.mutated(spec) is not None:
             shown.add(CODE.splitlines()[spec.start_pos[0] - 1].strip())
-    assert shown == {"if x is None:", "return x / 2"}
+    assert shown == {"if x is None:", "return x / 2", "@dataclass(frozen=True)"}
 
 
 def test_tests_of_a_module() -> None:

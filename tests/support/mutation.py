@@ -5,9 +5,10 @@ whether a test of the changed module fails.
 
 A module is `rules/standard`, or a package such as `rules`; all of MODULES unless given. At each
 place of the sources one of cosmic-ray's mutations is drawn, by the seed; `--sample N` takes N
-places. What changes annotations and messages only is left out. A mutant is shown to the fast tests
-of its module and, where they miss it, to the slow ones, unless `--fast`. Results are kept in
-outputs/mutation/, a session of cosmic-ray (cr-report reads it): the same command goes on.
+places. What changes annotations, messages, `frozen=` or `strict=` only is left out. A mutant is
+shown to the fast tests of its module and, where they miss it, to the slow ones, unless `--fast`.
+Results are kept in outputs/mutation/, a session of cosmic-ray (cr-report reads it): the same
+command goes on.
 
 A survivor that survivors.toml explains does not count. Ends with status 1 if another one survives.
 """
@@ -22,6 +23,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cosmic_ray.commands import init
@@ -48,6 +50,8 @@ SECONDS = {FAST: 150, SLOW: 900}
 """Processor time that the tests of a mutant may take."""
 SILENT = ("override", "torch.inference_mode()", "torch.no_grad()", "cache", "runtime_checkable")
 """Decorators that change no result."""
+GUARDS = ("frozen", "strict")
+"""Arguments that only refuse what the code never does."""
 KINDS = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
     {"BitAnd", "BitOr", "BitXor"},
@@ -74,7 +78,9 @@ def module_paths(names: Sequence[str]) -> Iterator[Path]:
 
 
 class _Substance(ast.NodeTransformer):
-    """Takes out of a module what no result depends on: annotations, messages, docstrings."""
+    """Takes out of a module what no result depends on: annotations, messages, docstrings, and the
+    guards `dataclass(frozen=…)` and `zip(strict=…)`.
+    """
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -93,6 +99,11 @@ class _Substance(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
         node.annotation = ast.Constant(None)
+        self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        node.keywords = [one for one in node.keywords if one.arg not in GUARDS]
         self.generic_visit(node)
         return node
 
@@ -132,12 +143,13 @@ def _key(item: WorkItem) -> tuple[str, str, int]:
 
 
 def mutated(spec: MutationSpec) -> tuple[str, str] | None:
-    """A module's code and its mutant; None where they compute the same."""
+    """A module's code and its mutant; None where they compute the same or the mutant is no code."""
     code = (ROOT / spec.module_path).read_text(encoding="utf-8")
     mutant = mutate_code(code, get_operator(spec.operator_name)(), spec.occurrence)
-    if mutant is None or substance(mutant) == substance(code):
-        return None
-    return code, mutant
+    with suppress(SyntaxError):  # `not name := value`
+        if mutant is not None and substance(mutant) != substance(code):
+            return code, mutant
+    return None
 
 
 def shown(module: str, code: str, mutant: str, sources: Path, marks: Sequence[str]) -> str | None:
