@@ -12,6 +12,7 @@ from hub import Hub
 from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina
 
 from tempera.commands import costs
+from tempera.commands import train as training_command
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.train import main as train
 from tempera.config import build
@@ -19,6 +20,7 @@ from tempera.config.instantiate import instantiate
 from tempera.data.prompts import Prompt
 from tempera.errors import DiskTooSmall, MemoryTooSmall, MemoryUnknown, TemperaError
 from tempera.evaluation.estimate import estimate
+from tempera.metrics.standard import StandardEvaluator
 from tempera.runtime import cost as costing
 from tempera.runtime.cost import Cost
 from tempera.runtime.pretrained import PretrainedFiles
@@ -125,15 +127,26 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
     prompts = [Prompt(str(number), WORDS) for number in range(3)]
     with build.without_weights(cfg) as (sized, _):
         told = estimate(lambda: build.build_sized_pipeline(sized), prompts, 3, diagnostics=True)
+        asked: list[tuple[int, int]] = []
+        scored = estimate(
+            lambda: build.build_sized_pipeline(sized),
+            prompts,
+            3,
+            diagnostics=True,
+            scoring=lambda *size: asked.append(size) or 10**9,
+        )
     with Meter("cpu") as meter, torch.inference_mode():
         pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
         weights = meter.live
         output = pipeline.tokens(prompts, diagnostics=True)
         pipeline.pictures(output.tokens)
+        del output
+        held = meter.live
     cache = pipeline.target.session.cache.storage.nbytes
     assert told.cache == cache
     assert told.weights == pytest.approx(weights, rel=1e-4)
     assert told.peak == pytest.approx(meter.peak, rel=0.1)
+    assert asked == [(48, 48)] and scored.peak - 10**9 == pytest.approx(held, rel=0.1)
 
 
 @pytest.mark.slow
@@ -205,6 +218,19 @@ def test_a_run_that_does_not_fit_ends_before_weights_are_read(
 
 
 @pytest.mark.slow
+def test_training_that_does_not_fit_ends_before_images_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = write_llamagen_text(tmp_path)
+    monkeypatch.setattr(costing, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(training_command, "fetched", None)
+    cfg = composed(*options, "device=cpu", "tracking=none", config="train_draft")
+    cfg.directory = str(tmp_path / "run")
+    with pytest.raises(MemoryTooSmall, match="this takes about"):
+        train(cfg)
+
+
+@pytest.mark.slow
 def test_a_batch_is_chosen_for_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +250,9 @@ def test_a_batch_is_chosen_for_the_free_memory(
     assert "batch_size=auto: 5 prompts at a time" in capsys.readouterr().out
     monkeypatch.setattr(costing, "free_memory", lambda device: 10**12)
     assert weighed("auto")[1] == 9  # all prompts
+    monkeypatch.setattr(StandardEvaluator, "memory", lambda *_: 10**12)
+    with pytest.raises(MemoryTooSmall):  # for the networks of metrics
+        weighed("auto")
     with pytest.raises(TemperaError, match="`batch_size=many` is not possible; it must be"):
         weighed("many")
 

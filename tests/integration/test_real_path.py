@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from tiny_targets import (
 )
 
 from tempera.commands.report import main as write_report
+from tempera.config.instantiate import instantiate
 from tempera.data import benchmarks
 from tempera.metrics import detector as detectors
 from tempera.metrics import reference as references
@@ -332,6 +334,12 @@ def test_all_published_metrics_from_the_hub(
     assert {key for key in wanted if not key.startswith("geneval")} | asked <= set(found)
     assert all(found[key]["n"] == len(prompts) for key in ("fid", "clip_score", "hpsv2"))
     assert found["geneval"]["n"] == len(prompts) - 1
+    evaluator = instantiate(composed("metrics=real", *chosen).metrics)
+    for network in evaluator.networks.values():
+        if network.files[0].local:
+            held = sum(parameter.nbytes for parameter in network.network().parameters())
+            one = replace(evaluator, names=network.metrics, networks={"one": network})
+            assert one.memory(64, 64) > held
     text = reported("outputs/eval/measured")["report.md"]
     for title in ("FID", "KID", "CLIP score", "HPSv2.1", "ImageReward", "PickScore", "GenEval"):
         assert title in text

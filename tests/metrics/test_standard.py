@@ -24,7 +24,7 @@ from tempera.errors import NoReference, TemperaError, UnknownMeasure
 from tempera.metrics import reference as references
 from tempera.metrics import table
 from tempera.metrics.distances import frechet
-from tempera.metrics.evaluators import Networks
+from tempera.metrics.evaluators import BATCH, Networks, NoEvaluator
 from tempera.metrics.geneval import GenEval
 from tempera.metrics.inception import Inception
 from tempera.metrics.quality import quality, reference_features, score_pictures
@@ -180,6 +180,7 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
         evaluator("some/nothing").check("large")
     first = evaluator("some/brightness")
     first.check("large")
+    assert first.memory(8, 8) == file.stat().st_size
     assert hub.downloads().count("brightness.bin") == 0
     first.fetch()
     assert hub.downloads().count("brightness.bin") == 1
@@ -239,7 +240,7 @@ def test_files_behind_a_url(
     url = f"{hub.url}/some/brightness/resolve/main/brightness.safetensors"
     there = WeightsFile(url, ("brightness.safetensors",))
     there.check()
-    assert there.local is None
+    assert there.local is None and there.size() == file.stat().st_size
     assert load_file(there.path()).keys() == weights().keys()
     there.path()
     assert len(hub.downloads()) == 1
@@ -250,6 +251,26 @@ def test_files_behind_a_url(
     with pytest.raises(TemperaError, match="invalid hash value"):
         named.path()
     assert named.local is None
+
+
+def test_memory_is_that_of_the_largest_network_with_a_batch(file: Path, images: Path) -> None:
+    """The weights (8 bytes), the pictures as floats, their means and the values, all on the device;
+    a file that is elsewhere counts as its size.
+    """
+
+    class Moved(Brightness):
+        def load(self, device: torch.device) -> Networks:
+            made = super().load(device)
+            assert made.features is not None
+            features = made.features
+            return Networks(lambda pictures: features(pictures.to(device)))
+
+    evaluator = standard_evaluator(["fid"], str(images), own=Moved(str(file)))
+    pictures = BATCH * 3 * 6 * 10
+    assert evaluator.memory(6, 10) == pytest.approx(
+        8 + pictures + 4 * pictures + 4 * BATCH, abs=600
+    )
+    assert NoEvaluator().memory(6, 10) == 0
 
 
 def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(

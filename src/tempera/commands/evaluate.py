@@ -1,7 +1,7 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
 import math
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import described, one_prompt
 from tempera.evaluation.estimate import estimate
+from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import shared_directory
 from tempera.evaluation.run_identity import about, run_identity
@@ -33,10 +34,15 @@ def main(cfg: DictConfig) -> dict[str, float]:
     processes = Processes(cpu=device.type == "cpu")
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     directory = shared_directory(processes, Path(str(cfg.directory)))
+    evaluator = instantiate(cfg.metrics)
+    scoring = cache(evaluator.memory)
 
     def cost(sized: DictConfig, size: int) -> Cost:
-        diagnostics: bool = cfg.diagnostics
-        return estimate(lambda: build.build_sized_pipeline(sized), prompts, size, diagnostics)
+        def make() -> Pipeline:
+            pipeline: Pipeline = build.build_sized_pipeline(sized)
+            return pipeline
+
+        return estimate(make, prompts, size, cfg.diagnostics, scoring)
 
     def weighed() -> Cost | None:
         most = min(math.ceil(len(prompts) / processes.count), LARGEST)
@@ -47,7 +53,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if is_dry(cfg):
         return _nothing_done(weighed())
     check_values(cfg.tracking)
-    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    protocol = instantiate(cfg.speed)
     evaluator.check(cfg.model.name)
     expected_length.check(cfg, prompts, _hydra(cfg, "overrides") or [])
     build.check_draft(cfg)

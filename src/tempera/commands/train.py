@@ -49,11 +49,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         return _nothing_done(_weigh(cfg, parts, processes.is_main))
     check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
+    parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
+    _weigh(cfg, parts, processes.is_main)
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
         offered["source"] = fetched(cfg, processes)
-    parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
-    _weigh(cfg, parts, processes.is_main)
     target: Any = build.build_target(cfg, split_target if launched() else None)
     codes = instantiate(
         cfg.train_data,

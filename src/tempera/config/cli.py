@@ -3,6 +3,7 @@ sentence.
 """
 
 import functools
+import logging
 import os
 import re
 import sys
@@ -48,8 +49,7 @@ def script(
 
     Args:
         config_name: name of the configuration, without `.yaml`.
-        positional: list option that collects positional arguments: with `runs`, `DIR DIR` means
-            `runs=[DIR,DIR]`.
+        positional: list option of positional arguments: with `runs`, `DIR DIR` is `runs=[DIR,DIR]`.
     """
 
     def decorate(main: Callable[[DictConfig], T]) -> Callable[..., T | None]:
@@ -59,6 +59,7 @@ def script(
         @functools.wraps(main)
         def job(cfg: DictConfig) -> T:
             """Run `main` inside Hydra: once, or for one point of a sweep."""
+            _hide_requests()
             try:
                 arguments = list(HydraConfig.get().overrides.task)
                 check_shape(cfg, conf, config_name, arguments)
@@ -94,6 +95,12 @@ def script(
         return entry
 
     return decorate
+
+
+def _hide_requests() -> None:
+    """Leave out the lines that the hub's library logs for each request."""
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)
 
 
 def _without_auto(cfg: DictConfig, config_name: str, arguments: Sequence[str]) -> DictConfig:

@@ -87,7 +87,7 @@ def prepare(
     if not manifest.count:
         job.withdraw(manifest)
         raise no_images(source, manifest.broken)
-    return job.keep(replace(manifest, complete=True))
+    return job.finish(manifest)
 
 
 def existing_manifest(
@@ -190,13 +190,19 @@ class _Job:
             manifest.save(self.directory)
         return manifest
 
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Save the complete manifest, and wait until it is written."""
+        finished = self.keep(replace(manifest, complete=True))
+        self.processes.wait()
+        return finished
+
     def withdraw(self, manifest: Manifest) -> None:
-        """Release the directory if no entry became an image."""
-        if manifest.count or not self.processes.is_main:
-            return
-        (self.directory / MANIFEST).unlink(missing_ok=True)
-        for shard in manifest.shards:
-            (self.directory / shard.file).unlink(missing_ok=True)
+        """Release the directory if no entry became an image, before any process stops."""
+        if not manifest.count and self.processes.is_main:
+            (self.directory / MANIFEST).unlink(missing_ok=True)
+            for shard in manifest.shards:
+                (self.directory / shard.file).unlink(missing_ok=True)
+        self.processes.wait()
 
     def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
         """Encode one shard's entries and join the results of all processes; each of n processes

@@ -1,4 +1,4 @@
-"""Memory of an evaluation, from a rehearsal of one batch without data."""
+"""Memory of an evaluation, from a rehearsal of one batch and its metrics without data."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,16 +12,22 @@ from tempera.runtime.rehearsal import META, Meter, Rehearsal
 
 
 def estimate(
-    make: Callable[[], Pipeline], prompts: Sequence[Prompt], batch_size: int, diagnostics: bool
+    make: Callable[[], Pipeline],
+    prompts: Sequence[Prompt],
+    batch_size: int,
+    diagnostics: bool,
+    scoring: Callable[[int, int], int] = lambda height, width: 0,
 ) -> Cost:
-    """Rehearse a batch: its prompts, one round, and its pictures. The networks of metrics and a
-    rule's tables are not counted.
+    """Rehearse a batch: its prompts, one round, and its pictures; then the metrics, beside the
+    networks and caches of decoding. A rule's tables are not counted, nor the distances between sets
+    of pictures.
 
     Args:
         make: builds the pipeline with networks on the meta device.
         prompts: of the whole run.
         batch_size: prompts decoded together.
         diagnostics: see `tempera.decoding.loop.decode`.
+        scoring: bytes that the metrics take, for pictures of this height and width in pixels.
 
     Returns:
         the cost, without its download.
@@ -35,14 +41,15 @@ def estimate(
             channels = [target.channels] if isinstance(target, MARTarget) else []
             dtype = torch.float32 if channels else torch.int64
             tokens = torch.empty(len(batch), *target.grid, *channels, dtype=dtype, device=META)
-            pictures = pipeline.image_decoder.decode_codes(tokens)
-    height, width = pictures.shape[-2:]
+            height, width = pipeline.image_decoder.decode_codes(tokens).shape[-2:]
+        del tokens
+        scored = meter.live + scoring(height, width)
     return Cost(
         f"{len(prompts):,} images of {height}×{width} pixels, {target.length:,} tokens each, "
         f"{len(batch)} at a time",
         weights,
         cache,
-        meter.peak,
+        max(meter.peak, scored),
         written=len(prompts) * (3 * height * width + 64 * target.length),
         download=None,
     )

@@ -20,6 +20,8 @@ from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Distance, Features, feature_distances
 
 Pictures = NDArray[np.uint8]
+BATCH = 64
+"""Pictures that are scored together."""
 
 Score = Callable[[Tensor, Sequence[Prompt]], Mapping[str, Tensor]]
 """(pictures uint8 [B, 3, h, w], their prompts) -> named scores [B] of each picture; NaN if one
@@ -76,6 +78,11 @@ class Evaluator(Protocol):
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""
 
+    def memory(self, height: int, width: int) -> int:
+        """Bytes on a device of the largest group of networks with a batch of pictures of this size,
+        in pixels. Downloads nothing: if a file is not on this machine, only its size counts.
+        """
+
     def load(self, device: torch.device) -> Iterator[Networks]:
         """Load the networks, one group after another."""
 
@@ -109,6 +116,10 @@ class NoEvaluator(Evaluator):
     @override
     def fetch(self) -> None:
         pass
+
+    @override
+    def memory(self, height: int, width: int) -> int:
+        return 0
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:

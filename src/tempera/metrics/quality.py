@@ -13,7 +13,7 @@ from rich.progress import track
 from tempera.data.prompts import Prompt
 from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures
+from tempera.metrics.evaluators import BATCH, Evaluator, Networks, Pictures
 from tempera.runtime.files import cache_directory, replacing
 from tempera.runtime.row_store import Row, Store
 
@@ -26,7 +26,7 @@ def score_pictures(
     prompts: Sequence[Prompt],
     picture: Callable[[Prompt], Pictures],
     store: Store,
-    batch: int = 64,
+    batch: int = BATCH,
 ) -> dict[str, Row]:
     """Score each prompt's picture, in batches, unless the store already holds its scores.
 

@@ -6,6 +6,7 @@ import re
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,15 +72,21 @@ class WeightsFile:
         if self.local is not None:
             return
         if self._is_url:
-            if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
-                raise self._unreachable(OSError("HF_HUB_OFFLINE=1"))
-            request = urllib.request.Request(self.place, method="HEAD")
-            try:
-                urllib.request.urlopen(request, timeout=SECONDS).close()
-            except (OSError, ValueError) as problem:
-                raise self._unreachable(problem) from None
+            self._asked()
         else:
-            self._first(lambda repository, name: repository.check(name))
+            self._first(lambda repository, name: repository.size(name))
+
+    def size(self) -> int:
+        """Bytes of the file, on this machine or as its server says; downloads nothing.
+
+        Raises:
+            TemperaError: it is unavailable.
+        """
+        if self.local is not None:
+            return self.local.stat().st_size
+        if self._is_url:
+            return int(self._asked().get("Content-Length", 0))
+        return self._first(lambda repository, name: repository.size(name))
 
     def path(self) -> Path:
         """The file on this machine, downloaded first if necessary.
@@ -91,6 +98,22 @@ class WeightsFile:
         if found is None and self._is_url:
             found = self._downloaded()
         return found or self._first(lambda repository, name: repository.file(name))
+
+    def _asked(self) -> Message:
+        """The headers with which the URL's server offers the file.
+
+        Raises:
+            NoMetricWeights: it does not.
+        """
+        if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
+            raise self._unreachable(OSError("HF_HUB_OFFLINE=1"))
+        request = urllib.request.Request(self.place, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                headers: Message = answer.headers
+        except (OSError, ValueError) as problem:
+            raise self._unreachable(problem) from None
+        return headers
 
     def _downloaded(self) -> Path:
         self.check()

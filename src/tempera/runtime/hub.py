@@ -131,14 +131,19 @@ class Repository:
         found = try_to_load_from_cache(self.id, name, repo_type=self.kind, revision=self.revision)
         return Path(found) if isinstance(found, str) else None
 
-    def check(self, name: str) -> None:
-        """Raise TemperaError unless the file is cached or the hub offers it. Downloads nothing."""
+    def size(self, name: str) -> int:
+        """Bytes of a file that is cached or that the hub offers. Downloads nothing.
+
+        Raises:
+            TemperaError: it is unavailable.
+        """
         from huggingface_hub import hf_hub_download
 
         with self._in_one_sentence([name]):
-            hf_hub_download(
+            found = hf_hub_download(
                 self.id, name, repo_type=self.kind, revision=self.revision, dry_run=True
             )
+        return int(found.file_size or 0)
 
     def snapshot(self, patterns: Sequence[str]) -> Path:
         """A directory with all files that match the patterns, downloaded unless the cache has them.

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from tempera.errors import MissingWeights, TemperaError
 from tempera.runtime.convert_checkpoint import named_tensors
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import (
     cache_directory,
     check_readable,
@@ -219,7 +220,8 @@ def _parts(index: Path) -> list[Path]:
 
 
 def read(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Memory-map all tensors of safetensors or PyTorch files, by name. Prints each file's SHA-256.
+    """Memory-map all tensors of safetensors or PyTorch files, by name. The main process prints each
+    file's SHA-256.
 
     Raises:
         TemperaError: a file has another format, is truncated, or contains objects that would run
@@ -227,7 +229,8 @@ def read(files: Sequence[Path]) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for path in files:
-        print(f"weights: {path}, {path.stat().st_size / 1e9:.2f} GB, sha256 {checksum(path)}")
+        if started_as_main():
+            print(f"weights: {path}, {path.stat().st_size / 1e9:.2f} GB, sha256 {checksum(path)}")
         tensors.update(read_tensors(path))
     return tensors
 

@@ -1,0 +1,166 @@
+"""The commands of a published model in two processes, on tiny weights of a hub on loopback: nothing
+is downloaded twice, one run directory, one bar, and the results of one process.
+"""
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hub import Hub
+from image_server import ImageServer
+from paths import ROOT
+from safetensors.torch import load_file
+from tiny_targets import write_llamagen_text
+
+from tempera.data.benchmarks import COCO
+from tempera.runtime.distributed import FIRST_PORT
+
+pytestmark = pytest.mark.slow
+PROCESSES = 2
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """With MS-COCO's captions."""
+    numbers, file = list(range(80)), io.BytesIO()
+    captions = {"ids": [[n] for n in numbers], "captions": [[f"thing {n}"] for n in numbers]}
+    pq.write_table(pa.table({"image_id": numbers, **captions}), file)
+    with Hub(tmp_path_factory.mktemp("cache")) as started:
+        assert isinstance(started, Hub) and COCO.revision is not None
+        files = {"data/validation-0.parquet": file.getvalue()}
+        commit = started.add(COCO.id, files, kind="datasets")
+        repository = started.repositories["datasets", COCO.id]
+        repository.commits[COCO.revision] = repository.commits[commit]
+        yield started
+
+
+@pytest.fixture(scope="module")
+def options(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a tiny LlamaGen on the hub."""
+    directory = tmp_path_factory.mktemp("weights")
+    options = [one for one in write_llamagen_text(directory) if not one.startswith("model.weights")]
+    hub.add_directory("peizesun/llamagen_t2i", directory)
+    return [*options, "device=cpu", "tracking=none"]
+
+
+def start(hub: Hub, place: Path, *command: str, **environment: str) -> "subprocess.Popen[str]":
+    """A process in a directory."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env={
+            **os.environ,
+            **hub.environment,
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+            "NO_PROXY": "127.0.0.1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            **environment,
+        },
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    """What a process printed."""
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    return out, error
+
+
+def tasks(hub: Hub, place: Path, *command: str) -> list["subprocess.Popen[str]"]:
+    """The tasks of a Slurm step on two nodes, which are this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = max(free.getsockname()[1], FIRST_PORT)
+    step = {
+        "SLURM_JOB_ID": str(port - FIRST_PORT), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": "localhost,other",
+    }  # fmt: skip
+    ranks = [{**step, "SLURM_PROCID": str(rank)} for rank in range(PROCESSES)]
+    return [start(hub, place, *command, **rank) for rank in ranks]
+
+
+def test_two_processes_train_on_laion_coco(hub: Hub, options: list[str], tmp_path: Path) -> None:
+    """Downloads, shards of images, codes, and the training are shared."""
+    command = [
+        str(ROOT / "train_draft/main.py"), *options, "limit=70", "source.shard_size=40",
+        "source.min_side=8", "steps=2", "batch_size=4", "validate_every=2", "holdout=3",
+        "decodes=1", "depth=2", "source.path=null",
+    ]  # fmt: skip
+    with ImageServer() as web:
+        kinds = ["missing" if number % 8 == 0 else "good" for number in range(120)]
+        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
+        file = io.BytesIO()
+        texts = [f"picture {number}" for number in range(120)]
+        pq.write_table(pa.table({"URL": addresses, "top_caption": texts}), file)
+        files = {"data/part-0.parquet": file.getvalue()}
+        hub.add("laion/relaion-coco", files, kind="datasets")
+        (tmp_path / "two").mkdir()
+        out, error = ended(start(hub, tmp_path / "two", *TORCHRUN, *command))
+        assert len(web.paths()) == len(set(web.paths())) <= 120
+    assert "HTTP Request" not in out + error
+    assert out.count("the draft is in") == 1
+    assert sorted(fetched(hub)) == ["data/part-0.parquet", "t2i_XL_stage1_256.pt"]
+    shutil.copytree(tmp_path / "two/outputs/images", tmp_path / "one/outputs/images")
+    again = ended(start(hub, tmp_path / "one", *command, "gradient_accumulation=2"))
+    assert "already" not in "".join(again)
+    (one, alone), (two, both) = (trained(tmp_path / place) for place in ("one", "two"))
+    assert both["data"] == alone["data"] and both["data"]["count"] == 70
+    assert (alone["processes"], both["processes"]) == (1, 2)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
+
+
+def fetched(hub: Hub) -> list[str]:
+    """The files of models and data sets that were downloaded, each as often as it was."""
+    got = [request.path for request in hub.requests if request.method == "GET"]
+    files = [path.partition("/resolve/")[2].partition("/")[2] for path in got]
+    return [name for name in files if name.endswith((".pt", ".parquet"))]
+
+
+def trained(place: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The draft's weights and what its metrics.json says."""
+    (directory,) = (place / "outputs/train_draft").iterdir()
+    metrics = json.loads((directory / "draft/metrics.json").read_text())
+    return load_file(directory / "draft/model.safetensors"), metrics
+
+
+def results(place: Path) -> dict[str, list[int]]:
+    """The tokens of every image."""
+    table = pq.read_table(place / "results.parquet", columns=["id", "tokens"]).to_pydict()
+    return dict(zip(table["id"], table["tokens"], strict=True))
+
+
+def test_two_nodes_evaluate_as_one_process(hub: Hub, options: list[str], tmp_path: Path) -> None:
+    command = [
+        str(ROOT / "eval/run.py"), *options, "method=sjd", "window=4", "limit=7", "batch_size=2",
+        "metrics=none", "speed.prompts=0", "replays=0",
+    ]  # fmt: skip
+    (tmp_path / "two").mkdir()
+    outputs = [ended(one) for one in tasks(hub, tmp_path / "two", *command)]
+    (tmp_path / "one").mkdir()
+    outputs.append(ended(start(hub, tmp_path / "one", *command)))
+    assert [out.count("results in") for out, _ in outputs] == [1, 0, 1]
+    assert outputs[1] == ("", "")
+    (two,) = (tmp_path / "two/outputs/eval").iterdir()
+    (one,) = (tmp_path / "one/outputs/eval").iterdir()
+    assert results(two) == results(one) and len(results(one)) == 7
+    assert len(list((two / "records").glob("*.parquet"))) == 4
+    assert all(fetched(hub).count(name) == 1 for name in fetched(hub))
