@@ -48,6 +48,14 @@ def test_a_chain_is_one_branch():
     assert (tree.nodes, tree.max_depth, tree.max_children) == (3, 3, 1)
 
 
+def test_nodes_in_a_row_are_sliced_which_copies_nothing():
+    (test,) = Tree.chain(3).sibling_tests
+    assert (test.parents, test.nodes) == (slice(0, 3), slice(0, 3))
+    first, second = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 1]]).sibling_tests
+    assert first.parents == slice(0, 3) and first.nodes.tolist() == [0, 2, 3]
+    assert second.parents.tolist() == [0, 2] and second.nodes.tolist() == [1, 4]
+
+
 def test_the_empty_tree_has_nothing():
     tree = Tree.empty()
     assert (tree.nodes, tree.max_depth, tree.max_children) == (0, 0, 0)

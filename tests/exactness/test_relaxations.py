@@ -1,9 +1,12 @@
 """Every relaxation at one length, by enumeration: each is best by its own measure."""
 
+import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tempera.exactness import gaussians, relaxations
 from tempera.exactness.relaxations import (
     SCHEDULES,
     as_table,
@@ -36,3 +39,12 @@ def test_the_table_and_the_figure(tmp_path: Path) -> None:
     assert as_table(found).count("\n") == 1 + len(found) == 9
     draw(found, tmp_path / "optimal.png")
     assert (tmp_path / "optimal.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("module", [relaxations, gaussians])
+def test_tables_are_printed_by_the_command_alone(
+    module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert module.__file__
+    runpy.run_path(module.__file__)
+    assert capsys.readouterr().out == ""

@@ -2,6 +2,7 @@
 that is not exact is caught.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -294,6 +295,16 @@ def test_rare_outcomes_are_pooled():
         pooled, common
     ).agrees  # one rare outcome took all of the pool: pooling cannot see that
     assert not compare(torch.cat([pooled[:100], 3 * pooled[100:]]), common).agrees
+
+
+def test_a_small_pool_is_tested_by_the_law_of_its_count():
+    """Expected fewer than 5 times: many are rare, none are not."""
+    common, pool = 1_000_000, 4.5
+    law = torch.tensor([common, common, pool], dtype=torch.float64) / (2 * common + pool)
+    none, many = (compare(torch.tensor([common, common, seen]), law).p_value for seen in (0, 14))
+    poisson = [math.exp(-pool) * pool**count / math.factorial(count) for count in range(14)]
+    assert none == pytest.approx(1, abs=0.01)
+    assert many == pytest.approx(2 * (1 - sum(poisson)), rel=0.05)
 
 
 def test_sequences_are_counted_in_lexicographic_order():
