@@ -218,4 +218,6 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
     with pytest.raises(TemperaError, match="needs at least 8"):
         precision(features(3), features(9))
     with pytest.raises(TemperaError, match="needs at least 8"):
-        recall(features(3), features(9))
+        recall(features(7), features(9))
+    assert kernel(features(2), features(2), 5).n == 2
+    assert recall(features(8), features(8), resamples=5).n == 8

@@ -62,6 +62,19 @@ def test_chunks_change_neither_value_nor_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_no_more_logits_than_a_chunk_are_made_at_once(name: str) -> None:
+    predicted, hidden, head = states()
+    seen: list[int] = []
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        seen.append(states[..., 0].numel())
+        return head.logits(states)
+
+    LOSSES[name](predicted, hidden, Head(logits, head.sampling, chunk=9))
+    assert 0 < max(seen) <= 9
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_perfect_draft_has_no_gradient(name: str) -> None:
     _, hidden, head = states()
     predicted = hidden.clone().requires_grad_()
