@@ -1,6 +1,9 @@
 """`dry_run=true` of evaluation and training: what it tells is what a real run takes."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from hub import Hub
+from paths import SUPPORT
 from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina
 
 from tempera.commands import costs
@@ -32,6 +36,7 @@ from tempera.training.validation import accepted_length, imitation
 
 WORDS = "a large green star left of a small white ring"
 CPU = torch.device("cpu")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 def test_a_meter_counts_a_storage_once_and_until_it_is_freed() -> None:
@@ -182,6 +187,57 @@ def test_the_memory_of_training_is_what_its_steps_take(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_memory_of_a_split_target_is_what_each_process_holds(
+    parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes under FSDP, with weights that outweigh the activations."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    sizes = "hidden_size:256,intermediate_size:768,num_hidden_layers:6,num_attention_heads:2"
+    config = (
+        "{_target_:tempera.targets.llamagen.LlamaGenConfig,vocab_size:64,grid:[4,4],"
+        f"prefix_length:6,caption_dim:8,{sizes}}}"
+    )
+    options = write_llamagen_text(tmp_path)
+    options = [one for one in options if not one.startswith(("model.weights=", "+model.network"))]
+    options += [f"+model.network.config={config}", "model.weights=random", "device=cpu"]
+    recipe = {"batch_size": 2 * parts, "gradient_accumulation": parts, "holdout": 8, "decodes": 1}
+    recipe |= {"ema": 0.9, "depth": 2}
+    (tmp_path / "rows.json").write_text(json.dumps({"options": options, "recipe": recipe}))
+    done = subprocess.run(
+        [*TORCHRUN, str(SUPPORT / "split_memory.py"), str(tmp_path / "rows.json")],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            "ACCELERATE_USE_FSDP": "true",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    held = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    cfg = composed(*options, config="train_draft")
+    loss = instantiate(cfg.loss)
+
+    def peak(split: bool) -> int:
+        def make() -> Any:
+            target = build.build_target(sized)
+            with target.device:
+                return target, instantiate(sized.draft, target=target, model="sized")
+
+        with build.without_weights(cfg) as (sized, _):
+            caption = "two dogs on a red sofa"
+            return training.estimate(make, loss, Recipe(**recipe), caption, 2, split=split).peak
+
+    assert held == [pytest.approx(peak(split=True), rel=0.1)] * 2
+    assert peak(split=False) > 1.3 * held[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_weighed_without_its_files(
     name: str,
@@ -258,8 +314,9 @@ def test_a_batch_is_chosen_for_the_free_memory(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "FSDP"])
 def test_a_batch_of_training_is_split_into_the_fewest_parts_that_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*write_llamagen_text(tmp_path), "device=cpu", "dry_run=true", "batch_size=12"]
 
@@ -269,6 +326,7 @@ def test_a_batch_of_training_is_split_into_the_fewest_parts_that_fit(
         cfg.directory = str(tmp_path / "run")
         return float(train(cfg)["memory"])
 
+    monkeypatch.setattr(training_command, "launched", lambda: split)
     four_at_a_time = weighed(3)
     monkeypatch.setattr(costing, "free_memory", lambda device: int(1.01 * four_at_a_time / 0.9))
     assert weighed("auto") == pytest.approx(four_at_a_time, rel=1e-3)

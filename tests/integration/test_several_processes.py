@@ -77,7 +77,7 @@ def start(hub: Hub, place: Path, *command: str, **environment: str) -> "subproce
 
 def ended(process: "subprocess.Popen[str]") -> tuple[str, str]:
     """What a process printed."""
-    out, error = process.communicate(timeout=300)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     return out, error
 

@@ -40,6 +40,7 @@ TESTED_IN = {
         "runtime/rehearsal",
         "runtime/units",
         "training/estimate",
+        "training/split_rehearsal",
     ),
     "integration/test_eval_script.py": ("commands/evaluate", "commands/scripts"),
     "integration/test_model_families.py": (

@@ -88,9 +88,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _weigh(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Cost | None:
-    """The cost of the run; None if the target is split among processes."""
-    if launched():
-        return None
+    """The cost of the run, as `costs.weigh` tells it."""
     recipe: Recipe = parts["recipe"]
     device = build.parse_device(cfg.device)
     return weigh(
@@ -105,16 +103,18 @@ def _split(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Recipe:
     recipe: Recipe = parts["recipe"]
     if cfg.gradient_accumulation != AUTO:
         return recipe
-    if launched():
-        raise TemperaError(
-            "gradient_accumulation=auto knows no target that is split among processes (FSDP): give "
-            "a number."
-        )
     processes: int = parts["processes"]
     share = recipe.part(processes)
+    several = 2 if launched() else 1  # gradients stay whole between the parts of a batch
+
+    def peak(size: int) -> int:
+        whole = several * size * processes
+        batch = replace(recipe, batch_size=whole, gradient_accumulation=several)
+        return _cost(sized, parts, batch).peak
+
     with build.without_weights(cfg) as (sized, _):
         fits = largest_batch(
-            lambda size: _cost(sized, parts, replace(recipe, batch_size=size * processes)).peak,
+            peak,
             share,
             build.parse_device(cfg.device),
             processes,
@@ -142,7 +142,8 @@ def _cost(cfg: DictConfig, parts: dict[str, Any], recipe: Recipe) -> Cost:
         replace(recipe, steps=_about(cfg, recipe)),
         _caption(cfg),
         parts["processes"],
-        drawn=cfg.train_data.batch_size if draws else 0,
+        drawn=cfg.train_data.batch_size if draws and not launched() else 0,
+        split=launched(),
     )
 
 
@@ -169,8 +170,7 @@ def _about(cfg: DictConfig, recipe: Recipe) -> int:
 
 def _nothing_done(cost: Cost | None) -> dict[str, Any]:
     """The result of a dry run."""
-    if cost is None:
-        raise TemperaError("a dry run knows no target that is split among processes (FSDP).")
+    assert cost is not None
     return {"memory": cost.peak, "disk": cost.written}
 
 

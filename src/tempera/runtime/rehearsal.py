@@ -6,7 +6,7 @@ cannot drift from the code.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.live, self.peak = device, 0, 0
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -50,14 +50,20 @@ class Meter(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         number, size = storage._cdata, storage.nbytes()
         if number not in self._known:
-            self._known.add(number)
+            self._known[number] = size
             self.live += size
             self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._freed, number, size)
+            weakref.finalize(storage, self._freed, number)
 
-    def _freed(self, number: int, size: int) -> None:
-        self._known.discard(number)
-        self.live -= size
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Count these tensors no longer, although they live on."""
+        for tensor in tensors:
+            number = tensor.untyped_storage()._cdata
+            self.live -= self._known.get(number, 0)
+            self._known[number] = 0
+
+    def _freed(self, number: int) -> None:
+        self.live -= self._known.pop(number, 0)
 
 
 class Rehearsal(TorchFunctionMode):

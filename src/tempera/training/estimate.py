@@ -4,10 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from tempera.data.shards import CodedImages
@@ -21,6 +22,7 @@ from tempera.runtime.rehearsal import Meter, Rehearsal
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.losses import TOTAL, Loss
 from tempera.training.recipe import Recipe
+from tempera.training.split_rehearsal import SplitRehearsal
 from tempera.training.trainer import TrainingRun
 from tempera.training.validation import accepted_length, imitation
 
@@ -35,11 +37,12 @@ def estimate(
     caption: str,
     processes: int = 1,
     drawn: int = 0,
+    split: bool = False,
 ) -> Cost:
     """Rehearse two steps with a validation between them, in one of the processes.
 
     Activations count as float32, even if `mixed_precision` makes them bfloat16. The image tokenizer
-    is not counted, nor is a target that is split among processes (FSDP).
+    is not counted.
 
     Args:
         make: builds target and draft with networks on the meta device.
@@ -47,28 +50,27 @@ def estimate(
         caption: stands for every caption.
         processes: number of processes.
         drawn: number of training images that the target generates at a time; 0 for none.
+        split: the processes split target and draft (FSDP).
 
     Returns:
         the cost, without its download.
     """
     with Meter() as meter:
         target, draft = make()
+        fsdp = SplitRehearsal(meter, processes) if split else None
         weights, cache = meter.live, 0
-        codes = BlankCodes(caption, target.length)
+        if fsdp is not None:
+            fsdp.split_target(target.network)
+            size = sum(parameter.nbytes for parameter in draft.parameters())
+            weights = meter.live - size + fsdp.part_size(draft.parameters())
         with Rehearsal(max(drawn, recipe.decodes, 1) * target.length):
             if drawn:
                 with torch.inference_mode():
                     cache = _draw(target, [caption] * drawn)
-            alone: Any = _Alone()
-            part = replace(recipe, batch_size=recipe.part(processes), gradient_accumulation=1)
-            part = replace(part, holdout=_VALIDATED, hidden_noise=0.0)
-            run = TrainingRun(target, draft, codes, loss, part, Path(), alone, quiet=True)
-            _step(run)
-            imitation(run.kept(), target, run.held, _VALIDATED)
-            if recipe.decodes:
-                accepted_length(run.kept(), target, run.captions, recipe.depth)
-                cache = max(cache, target.session.cache.storage.nbytes)
-            _step(run)
+            run = _run(target, draft, loss, recipe, caption, processes)
+            if fsdp is not None:
+                fsdp.split_draft(run)
+            cache = max(cache, _train(run, fsdp, min(recipe.gradient_accumulation, 2)))
         size = sum(parameter.nbytes for parameter in draft.parameters())
     images = recipe.steps * recipe.batch_size
     return Cost(
@@ -89,8 +91,45 @@ def _draw(target: TransformerTarget, captions: list[str]) -> int:
     return target.session.cache.storage.nbytes
 
 
-def _step(run: TrainingRun) -> None:
-    run.losses(run.recipe.positions(0, 0, 0, 1))[TOTAL].backward()
+def _run(
+    target: TransformerTarget,
+    draft: DraftNetwork,
+    loss: Loss,
+    recipe: Recipe,
+    caption: str,
+    processes: int,
+) -> TrainingRun:
+    """One process's part of the training, with one part of a batch."""
+    codes, alone = BlankCodes(caption, target.length), cast(Accelerator, _Alone())
+    part = replace(recipe, batch_size=recipe.part(processes), gradient_accumulation=1)
+    part = replace(part, holdout=_VALIDATED, hidden_noise=0.0)
+    return TrainingRun(target, draft, codes, loss, part, Path(), alone, quiet=True)
+
+
+def _train(run: TrainingRun, fsdp: SplitRehearsal | None, parts: int) -> int:
+    """Two steps with a validation between them; returns the bytes of its KV cache."""
+    target, recipe, cache = run.target, run.recipe, 0
+    _step(run, fsdp, parts)
+    if fsdp is not None:
+        fsdp.gather_draft()
+    imitation(run.kept(), target, run.held, _VALIDATED)
+    if recipe.decodes:
+        accepted_length(run.kept(), target, run.captions, recipe.depth)
+        cache = target.session.cache.storage.nbytes
+    _step(run, fsdp, parts)
+    return cache
+
+
+def _step(run: TrainingRun, fsdp: SplitRehearsal | None, parts: int) -> None:
+    """A step; under FSDP, gradients are whole until those of all parts are summed."""
+    if fsdp is not None:
+        fsdp.begin_step()
+    for _ in range(1 if fsdp is None else parts):
+        run.losses(run.recipe.positions(0, 0, 0, 1))[TOTAL].backward()
+        if fsdp is not None:
+            fsdp.end_backward()
+    if fsdp is not None:
+        fsdp.reduce()
     for optimiser in run.state.optimisers:
         optimiser.step()
 

@@ -135,7 +135,7 @@ class TrainingRun:
         self.model = (
             fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
         )
-        optimisers = _optimisers(draft, recipe, sharded)
+        optimisers = make_optimisers(draft, recipe, sharded)
         average = (
             {name: value.detach().clone() for name, value in draft.state_dict().items()}
             if recipe.ema
@@ -394,8 +394,14 @@ class TrainingRun:
         write_text(self.directory / DRAFT / "README.md", _readme(values))
 
 
-def _optimisers(draft: DraftNetwork, recipe: Recipe, sharded: bool) -> list[torch.optim.Optimizer]:
-    """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else."""
+def make_optimisers(
+    draft: torch.nn.Module, recipe: Recipe, sharded: bool
+) -> list[torch.optim.Optimizer]:
+    """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else.
+
+    Raises:
+        TemperaError: the draft is split among processes, and Muon needs whole matrices.
+    """
     matrices = [weight for weight in draft.parameters() if recipe.matrix_lr and weight.ndim == 2]
     chosen = {id(weight) for weight in matrices}
     adam = torch.optim.AdamW(
