@@ -348,6 +348,17 @@ class UnknownMeasure(TemperaError):
 
 
 @dataclass(eq=False)
+class UnknownTree(TemperaError):
+    """A name stands for no public draft tree. name: it; known: all names."""
+
+    name: str
+    known: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"there is no draft tree named '{self.name}'; choose one of {', '.join(self.known)}"
+
+
+@dataclass(eq=False)
 class OtherWorld(TemperaError):
     """An evaluator of one world of pictures met another model. model: its name."""
 

@@ -22,6 +22,13 @@ from tempera.errors import TemperaError
         ("build_shapes", "stages=clip", "`stages=clip` is not possible; it must be a list"),
         ("eval", "~seed", "`seed` cannot be removed: leave out ~seed"),
         ("eval", "limit=\udcff", r"'limit=\udcff' is not UTF-8 text, or holds a NUL"),
+        ("report", "--cfg=x", "argument --cfg/-c: invalid choice: 'x'"),
+        ("report", "--nonsense", "unrecognized arguments: --nonsense; --hydra-help"),
+        ("report", "--cfg", "argument --cfg/-c: expected one argument; "),
+        ("eval", "--resolve", "--resolve goes with --cfg job"),
+        ("eval", "-mr", "--run, --multirun, --cfg, --info and --shell-completion exclude"),
+        ("eval", "--experimental-rerun=x", "--experimental-rerun reads a pickle"),
+        ("eval", "--shell-completion", "--shell-completion goes with install=bash"),
         ("eval", "limit='a\0b'", r"'limit='a\x00b'' is not UTF-8 text, or holds a NUL"),
     ],
 )

@@ -33,7 +33,7 @@ from tempera.config.build import (
     make_fast,
     parse_device,
 )
-from tempera.config.cli import literal, script
+from tempera.config.cli import literal, named, script
 from tempera.config.instantiate import accepted, check, instantiate
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -547,6 +547,11 @@ def test_prompts_that_stay_as_they_are() -> None:
     assert literal("prompt=null") == "prompt=null"
     assert literal("prompt='a, b'") == "prompt='a, b'"
     assert literal("delta=1,2") == "delta=1,2"
+
+
+def test_a_value_longer_than_a_file_name_is_no_position() -> None:
+    output = f"output={5000 * 'x'}"
+    assert named([output, "runs", "-m"], "runs") == [output, "-m", 'runs=["runs"]']
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ FACTS = {
     errors.NoReference: (["FID", "KID"],),
     errors.OtherWorld: ("anole",),
     errors.UnknownMeasure: ("fidd", ["fid", "kid"]),
+    errors.UnknownTree: ("oak", ["naive_extend_57"]),
     errors.TooFewImages: (8,),
     errors.PromptTooLong: ("prompt 1 of 1", 130, 120),
 }

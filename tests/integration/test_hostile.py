@@ -107,6 +107,8 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("train_draft/build_shapes.py", "threads=0", "threads=0 is not possible"),
         ("train_draft/prepare.py", "source=coco source.path=2024", "2024 does not exist"),
         ("eval/run.py", "tracking=wandb tracking.project=a/b", "the project 'a/b' is no name"),
+        ("eval/bench.py", "batch_sizes=[1] bandwidth=9 plan.trees=[1]", "no draft tree named '1'"),
+        ("eval/report.py", f"runs=. output={5000 * 'x'}", "there is no finished run in ."),
     ],
 )
 def test_options_out_of_range(script: str, arguments: str, words: str) -> None:
@@ -114,6 +116,12 @@ def test_options_out_of_range(script: str, arguments: str, words: str) -> None:
     outcome = answer(Case(script, (*base, *arguments.split())))
     assert outcome.status == 1
     assert words in outcome.err
+
+
+@pytest.mark.slow
+def test_a_whole_number_is_a_number() -> None:
+    outcome = answer(Case("train_draft/main.py", (*TRAIN, "beta1=0", "beta2=0")))
+    assert outcome.status == 0, outcome.err
 
 
 @pytest.mark.slow

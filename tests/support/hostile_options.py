@@ -50,7 +50,9 @@ DEEPER = "deeper"
 ODD = (
     *("=", "=1", "a", "@=1", "~", "+", "+a=", "a.b.c=1", "~nothing", "hydra=1"),
     *("hydra.run.dir=", "hydra.run.dir=null", "hydra/launcher=x", "-m", "--config-name=x"),
-    *("--config-dir=x", "--cfg=x", "\udcff=1", "a=1=2", "'", '"'),
+    *("--config-dir=x", "--config-path=x", "--cfg=x", "--info=x", "--nonsense", "--resolve"),
+    *("--experimental-rerun=x", "--package=x", "--shell-completion", "--cfg", "-mr"),
+    *("\udcff=1", "a=1=2", "'", '"'),
 )
 """Arguments that are no options."""
 

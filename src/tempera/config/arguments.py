@@ -2,12 +2,16 @@
 a group, delete an option, or change an option's shape.
 """
 
+import argparse
+import io
 import re
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
@@ -17,8 +21,8 @@ from tempera.errors import TemperaError, shortened
 
 def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> None:
     """Raise TemperaError for mistakes that Hydra ignores or does not report in one sentence: an
-    unknown choice of a group of `conf/`, and text that no file can contain. With `--config-dir`,
-    which may add choices, all choices pass.
+    unknown choice of a group of `conf/`, flags that it does not have, and text that no file can
+    contain. With `--config-dir`, which may add choices, all choices pass.
     """
     for argument in arguments:
         if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
@@ -27,11 +31,46 @@ def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> N
             )
         if re.match(r"[+~]*@", argument):
             raise TemperaError(f"'{shortened(argument)}' names no group: write group=choice")
-    if any(argument.startswith(("--config-dir", "-cd")) for argument in arguments):
+    given = _flags(arguments)
+    if given.config_dir is not None:
         return
     for argument in arguments:
         if group := _group(conf, argument):
             _check_choices(conf, config_name, group, argument.partition("=")[2])
+
+
+def _flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own flags, such as `--cfg job`."""
+    if not any(argument.startswith("-") for argument in arguments):
+        return argparse.Namespace(config_dir=None)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as told:
+        try:
+            given = get_args_parser().parse_args(list(arguments))
+        except SystemExit as end:
+            if not end.code:  # --version
+                return argparse.Namespace(config_dir=None)
+            reason = told.getvalue().rpartition("error: ")[2]
+            raise TemperaError(f"{shortened(reason, 200)}; --hydra-help lists all flags") from None
+    _check_flags(given)
+    return given
+
+
+def _check_flags(given: argparse.Namespace) -> None:
+    """Raise TemperaError where Hydra has no sentence."""
+    if given.experimental_rerun is not None:
+        raise TemperaError(
+            "--experimental-rerun reads a pickle, which can run code: give the run's own options"
+        )
+    if given.resolve and given.cfg is None and not given.help:
+        raise TemperaError("--resolve goes with --cfg job: give both")
+    shows = given.cfg is not None, given.info is not None
+    if sum((given.run, given.multirun, given.shell_completion, *shows)) > 1:
+        raise TemperaError(
+            "--run, --multirun, --cfg, --info and --shell-completion exclude each other: give one"
+        )
+    shells = ("install=", "uninstall=", "query=")
+    if given.shell_completion and not any(one.startswith(shells) for one in given.overrides):
+        raise TemperaError("--shell-completion goes with install=bash, or another shell: give both")
 
 
 def _group(conf: Path, argument: str) -> str | None:

@@ -135,10 +135,18 @@ def named(arguments: Sequence[str], option: str) -> list[str]:
     places = [
         argument
         for argument in arguments
-        if not argument.startswith("-") and ("=" not in argument or Path(argument).exists())
+        if not argument.startswith("-") and ("=" not in argument or _exists(argument))
     ]
     others = [argument for argument in arguments if argument not in places]
     return [*others, f"{option}=[{','.join(map(quoted, places))}]"] if places else others
+
+
+def _exists(place: str) -> bool:
+    """Whether there is such a file or directory; text may be too long for a name."""
+    try:
+        return Path(place).exists()
+    except OSError:
+        return False
 
 
 @contextmanager

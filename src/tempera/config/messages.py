@@ -49,6 +49,7 @@ from tempera.errors import (
     TemperaError,
     TooFewImages,
     UnknownMeasure,
+    UnknownTree,
     shortened,
 )
 from tempera.runtime.files import FULL
@@ -78,6 +79,7 @@ OPTIONS: dict[type[BaseException], str] = {
     "with the others",
     PromptTooLong: "truncate=true",
     TooFewImages: "train_data.limit=, from a source that has as many",
+    UnknownTree: "tree=, trees=[]",
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
 """For each error of the library, the command-line options that fix it."""

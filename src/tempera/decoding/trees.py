@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, UnknownTree
 
 LONGEST = 2**16
 """Most tokens in a chain; no image has more."""
@@ -151,13 +151,10 @@ class Tree:
         """A public static tree by name (EAGLE-1, LANTERN++); see `tree_names`.
 
         Raises:
-            TemperaError: the name is unknown.
+            UnknownTree: the name is unknown.
         """
-        paths = _named_paths()
-        if name not in paths:
-            raise TemperaError(
-                f"there is no draft tree named '{name}'; choose one of {', '.join(sorted(paths))}"
-            )
+        if name not in _named_paths():
+            raise UnknownTree(name, tree_names())
         return _named(name)
 
     @classmethod

@@ -407,7 +407,7 @@ def make_optimisers(
     adam = torch.optim.AdamW(
         [weight for weight in draft.parameters() if id(weight) not in chosen],
         lr=recipe.lr,
-        betas=(recipe.beta1, recipe.beta2),
+        betas=(float(recipe.beta1), float(recipe.beta2)),  # AdamW takes no whole numbers
         weight_decay=recipe.weight_decay,
         foreach=True,
     )
