@@ -62,3 +62,26 @@ def test_no_draws_and_no_rows():
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])
+
+
+def test_streams_that_count_on_the_device_draw_the_same_numbers():
+    names = ["a", "b", "c"]
+    streams, other = RandomStreams(3, names), RandomStreams(3, names)
+    streams.next(5), other.next(5)
+    counted = other.counted()
+    assert all(counted.next(count).equal(streams.next(count)) for count in (4, 1, 7))
+    other.skip(12)
+    assert other.next(2000).equal(streams.next(2000))
+    other.skip(1)
+    streams.next(1)
+    assert other.next(3).equal(streams.next(3))
+
+
+def test_streams_that_count_on_the_device_go_on_in_other_memory():
+    names = ["a", "b"]
+    streams, counted = RandomStreams(3, names), RandomStreams(3, names).counted()
+    memory = [part.clone() for part in counted.carried()]
+    counted.carry(memory)
+    for count in (4, 2):
+        assert counted.next(count).equal(streams.next(count))
+    assert memory[1].tolist() == [6] and counted.carried()[1] is memory[1]

@@ -83,9 +83,23 @@ def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
         session.begin(session.prompt, 10)
         assert session.cache is not cache
         assert not len(cache) and not cache.storage.numel()
+
+
+def test_keys_of_compiled_passes_grow_by_thirds_of_an_image():
+    session = started_session()
     session.compiled = True
+    with torch.no_grad():
+        session.begin(session.prompt, 3)
     assert session.capacity(3) == -(-(26 + ROOM) // 4) * 4
-    assert session.visible(1) == session.cache.capacity
+    seen = {}
+    for longest in range(LENGTH + 1):
+        *_, keys = session.expect(longest)
+        seen.setdefault(keys, []).append(longest)
+        for width in (1, 4, 5):
+            assert session.visible(width) == keys + -(-width // 4) * 4  # 4 before the root, then
+            assert session.visible(width) >= 4 + longest + width
+    assert list(seen) == [12, 20, 24]
+    assert [places[0] for places in seen.values()] == [0, 8, 15]
 
 
 def test_a_cache_that_makes_room_for_another_is_freed_at_once(monkeypatch):

@@ -196,7 +196,7 @@ def _target(cfg: DictConfig) -> Any:
 
 def _method(cfg: DictConfig, target: Any) -> Method:
     drafter = build.build_drafter(cfg, target)
-    return Method(drafter, build.build_rule(cfg, drafter.depth))
+    return Method(drafter, build.build_rule(cfg, drafter.depth), target.round_graphs())
 
 
 def _made_of(cfg: DictConfig) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def check_compile(cfg: DictConfig) -> None:
     if parse_device(cfg.device).type == "cpu":
         raise TemperaError(
             "compile=true makes rounds slower on a CPU, where the compiler cannot read packed "
-            "weights and attention loads the whole cache: leave it out, or run on a GPU with "
+            "weights and attention loads more of the cache: leave it out, or run on a GPU with "
             "device=cuda."
         )
 
@@ -271,10 +271,12 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
 
 def build_method(cfg: DictConfig, target: Any) -> Any:
     """Build `decoding`, which decodes the target's tokens; it receives the method's drafter and
-    rule if it takes them.
+    rule, and the graphs of a compiled target's rounds, if it takes them.
     """
     drafter: Any = build_drafter(cfg, target)
     offered = {"drafter": drafter}
+    if target.compiled:
+        offered["graphs"] = target.round_graphs()
     if "rule" in cfg:
         offered["rule"] = build_rule(cfg, drafter.depth if "schedule" in cfg else 0)
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))

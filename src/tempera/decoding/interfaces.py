@@ -6,6 +6,7 @@ draft tree. The first dimension of every tensor is B.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,6 +222,41 @@ class Drafter(Protocol):
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Update the drafter's state with the outcome of a round; for `emitted` see
         `Target.commit`.
+        """
+
+
+@runtime_checkable
+class RoundState(Protocol):
+    """A target or a part of a drafter whose rounds can be recorded and replayed
+    (`round_graph.RoundGraphs`): from the second round of a batch on, all rounds are the same
+    operations on the same memory.
+    """
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """What the next round reads and this batch has made, apart from the memory that `expect`
+        names; called after the first round.
+        """
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """Use these tensors, with the same values, in place of `carried`."""
+
+    def expect(self, longest: int) -> Hashable:
+        """Prepare for a round before which no row has more than `longest` tokens.
+
+        Returns:
+            what else the round depends on: the identity of its memory, and Python values. Rounds
+            for which it is equal are the same.
+        """
+
+
+@runtime_checkable
+class StaticRounds(Protocol):
+    """A `Drafter` whose rounds may be recorded."""
+
+    @property
+    def states(self) -> tuple[RoundState, ...] | None:
+        """The parts that carry something from round to round; None if one of them is no
+        `RoundState`.
         """
 
 

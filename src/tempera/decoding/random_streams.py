@@ -6,6 +6,7 @@ batch size, order, sharding or resumption. The generator is SplitMix64 (Steele, 
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -57,6 +58,46 @@ class RandomStreams:
             self._counter += more
         draws, self._block = self._block[:, :count], self._block[:, count:]
         return draws
+
+    def skip(self, count: int) -> None:
+        """Pass over `count` draws of every row."""
+        self._counter += count - self._block.shape[1]
+        self._block = self._block[:, :0]
+
+    def counted(self) -> "CountedStreams":
+        """The draws that follow, for rounds that are recorded."""
+        return CountedStreams(self._keys, self._counter - self._block.shape[1])
+
+
+class CountedStreams:
+    """Streams whose counter is on the device, so that a recorded round draws new numbers whenever
+    it is replayed. Implements `interfaces.RoundState`.
+
+    Args:
+        keys: of the streams, int64 [B, 1].
+        drawn: number of draws that were made before.
+    """
+
+    def __init__(self, keys: Tensor, drawn: int) -> None:
+        self._keys, self._drawn = keys, torch.full((1,), drawn, device=keys.device)
+
+    def next(self, count: int) -> Tensor:
+        """See `RandomStreams.next`."""
+        steps = torch.arange(1, 1 + count, device=self._keys.device)
+        draws = uniforms(self._keys, self._drawn + steps)
+        self._drawn += count
+        return draws
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """Keys and counter."""
+        return self._keys, self._drawn
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        self._keys, self._drawn = tensors
+
+    def expect(self, longest: int) -> None:
+        """Depend on nothing else."""
 
 
 def key(seed: int, name: str) -> int:

@@ -104,6 +104,14 @@ class Trace:
         columns = (self.tv, self.bound, self.kl, self.top1, self.top10, self.entropy)
         return (column for column in (*columns, self.proximity) if column is not None)
 
+    def tensors(self) -> list[Tensor]:
+        """All columns in the order of the fields."""
+        return [self.place, self.origin, self.logprob, *self._diagnostics]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Trace":
+        """A trace with these columns in place of `tensors`."""
+        return Trace(self.max_depth, *tensors)
+
     def finished(self) -> "Trace":
         """Without the spare column."""
         return self._map(lambda column: column[:, :-1])
@@ -228,10 +236,7 @@ class Trace:
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
-        extra = map(change, self._diagnostics)
-        return Trace(
-            self.max_depth, change(self.place), change(self.origin), change(self.logprob), *extra
-        )
+        return self.with_tensors([change(column) for column in self.tensors()])
 
 
 def joined(traces: Sequence[Trace]) -> Trace:

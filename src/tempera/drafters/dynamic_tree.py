@@ -8,7 +8,14 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, OneHotDraft, Scores, Verdict
+from tempera.decoding.interfaces import (
+    Draft,
+    DraftModel,
+    OneHotDraft,
+    RoundState,
+    Scores,
+    Verdict,
+)
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.errors import EmptyDraft, TemperaError
 
@@ -72,6 +79,11 @@ class DynamicTreeDrafter:
     def identity(self) -> str | None:
         """Identity of the draft model's weights."""
         return self.model.identity
+
+    @property
+    def states(self) -> tuple[RoundState, ...] | None:
+        """The draft model; None if it is no `RoundState`."""
+        return (self.model,) if isinstance(self.model, RoundState) else None
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""

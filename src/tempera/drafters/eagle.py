@@ -57,8 +57,8 @@ class EagleDraft(HiddenStateDraft):
         session, prompt = self.session, self.session.prompt
         self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)
         if self._allocate(nodes):
-            self._zero = torch.zeros(1, dtype=torch.int64, device=session.device)
-        self._ahead = torch.arange(max(1, nodes), device=session.device)
+            self._steps = torch.arange(self.cache.capacity, device=session.device)
+        self._zero, self._ahead = self._steps[:1], self._steps[: max(1, nodes)]
         positions = torch.arange(prompt.prefix, device=session.device).expand(prompt.rows, -1)
         self.cache.place(positions, prompt.prefix)
         mask = causal_mask(prompt.keep, prompt.prefix, self.dtype)

@@ -4,6 +4,8 @@ tokens that the last round emitted.
 Shapes: B prompts, R rows (2B under guidance), L depth of the draft, H hidden size, K features.
 """
 
+from collections.abc import Hashable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -68,6 +70,21 @@ class HiddenStateDraft:
             hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
         self._true = verdict.tokens, hidden, emitted
 
+    def carried(self) -> tuple[Tensor, ...]:
+        """What `observe` stored, and the prompts' padding; see `interfaces.RoundState`."""
+        assert self._true is not None
+        return *self._true, *self._places.carried()
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        tokens, hidden, emitted, *padding = tensors
+        self._true = tokens, hidden, emitted
+        self._places.carry(padding)
+
+    def expect(self, longest: int) -> Hashable:
+        """Depend on the cache; the target's session counts tokens."""
+        return self.cache
+
     def _forward(
         self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
     ) -> Tensor:
@@ -80,7 +97,7 @@ class HiddenStateDraft:
     def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The rotary embedding of the tokens in these slots, int64 [R, S]."""
         prompt = self.session.prompt
-        return self.model.rotation(self._like, slots.clamp(max=prompt.last_slot))
+        return self.model.rotation(self._like, slots.clamp(max=prompt.last))
 
     def _allocate(self, nodes: int) -> bool:
         """Set a cache for the target's rows with room for `nodes` tokens behind an image, reusing

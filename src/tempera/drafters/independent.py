@@ -4,7 +4,7 @@
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class IndependentDraft:
             return self.draft.score(NoDraft().propose(rows)).p[:, 0]
         tokens, emitted = self._decided
         slots, mask = self._places.decided(tokens.shape[1], emitted)
-        hidden = session.run(head.embed(tokens), mask, slots.clamp(max=prompt.last_slot))
+        hidden = session.run(head.embed(tokens), mask, slots.clamp(max=prompt.last))
         hidden = last_emitted(hidden, emitted)
         return head.distribution(hidden, prompt.lengths, self._root)[:, 0]
 
@@ -88,9 +88,28 @@ class IndependentDraft:
         session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
         layout = self._places.layout_of(level)
         mask = self._places.level(layout)
-        positions = (prompt.root_slots[:, None] + layout.ahead).clamp_(max=prompt.last_slot)
+        positions = (prompt.root_slots[:, None] + layout.ahead).clamp_(max=prompt.last)
         hidden = session.run(head.embed(tokens), mask, positions)
         return head.distribution(hidden, prompt.lengths, layout.ahead)
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """What `observe` stored, the prompts' padding and the draft's own state; see
+        `interfaces.RoundState`.
+        """
+        assert self._decided is not None
+        return *self._decided, *self.draft.carried(), *self._places.carried()
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        tokens, emitted, *rest = tensors
+        self._decided = tokens, emitted
+        count = len(self.draft.carried())
+        self.draft.carry(rest[:count])
+        self._places.carry(rest[count:])
+
+    def expect(self, longest: int) -> Hashable:
+        """See `interfaces.RoundState`."""
+        return self.draft.expect(longest)
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

@@ -15,6 +15,7 @@ class NoDraft:
     uniforms = 0
     tree = None
     identity = None
+    states = ()
 
     def begin(self, prompts: list[str]) -> None:
         """Do nothing."""

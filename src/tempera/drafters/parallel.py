@@ -62,10 +62,10 @@ class ParallelDraft(HiddenStateDraft):
         the same prompts.
         """
         session, prompt = self.session, self.session.prompt
-        self._allocate(2 * self.depth)
+        if self._allocate(2 * self.depth):
+            self._steps = torch.arange(self.depth + 1, device=session.device)
+            self._ahead = torch.arange(self.depth, device=session.device)
         rows, count = prompt.rows, prompt.prefix + self.depth - 1
-        self._steps = torch.arange(self.depth + 1, device=session.device)
-        self._ahead = torch.arange(self.depth, device=session.device)
         self._blank = (
             self._mask_embed.expand(rows, self.depth - 1, -1),
             self._mask_hidden.expand(rows, self.depth - 1, -1),

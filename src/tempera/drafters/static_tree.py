@@ -5,7 +5,7 @@
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, RoundState, Scores, Verdict
 from tempera.decoding.probabilities import sample_without_replacement
 from tempera.decoding.trees import Tree
 from tempera.errors import EmptyDraft
@@ -32,6 +32,11 @@ class StaticTreeDrafter:
     def identity(self) -> str | None:
         """Identity of the draft model's weights."""
         return self.model.identity
+
+    @property
+    def states(self) -> tuple[RoundState, ...] | None:
+        """The draft model; None if it is no `RoundState`."""
+        return (self.model,) if isinstance(self.model, RoundState) else None
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""

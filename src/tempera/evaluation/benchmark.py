@@ -9,7 +9,7 @@ rounds are compiled or both are not.
 
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
-from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock
 from tempera.decoding.trees import Tree
@@ -34,6 +33,11 @@ COPIED = 2**28
 AR_TOKENS = 12
 """Most rounds of plain autoregression in an excerpt. That of a method can be longer, because a long
 draft may be accepted as a whole.
+"""
+
+WARM_UPS = 4
+"""Excerpts before those that are timed, if rounds are recorded: even if every draft is accepted,
+enough rounds for `round_graph.WARM_UP`.
 """
 
 
@@ -211,6 +215,18 @@ class Excerpt:
         """The target's."""
         self.target.commit(draft, verdict, emitted)
 
+    def carried(self) -> tuple[Tensor, ...]:
+        """The target's."""
+        return self.target.carried()
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        self.target.carry(tensors)
+
+    def expect(self, longest: int) -> Hashable:
+        """The target's, for the tokens that were skipped as well."""
+        return self.target.expect(self.start + longest)
+
 
 def measure(
     target: TransformerTarget,
@@ -371,7 +387,8 @@ def time_rounds(
         for name, one in methods.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for repeat in range(-1, repeats):  # the first one warms up
+    warm_up = WARM_UPS if any(method.graphs for method in methods.values()) else 1
+    for repeat in range(-warm_up, repeats):
         for name, method in methods.items():
             rounds, elapsed = _excerpt(excerpts[name], method, prompts, repeat, None)
             if repeat >= 0:
@@ -399,20 +416,11 @@ def _excerpt(
     """Rounds and seconds of one excerpt, without its beginning (text and prefix)."""
     marks: list[float] = []
 
-    def mark(rounds: int, written: int) -> None:
-        _synchronise(target.target.device)
+    def mark(rounds: int, written: int) -> None:  # the number was read: the round has ended
         marks.append(time.perf_counter())
 
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
-    decode(
-        target,
-        method.drafter,
-        method.rule,
-        streams,
-        prompts,
-        progress=mark,
-        clock=clock or no_clock,
-    )
+    method.decode(target, streams, prompts, progress=mark, clock=clock or no_clock)
     return (
         (len(marks) - 1, marks[-1] - marks[0])
         if len(marks) > 1 and clock is None

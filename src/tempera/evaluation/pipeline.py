@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
+from tempera.decoding.round_graph import RoundGraphs
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
@@ -65,20 +67,23 @@ class DecodingMethod(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """How discrete tokens are decoded: a drafter and a rule."""
+    """How discrete tokens are decoded: a drafter, a rule, and graphs of their rounds if they are to
+    be recorded (`TransformerTarget.round_graphs`).
+    """
 
     drafter: Drafter
     rule: Rule
+    graphs: RoundGraphs | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
         """Whether this is plain autoregression."""
         return self.drafter.nodes == 0
 
-    @property
+    @cached_property
     def plain(self) -> "Method":
         """Plain autoregression, the baseline of speed-ups."""
-        return Method(NoDraft(), Exact())
+        return Method(NoDraft(), Exact(), self.graphs)
 
     def describe(self) -> dict[str, Any]:
         """See `DecodingMethod`."""
@@ -110,6 +115,7 @@ class Method:
             diagnostics=diagnostics,
             clock=clock,
             progress=progress,
+            graphs=self.graphs,
         )
 
 

@@ -164,10 +164,12 @@ def predict(
         raise TemperaError("there are no prompts to measure drafts with: give limit= at least 1.")
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]
-    methods = {name: Method(drafter, Exact()) for name, drafter in drafters.items()}
-    plain = Method(NoDraft(), Exact())
+    timed: dict[str, Drafter] = {"": NoDraft(), **drafters}
+    methods = {
+        name: Method(drafter, Exact(), target.round_graphs()) for name, drafter in timed.items()
+    }
     with target.encoded(texts):
-        rounds = time_rounds(target, {"": plain} | methods, texts, plan.repeats)
+        rounds = time_rounds(target, methods, texts, plan.repeats)
     ar = rounds[""].median
     found = [Prediction(PLAIN, True, 1.0, 1000 * plan.batch_size / ar, ar, 1.0)]
     laws = _laws(target, drafters, candidates, prompts, plan, progress)

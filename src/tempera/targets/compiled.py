@@ -1,19 +1,22 @@
 """Compiled steps of a round: fewer, larger kernels (`compile_step`), and on a GPU a single launch
-for all of them (`cuda_graphed`).
+for all kernels of a pass (`cuda_graphed`) or of a whole round (`CudaRecorder`).
 
 Graphs are captured explicitly: `torch.compile(mode="reduce-overhead")` skips functions that write
 into their inputs, with only a warning, and every step writes into its cache. Capture follows
 PyTorch's notes on CUDA graphs: static inputs, warm-up on a side stream, capture, replay. The CUDA
-path has not run on a GPU yet; its tests carry the marker `gpu`.
+path has not run on a GPU yet; its tests have the marker `gpu`.
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.round_graph import Recording, RoundGraphs
 from tempera.errors import CannotCompile
 
 StepFunction = Callable[..., Tensor]
@@ -28,6 +31,9 @@ SHAPES = 256
 """Combinations of shapes for which a step may be compiled (PyTorch's default is 8). Decoding uses
 few.
 """
+
+_WHOLE = ContextVar("whole round", default=False)
+"""Whether a whole round runs as one graph, so that its passes need none of their own."""
 
 
 def compile_step(function: StepFunction) -> StepFunction:
@@ -75,8 +81,10 @@ class GraphedFunction:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Capture on the first call with these shapes and constants, then replay; returns a copy
-        of the function's output.
+        of the function's output. As a part of a whole round's graph, only run the function.
         """
+        if _WHOLE.get():
+            return self.function(*inputs)
         key = tuple(
             (part.shape, part.dtype) if isinstance(part, Tensor) else part for part in inputs
         )
@@ -110,6 +118,62 @@ class _CapturedGraph:
                 mine.copy_(given)
         self._graph.replay()
         return self._output.clone()
+
+
+class CudaRecorder:
+    """Records rounds as CUDA graphs, which share one pool of memory: they never run at the same
+    time, and leave their results outside of it. Implements `round_graph.GraphRecorder`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Run a step on the stream that rounds are recorded on."""
+        with self._whole_round():
+            here = torch.cuda.current_stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                step()
+            here.wait_stream(self._stream)
+
+    def record(self, step: Callable[[], None]) -> Recording:
+        """Record a step without running it."""
+        graph = torch.cuda.CUDAGraph()
+        with self._whole_round(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            step()
+        return graph
+
+    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+        """Start to copy numbers to the host; the function returned waits for them."""
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        with torch.cuda.device(self.device):
+            host.copy_(numbers, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def wait() -> list[int]:
+            copied.synchronize()
+            return host.tolist()
+
+        return wait
+
+    @contextmanager
+    def _whole_round(self) -> Iterator[None]:
+        """On the device, and without graphs of single passes."""
+        before = _WHOLE.set(True)
+        try:
+            with torch.cuda.device(self.device):
+                yield
+        finally:
+            _WHOLE.reset(before)
+
+
+def round_graphs(device: torch.device) -> RoundGraphs | None:
+    """Graphs for whole rounds on CUDA; None on other devices."""
+    return RoundGraphs(CudaRecorder(device)) if device.type == "cuda" else None
 
 
 def _cause(problem: Exception) -> Exception:

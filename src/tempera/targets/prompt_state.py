@@ -4,10 +4,12 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T c
 hidden size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.targets.network import TargetNetwork
@@ -80,6 +82,7 @@ class PromptState:
     Attributes:
         lengths: image tokens that each row has emitted, int64 [B].
         root_slots: slot of each row's root, int64 [R].
+        last: the last slot of an image, int64 [1].
         reach: upper bound of `lengths` that needs no read from the device: on a CPU the maximum,
             elsewhere the most that the rounds so far can have emitted.
     """
@@ -88,13 +91,13 @@ class PromptState:
         self.embeds, self.keep, self.copies, self.length = embeds, keep, copies, length
         self.rows, self.prefix = keep.shape
         self.last_slot = self.prefix + length - 1
+        self.last = torch.full((1,), self.last_slot, device=keep.device)
         self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
         self.root_slots = torch.full(
             (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device
         )
         self.reach = 0
-        # shares memory with `lengths`
-        self._host = self.lengths.numpy() if keep.device.type == "cpu" else None
+        self._host = _shared(self.lengths)
 
     def advance(self, emitted: Tensor, most: int) -> None:
         """Advance each row by `emitted` tokens, int64 [B], each at most `most`."""
@@ -103,6 +106,15 @@ class PromptState:
         self.reach = (
             min(self.length, self.reach + most) if self._host is None else int(self._host.max())
         )
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """Lengths, root slots and the last slot; see `interfaces.RoundState`."""
+        return self.lengths, self.root_slots, self.last
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        self.lengths, self.root_slots, self.last = tensors
+        self._host = _shared(self.lengths)
 
     def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [R, 1, 1, S] that hides padded prefix tokens, with S = `capacity` slots;
@@ -113,3 +125,8 @@ class PromptState:
         padding = torch.zeros(self.rows, capacity, dtype=dtype, device=self.keep.device)
         padding[:, : self.prefix].masked_fill_(~self.keep, torch.finfo(dtype).min)
         return padding[:, None, None]
+
+
+def _shared(lengths: Tensor) -> NDArray[np.int64] | None:
+    """The same memory on the host, if it is there."""
+    return lengths.numpy() if lengths.device.type == "cpu" else None

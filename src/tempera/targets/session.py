@@ -4,6 +4,7 @@ Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens
 of a draft tree, S capacity of the cache, H hidden size; E = H unless layers are watched.
 """
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ ROOM = 64
 """Least number of drafted tokens that the cache of a compiled session has room for. Plain decoding
 and a method then share one cache and the CUDA graphs that write into it.
 """
+
+THIRDS = 3
+"""Parts of an image by which the keys of a compiled pass grow."""
 
 
 class Session:
@@ -46,6 +50,7 @@ class Session:
     prompt: PromptState
     prefix_hidden: Tensor
     cache: RowCache
+    _padding: Tensor | None
 
     def __init__(self, network: TargetNetwork, granularity: int = 32) -> None:
         self.network, self.granularity = network.eval(), granularity
@@ -77,9 +82,9 @@ class Session:
     def compile(self) -> None:
         """Compile the forward pass of all later rounds.
 
-        Attention then always loads the whole cache, because a compiled step is specific to the
-        number of keys; it is recompiled when a longer prompt needs a larger cache. The prefix pass
-        is not compiled.
+        A compiled step is specific to the number of keys, so attention loads the prefix and one,
+        two or three thirds of an image; it is recompiled when a longer prompt needs more. The
+        prefix pass is not compiled.
         """
         self.compiled = True
         unpack(self.network.model)
@@ -142,7 +147,7 @@ class Session:
         mask = layout.mask.at(prompt.root_slots, visible)
         if self._padding is not None:
             mask += self._padding[..., :visible]
-        return self.run(embeds, mask, (slots + layout.depths).clamp_(max=prompt.last_slot))
+        return self.run(embeds, mask, (slots + layout.depths).clamp_(max=prompt.last))
 
     def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         """Run the network on any tokens; call `cache.place` first.
@@ -156,6 +161,23 @@ class Session:
             hidden states [R, M, E].
         """
         return self._pass(embeds, mask, positions, self.cache.where)
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """The batch's position, and the mask of the prompts' padding, if any; see
+        `interfaces.RoundState`.
+        """
+        return *self.prompt.carried(), *(() if self._padding is None else (self._padding,))
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        count = len(self.prompt.carried())
+        self.prompt.carry(tensors[:count])
+        self._padding = tensors[count] if len(tensors) > count else None
+
+    def expect(self, longest: int) -> Hashable:
+        """Depend on the cache and on the number of keys; see `interfaces.RoundState`."""
+        self.prompt.reach = longest
+        return self.cache, self._keys() if self.compiled else (self.prompt.prefix, longest)
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.
@@ -179,24 +201,33 @@ class Session:
 
     def visible(self, width: int, cache: RowCache | None = None) -> int:
         """Number of keys to load for a pass that writes `width` slots from each row's root on: a
-        multiple of the granularity, at most the capacity; the whole capacity if compiled.
+        multiple of the granularity, at most the capacity.
 
         Args:
             width: slots that each row writes, its root's included.
             cache: another cache of the same rows, such as a draft's; by default the session's.
         """
-        needed = self.prompt.prefix - 1 + self.prompt.reach + width
         capacity = self.cache.capacity if cache is None else cache.capacity
-        return (
-            capacity
-            if self.compiled
-            else min(capacity, -(-needed // self.granularity) * self.granularity)
-        )
+        if self.compiled:
+            return min(capacity, self._keys() + self._rounded(width))
+        return min(capacity, self._rounded(self.prompt.prefix - 1 + self.prompt.reach + width))
+
+    def _keys(self) -> int:
+        """Number of keys before the root that a compiled pass loads: those of the prefix and of one
+        or more thirds of an image, so that the number changes twice in an image.
+        """
+        third = -(-self.prompt.length // THIRDS)
+        reach = min(self.prompt.length, -(-max(1, self.prompt.reach) // third) * third)
+        return self._rounded(self.prompt.prefix - 1) + self._rounded(reach)
+
+    def _rounded(self, keys: int) -> int:
+        """Rounded up to a multiple of the granularity."""
+        return -(-keys // self.granularity) * self.granularity
 
     def capacity(self, nodes: int) -> int:
         """Slots needed for a whole image and `nodes` drafted tokens beyond it."""
         room = max(nodes, ROOM) if self.compiled else nodes
-        return -(-(self.prompt.last_slot + 2 + room) // self.granularity) * self.granularity
+        return self._rounded(self.prompt.last_slot + 2 + room)
 
     def new_cache(self, layers: int, capacity: int, dtype: torch.dtype | None = None) -> RowCache:
         """A new cache for the batch's rows and the network's heads, by default in its dtype."""
@@ -277,7 +308,7 @@ class TreeLayout:
             [torch.zeros(*lead, 1, dtype=torch.int64, device=device), tree.depths], -1
         )
         visible = torch.zeros(*lead, self.width, self.width, dtype=torch.bool, device=device)
-        visible[..., 0] = True
+        visible[..., 0].fill_(True)
         visible[..., 1:, 1:] = tree.ancestors
         self.ahead, self.depths = depths, depths.repeat(copies, 1) if tree.per_row else depths
         self.mask = RoundMask(

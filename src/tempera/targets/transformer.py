@@ -8,6 +8,7 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T p
 drafted nodes, V vocabulary, H hidden size.
 """
 
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling, greedy
+from tempera.decoding.round_graph import RoundGraphs
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
+from tempera.targets.compiled import round_graphs
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState, conditioned
 from tempera.targets.session import Session
@@ -110,6 +113,12 @@ class TransformerTarget:
         self.session.compile()
         self.head.compile(self.session.step)
 
+    def round_graphs(self) -> RoundGraphs | None:
+        """New graphs for the rounds of a method on this target; None unless it is compiled, on a
+        GPU.
+        """
+        return round_graphs(self.device) if self.compiled else None
+
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
@@ -137,6 +146,19 @@ class TransformerTarget:
         prompt = PromptState(*prefix, copies, self.length)
         self.session.begin(prompt, nodes)
         self._root_embeds = prompt.embeds[:, -1:]
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """The embedded roots and the session's; see `interfaces.RoundState`."""
+        return self._root_embeds, *self.session.carried()
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        self._root_embeds = tensors[0]
+        self.session.carry(tensors[1:])
+
+    def expect(self, longest: int) -> Hashable:
+        """Depend on the sampling and on what the session does; see `interfaces.RoundState`."""
+        return self.sampling, self.session.expect(longest)
 
     @torch.inference_mode()
     def score(self, draft: Draft) -> Scores:

@@ -1,0 +1,173 @@
+"""A whole round as one graph.
+
+From the second round of a batch on, all rounds of a static draft are the same operations. They are
+recorded once and then replayed, so the host launches a round as a whole, and reads its result while
+the next one already runs. What one round leaves for the next lies in static memory: every round
+ends by writing there. The round that runs after the last one changes nothing, because complete rows
+emit no tokens.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import RoundState
+
+WARM_UP = 2
+"""How often a kind of round is played before it is recorded. What is made only once, such as a
+compiled kernel or a table of the tree, is there by then.
+"""
+
+KINDS = 64
+"""How many kinds of rounds are kept; the oldest is forgotten first."""
+
+OneRound = Callable[[], Tensor]
+"""Plays a round; returns the number of tokens written over all rows, or −1 after a NaN, and the
+length of the longest row, int64 [2].
+"""
+
+
+class Recording(Protocol):
+    """A recorded step."""
+
+    def replay(self) -> None:
+        """Repeat the step's operations on the same memory."""
+
+
+class GraphRecorder(Protocol):
+    """Records steps on a device; `targets.compiled.CudaRecorder` is one."""
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Run a step as it will be recorded."""
+
+    def record(self, step: Callable[[], None]) -> Recording:
+        """Record a step without running it."""
+
+    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+        """Start to copy numbers, int64 [M], to the host; the function returned waits for them."""
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The rows of a batch, the tokens of an image, and the most tokens a row emits in a round."""
+
+    rows: int
+    length: int
+    most: int
+
+
+@dataclass
+class _Kind:
+    """Rounds that are the same operations on the same memory. owners: the objects whose ids name
+    it; played: how often it was played before it was recorded.
+    """
+
+    owners: tuple[object, ...]
+    played: int = 0
+    recording: Recording | None = None
+
+
+class RoundGraphs:
+    """Records the rounds of a method and replays them, also in later batches.
+
+    Args:
+        recorder: records on the device.
+    """
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self.recorder = recorder
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._memory: dict[Hashable, list[Tensor]] = {}
+
+    def play(
+        self,
+        one_round: OneRound,
+        parts: Sequence[RoundState],
+        owners: tuple[object, ...],
+        size: BatchSize,
+    ) -> Iterator[int]:
+        """Play rounds until all images are complete; yields the number of tokens written after each
+        of them. The caller must not go on after −1.
+
+        Args:
+            one_round: plays a round of this batch.
+            parts: all that carries something from round to round.
+            owners: what else defines a round, such as drafter and rule.
+            size: of the batch.
+        """
+        written, longest = self._first(one_round, parts)
+        yield written
+        memory = self._static(parts)
+        sent: Callable[[], list[int]] | None = None
+        while written < size.rows * size.length:
+            reach = longest if sent is None else min(size.length, longest + size.most)
+            self._play(one_round, parts, owners, memory, reach)
+            if sent is not None:
+                written, longest = sent()
+                yield written
+            sent = self.recorder.send(memory[-1])
+
+    def _first(self, one_round: OneRound, parts: Sequence[RoundState]) -> list[int]:
+        """Play the first round of a batch, which differs from the others; returns its numbers."""
+        numbers: list[Tensor] = []
+        for part in parts:
+            part.expect(0)
+        self.recorder.run(lambda: numbers.append(one_round()))
+        return self.recorder.send(numbers[0])()
+
+    def _static(self, parts: Sequence[RoundState]) -> list[Tensor]:
+        """Move what the parts carry to static memory, which serves all batches with tensors of
+        these shapes; returns it, and at the end the memory of a round's numbers.
+        """
+        values = [value for part in parts for value in part.carried()]
+        shapes = tuple((value.shape, value.dtype) for value in values)
+        if shapes not in self._memory:
+            with torch.inference_mode(False):  # for writes in any mode
+                numbers = torch.empty(2, dtype=torch.int64, device=values[0].device)
+                self._memory[shapes] = [*map(torch.empty_like, values), numbers]
+        memory = self._memory[shapes]
+        _keep(parts, memory)
+        return memory
+
+    def _play(
+        self,
+        one_round: OneRound,
+        parts: Sequence[RoundState],
+        owners: tuple[object, ...],
+        memory: list[Tensor],
+        longest: int,
+    ) -> None:
+        """Play a round before which no row has more than `longest` tokens."""
+
+        def step() -> None:
+            memory[-1].copy_(one_round())
+            _keep(parts, memory)
+
+        expected = tuple(part.expect(longest) for part in parts)
+        key = (id(memory), *map(id, owners), expected)
+        kind = self._kinds.setdefault(key, _Kind(owners))
+        if kind.played < WARM_UP:
+            kind.played += 1
+            self.recorder.run(step)
+            return
+        if kind.recording is None:
+            kind.recording = self.recorder.record(step)
+        kind.recording.replay()
+        if len(self._kinds) > KINDS:
+            del self._kinds[next(iter(self._kinds))]
+
+
+def _keep(parts: Sequence[RoundState], memory: Sequence[Tensor]) -> None:
+    """Write what the parts carry to static memory, and let them use it from there."""
+    first = 0
+    for part in parts:
+        values = part.carried()
+        kept = memory[first : first + len(values)]
+        for place, value in zip(kept, values, strict=True):
+            if value is not place:
+                place.copy_(value)
+        part.carry(kept)
+        first += len(values)

@@ -1,0 +1,334 @@
+"""A whole round recorded and replayed emits what played rounds emit. `tape.Tape` stands in for a
+CUDA graph: it repeats operations on the recording's memory, without the code that made them.
+"""
+
+import copy
+
+import pytest
+import torch
+from cases import slow_but
+from near_codes import near_rules
+from tape import TapeRecorder
+from tiny_networks import (
+    LENGTH,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    llamagen,
+    tiny_eagle,
+    tiny_parallel,
+    tiny_target,
+)
+
+from tempera.decoding import round_graph
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.replay import DraftLog, RecordedDrafter
+from tempera.decoding.round_graph import RoundGraphs
+from tempera.decoding.timing import Clock
+from tempera.decoding.trees import Tree
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import EagleDraft, confidence
+from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.jacobi import sjd
+from tempera.drafters.none import NoDraft
+from tempera.drafters.parallel import ParallelDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import NaNProbabilities
+from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.rules.optimal import Priced
+from tempera.rules.schedules import exponential
+from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.targets import session
+from tempera.targets.frozen_linear import ColumnLinear
+
+CHAIN = Tree.chain(3)
+BATCHES = [PROMPTS[:3], PROMPTS[1:], PROMPTS[:3]]
+
+
+@pytest.fixture(autouse=True)
+def _steps_as_they_are(monkeypatch):
+    """Compiled sessions do without a compiler."""
+    monkeypatch.setattr(session, "compile_step", lambda function: function)
+
+
+def made(granularity=64, **options):
+    """A target whose passes all load the same number of keys, if the granularity is large, so that
+    results are equal to the bit.
+    """
+    target = tiny_target(
+        Sampling(3.0, temperature=2.0, top_k=7), granularity=granularity, **options
+    )
+    target.fuse()
+    target.compile()
+    return target
+
+
+def eagle(target, tree=CHAIN, **options):
+    return StaticTreeDrafter(EagleDraft(tiny_eagle(target, **options), target), tree)
+
+
+def eagle2(target):
+    return DynamicTreeDrafter(EagleDraft(tiny_eagle(target), target, confidence), VOCAB, 2, 3, 6)
+
+
+def parallel(target, tree=CHAIN):
+    return StaticTreeDrafter(ParallelDraft(tiny_parallel(target), target, 3), tree)
+
+
+def independent(target, tree=CHAIN):
+    return StaticTreeDrafter(IndependentDraft(made(network=llamagen(5)), target), tree)
+
+
+def tree_of(make):
+    return lambda target: make(target, TREE)
+
+
+COOL = Relaxed(exponential(2.0, 3))
+CASES = {
+    "ar": (lambda target: NoDraft(), Exact()),
+    "eagle": (eagle, Exact()),
+    "eagle tree": (tree_of(eagle), Exact()),
+    "eagle features": (lambda target: eagle(target, features=(1,)), Exact()),
+    "eagle2": (eagle2, Exact()),
+    "coolsd": (eagle, COOL),
+    "uniform_rsd": (eagle, Relaxed((1.5,))),
+    "optimal_rsd": (eagle, Priced(0.8)),
+    "block": (eagle, BlockVerification()),
+    "lantern": (eagle, near_rules(VOCAB)["lantern published"]),
+    "lanternpp": (tree_of(eagle), near_rules(VOCAB)["lantern++ optimal"]),
+    "parallel": (parallel, COOL),
+    "parallel tree": (tree_of(parallel), Exact()),
+    "independent": (independent, Exact()),
+    "independent tree": (tree_of(independent), Exact()),
+}
+
+
+def images(target, drafter, rule, prompts, seed=0, **options):
+    return decode(target, drafter, rule, RandomStreams(seed, prompts), prompts, **options)
+
+
+def check_same(found, expected):
+    assert found.tokens.equal(expected.tokens)
+    for mine, theirs in zip(found.trace.tensors(), expected.trace.tensors(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", slow_but(CASES, "coolsd"))
+def test_replayed_rounds_emit_what_played_ones_emit(name):
+    """Tokens and trace to the bit, over batches whose prompts have other padding and whose rows end
+    in different rounds; and the recorded round reads nothing.
+    """
+    make, rule = CASES[name]
+    target = made()
+    drafter, recorder, spread = make(target), TapeRecorder(), set()
+    graphs = RoundGraphs(recorder)
+    for seed, prompts in enumerate(BATCHES):
+        expected = images(target, drafter, rule, prompts, seed, diagnostics=True)
+        options = {"diagnostics": True, "graphs": graphs}
+        check_same(images(target, drafter, rule, prompts, seed, **options), expected)
+        spread.add(int(expected.trace.rounds.max() - expected.trace.rounds.min()))
+    assert recorder.played == len(BATCHES) + round_graph.WARM_UP
+    assert len(recorder.tapes) == 1 and recorder.replayed > 2 * LENGTH / (1 + drafter.depth)
+    assert not recorder.tapes[0].count, "the recorded round reads, or makes what data decides"
+    assert max(spread) > 0 or name == "ar"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coolsd", "eagle tree", "independent"])
+def test_each_batch_size_has_its_recording(name):
+    make, rule = CASES[name]
+    target = made()
+    drafter, recorder = make(target), TapeRecorder()
+    graphs = RoundGraphs(recorder)
+    for size in (1, 4, 2, 1):
+        prompts = PROMPTS[:size]
+        played = images(target, drafter, rule, prompts, size)
+        check_same(images(target, drafter, rule, prompts, size, graphs=graphs), played)
+    assert len(recorder.tapes) == 4, "the cache is made anew when the batch size changes"
+
+
+@pytest.mark.slow
+def test_prompts_without_padding_have_their_recording():
+    target = made()
+    drafter, recorder = eagle(target), TapeRecorder()
+    graphs = RoundGraphs(recorder)
+    for prompts in (["aaaaa", "bb"], ["aaaaa", "bbbbb"], ["ccccc", "d"], ["aaaaa", "ccccc"]):
+        played = images(target, drafter, COOL, prompts)
+        check_same(images(target, drafter, COOL, prompts, graphs=graphs), played)
+    assert len(recorder.tapes) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_of_all_batches_are_the_same_operations_on_the_same_memory(name):
+    """Two recordings of different batches have the same operations, constants, shapes and
+    addresses. So a round reads and leaves static memory only.
+    """
+    make, rule = CASES[name]
+    target = made()
+    drafter, recorder = make(target), TapeRecorder()
+    graphs = RoundGraphs(recorder)
+    for seed, one in enumerate([rule, copy.copy(rule)]):
+        images(target, drafter, one, BATCHES[seed], seed, graphs=graphs)
+    first, second = recorder.tapes
+    assert len(first.calls) > 50 and first.script() == second.script()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ar", "eagle", "eagle tree", "parallel"])
+def test_the_number_of_keys_grows_twice_in_an_image(name):
+    """Each number of keys has its recording. They are summed in another order, so log-probabilities
+    are those of played rounds up to rounding.
+    """
+    make, rule = CASES[name]
+    target = made(granularity=4)
+    drafter, recorder = make(target), TapeRecorder()
+    graphs = RoundGraphs(recorder)
+    for seed, prompts in enumerate(BATCHES):
+        expected = images(target, drafter, rule, prompts, seed)
+        found = images(target, drafter, rule, prompts, seed, graphs=graphs)
+        assert found.tokens.equal(expected.tokens)
+        torch.testing.assert_close(found.trace.logprob, expected.trace.logprob)
+    assert len(recorder.tapes) == session.THIRDS
+    assert len({len(one.calls) for one in recorder.tapes}) == 1
+
+
+class Forgetful(EagleDraft):
+    """A draft that does not carry how many tokens the last round emitted."""
+
+    def carried(self):
+        tokens, hidden, _, *padding = super().carried()
+        return tokens, hidden, *padding
+
+    def carry(self, tensors):
+        tokens, hidden, *padding = tensors
+        super().carry([tokens, hidden, self._true[2], *padding])
+
+
+class Counting(EagleDraft):
+    """A draft with a Python value that changes from round to round."""
+
+    turn = 0
+
+    def roots(self):
+        self.turn += 1
+        return super().roots().roll(self.turn, -1)
+
+
+class Curious(EagleDraft):
+    """A draft that lets the host read."""
+
+    def roots(self):
+        law = super().roots()
+        return law if float(law.sum()) > 0 else law * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Forgetful, Counting, Curious])
+def test_the_checks_find_a_round_that_is_not_static(kind):
+    target, recorder = made(), TapeRecorder()
+    drafter = StaticTreeDrafter(kind(tiny_eagle(target), target), CHAIN)
+    graphs, differ = RoundGraphs(recorder), False
+    for seed, (prompts, one) in enumerate(
+        zip(BATCHES, (Exact(), copy.copy(Exact())), strict=False)
+    ):
+        found = images(target, drafter, one, prompts, seed, graphs=graphs)
+        drafter.model.turn = 0
+        differ |= not found.tokens.equal(images(target, drafter, one, prompts, seed).tokens)
+        drafter.model.turn = 0
+    first, second = recorder.tapes
+    if kind is Forgetful:
+        assert first.script() != second.script()
+    assert differ == (kind is not Curious)
+    assert first.count == ({"_local_scalar_dense": 1} if kind is Curious else {})
+
+
+@pytest.mark.slow
+def test_what_was_decoded_stays_and_the_streams_go_on():
+    target = made()
+    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    streams = [RandomStreams(0, PROMPTS[:2]) for _ in range(2)]
+    outputs = [
+        decode(target, drafter, Exact(), one, PROMPTS[:2], graphs=given)
+        for one, given in zip(streams, (None, graphs), strict=True)
+    ]
+    images(target, drafter, Exact(), PROMPTS[2:], graphs=graphs)
+    check_same(outputs[1], outputs[0])
+    assert streams[0].next(5).equal(streams[1].next(5))
+
+
+@pytest.mark.slow
+def test_progress_is_that_of_played_rounds():
+    target, seen = made(), ([], [])
+    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    for told, given in zip(seen, (None, graphs), strict=True):
+        images(
+            target,
+            drafter,
+            Exact(),
+            PROMPTS[:2],
+            graphs=given,
+            progress=lambda *now, told=told: told.append(now),
+        )
+    assert seen[0] == seen[1] and seen[0][-1][1] == 2 * LENGTH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_nan_in_a_replayed_round_is_reported_with_its_prompt(who):
+    """The host learns of it when the next round is under way."""
+    target = made()
+    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    network = target.network.model if who == "target" else drafter.model.model
+    linears = [module for module in network.modules() if isinstance(module, ColumnLinear)]
+    images(target, drafter, Exact(), PROMPTS, graphs=graphs)
+    rounds = []
+
+    def spoil(number, written):
+        rounds.append(number)
+        if number == 5:
+            linears[0].weight.fill_(torch.nan)
+
+    with pytest.raises(NaNProbabilities, match=f"the {who} gave NaN .* prompt 'a'"):
+        images(target, drafter, Exact(), PROMPTS, graphs=graphs, progress=spoil)
+    assert rounds[-1] in (5, 6)
+
+
+@pytest.mark.slow
+def test_rounds_that_are_timed_watched_or_of_other_shapes_are_played():
+    target, recorder = made(), TapeRecorder()
+    drafter, graphs = eagle(target), RoundGraphs(recorder)
+    jacobi = sjd(target, 4)
+    images(target, drafter, Exact(), PROMPTS, graphs=graphs, clock=Clock())
+    images(target, RecordedDrafter(drafter, DraftLog()), Exact(), PROMPTS, graphs=graphs)
+    images(target, jacobi, Exact(), PROMPTS, graphs=graphs)
+    tables = TableTarget()
+    images(tables, StaticTreeDrafter(TableDraft(tables), CHAIN), Exact(), PROMPTS, graphs=graphs)
+    assert recorder.played == recorder.replayed == 0
+
+
+@pytest.mark.slow
+def test_the_oldest_kind_of_round_is_forgotten(monkeypatch):
+    monkeypatch.setattr(round_graph, "KINDS", 1)
+    target, recorder = made(), TapeRecorder()
+    graphs, rules = RoundGraphs(recorder), [Exact(), Exact(), Exact()]
+    for rule in (rules[0], rules[1], rules[0]):
+        images(target, NoDraft(), rule, ["a"], graphs=graphs)
+    assert len(recorder.tapes) == 3
+
+
+def test_a_tape_records_without_running_and_replays_on_its_memory():
+    x, recorder, made_in = torch.zeros(3), TapeRecorder(), []
+
+    def step():
+        made_in.append(x + 1)
+        x.copy_(made_in[0].view(3))
+
+    recording = recorder.record(step)
+    assert x.tolist() == [0, 0, 0] and len(made_in) == 1
+    recording.replay()
+    recording.replay()
+    assert x.tolist() == [2, 2, 2] and len(made_in) == 1
+    assert [memory.data_ptr() for memory in recorder.tapes[0].outside().values()] == [x.data_ptr()]

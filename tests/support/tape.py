@@ -1,0 +1,157 @@
+"""A CPU's stand-in for CUDA graphs: a step's operations, recorded with their memory and repeated
+without the Python code that made them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from host_reads import HostReads
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tempera.decoding.round_graph import Recording
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@dataclass
+class Call:
+    """One operation: what it was given, what it made, and the storages that it wrote to."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: list[Tensor]
+    written: list[Tensor]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [part for part in tree_leaves((self.args, self.kwargs)) if isinstance(part, Tensor)]
+
+
+def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes to, by its schema."""
+    found = []
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [part for part in tree_leaves(value) if isinstance(part, Tensor)]
+    return found
+
+
+class Tape(HostReads):
+    """Records operations as a CUDA graph does: their memory and every number among their arguments
+    is that of the recording. Recording leaves memory as it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.own: dict[int, torch.UntypedStorage] = {}
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = written_by(function, args, kwargs)
+        for tensor in written:
+            self._save(tensor)
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        call = Call(function, args, kwargs, [], written)
+        known = {storage(part) for part in call.inputs}
+        for part in tree_leaves(result):
+            if isinstance(part, Tensor) and storage(part) not in known:
+                call.made.append(part)
+                self.own[storage(part)] = part.untyped_storage()
+        self.calls.append(call)
+        return result
+
+    def _save(self, tensor: Tensor) -> None:
+        number = storage(tensor)
+        if number not in self.own and number not in self._before:
+            memory = tensor.untyped_storage()
+            self._before[number] = memory, memory.clone()
+
+    def restore(self) -> None:
+        """Undo what recording wrote to memory that it did not make."""
+        for memory, before in self._before.values():
+            memory.copy_(before)
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """Repeat the operations. What the last replay left in the tape's own memory is spoilt."""
+        for memory in self.own.values():
+            memory.fill_(0xFF)  # type: ignore[arg-type]
+        for call in self.calls:
+            if call.written:
+                call.function(*call.args, **call.kwargs)
+            elif call.made:
+                result = call.function(*call.args, **call.kwargs)
+                new = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
+                for place, value in zip(call.made, new, strict=True):
+                    place.copy_(value)
+
+    def outside(self) -> dict[int, torch.UntypedStorage]:
+        """The storages that the operations use and did not make."""
+        return {
+            storage(part): part.untyped_storage()
+            for call in self.calls
+            for part in call.inputs
+            if storage(part) not in self.own
+        }
+
+    def script(self) -> list[Any]:
+        """The operations with their constants and shapes, and where their memory is: outside by its
+        address, own by the number of the operation that made it.
+        """
+        made: dict[int, int] = {}
+        script = []
+
+        def described(tensor: Tensor) -> tuple[Any, ...]:
+            number = storage(tensor)
+            where = ("own", made[number]) if number in made else ("outside", tensor.data_ptr())
+            return *where, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+        for number, call in enumerate(self.calls):
+            given = tree_map_only(Tensor, described, (call.args, call.kwargs))
+            made |= {storage(part): number for part in call.made}
+            script.append((str(call.function), given))
+        return script
+
+
+class TapeRecorder:
+    """Implements `round_graph.GraphRecorder` with tapes, which it keeps."""
+
+    def __init__(self) -> None:
+        self.tapes: list[Tape] = []
+        self.played = self.replayed = 0
+
+    def run(self, step: Callable[[], None]) -> None:
+        self.played += 1
+        step()
+
+    def record(self, step: Callable[[], None]) -> Recording:
+        with Tape() as tape:
+            step()
+        tape.restore()
+        self.tapes.append(tape)
+        return Counted(self, tape)
+
+    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+        return numbers.clone().tolist
+
+
+class Counted:
+    """Counts the replays of a tape."""
+
+    def __init__(self, recorder: TapeRecorder, tape: Tape) -> None:
+        self.recorder, self.tape = recorder, tape
+
+    def replay(self) -> None:
+        self.recorder.replayed += 1
+        self.tape.replay()
