@@ -601,6 +601,9 @@ def example(
     }
 
 
+NETWORK = "tempera.drafters.eagle_network.eagle_network"
+
+
 def node(**values: Any) -> DictConfig:
     return OmegaConf.create({"_target_": f"{__name__}.example", **values})
 
@@ -651,6 +654,13 @@ def test_nested_and_partial() -> None:
                 "thing": {"_target_": "tempera.rules.schedules.uniform", "delta": -2, "length": 3},
             },
             "delta=-2 is not a relaxation budget",
+        ),
+        *(
+            (
+                {"_target_": NETWORK, "_partial_": True, "features": features},
+                f"`features={features}` is not possible; it must be a list",
+            )
+            for features in (["a"], [["a"]], [1.5], 2, "abc")
         ),
         (
             {"_target_": "tempera.nowhere.Thing"},

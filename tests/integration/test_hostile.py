@@ -108,6 +108,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("train_draft/prepare.py", "source=coco source.path=2024", "2024 does not exist"),
         ("eval/run.py", "tracking=wandb tracking.project=a/b", "the project 'a/b' is no name"),
         ("eval/bench.py", "batch_sizes=[1] bandwidth=9 plan.trees=[1]", "no draft tree named '1'"),
+        ("train_draft/main.py", "draft.features=[[a]]", "`draft.features=[['a']]` is not possible"),
         ("eval/report.py", f"runs=. output={5000 * 'x'}", "there is no finished run in ."),
     ],
 )

@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -31,6 +31,9 @@ WORDS = {
     Path: "a path",
     type(None): "null",
 }
+
+NUMBERS: dict[Any, Any] = {Sequence[int]: list[int], Sequence[float]: list[float]}
+"""Annotations that OmegaConf does not know, and the same in those that it knows."""
 
 OmegaConf.register_new_resolver(
     "package", lambda path: str(Path(__file__).resolve().parent.parent / path), replace=True
@@ -219,7 +222,7 @@ def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
     Raises:
         TemperaError: OmegaConf cannot convert it, or it is NaN or infinite.
     """
-    option = _option(node, key)
+    option, hint = _option(node, key), NUMBERS.get(hint, hint)
     shown = "null" if value is None else shortened(str(value))
     wrong = TemperaError(f"`{option}={shown}` is not possible; it must be {_in_words(hint)}")
     if (choices := _choices(hint)) is not None:
