@@ -28,9 +28,10 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import build_eagle
+from tempera.drafters.eagle_network import eagle_network
 from tempera.drafters.none import NoDraft
 from tempera.drafters.parallel import ParallelDraft, build_parallel
-from tempera.drafters.parallel_network import ParallelModel
+from tempera.drafters.parallel_network import ParallelModel, parallel_network
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import compare, emitted_law
@@ -114,6 +115,20 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
     assert laws[0].tokens[0, 0] != laws[1].tokens[0, 0]
     assert laws[0].q[0, 0].equal(laws[1].q[0, 0])
     assert laws[0].q[0, 1].equal(laws[1].q[0, 1]) == (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "begin"), [(tiny_eagle, eagle_network), (tiny_parallel, parallel_network)]
+)
+def test_training_starts_from_a_draft_or_from_nothing(make, begin, tmp_path):
+    target = tiny_target()
+    draft = make(target)
+    draft.save_pretrained(tmp_path)
+    again, new = begin(target, "tiny", str(tmp_path)), begin(target, "tiny", features=[1])
+    for name, weight in draft.state_dict().items():
+        assert again.state_dict()[name].equal(weight)
+    assert (again.features, new.features, type(new)) == ((), (1,), type(draft))
+    assert not new.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
 
 
 @torch.no_grad()
