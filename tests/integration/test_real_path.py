@@ -334,7 +334,7 @@ def test_all_published_metrics_from_the_hub(
     assert {key for key in wanted if not key.startswith("geneval")} | asked <= set(found)
     assert all(found[key]["n"] == len(prompts) for key in ("fid", "clip_score", "hpsv2"))
     assert found["geneval"]["n"] == len(prompts) - 1
-    evaluator = instantiate(composed("metrics=real", *chosen).metrics)
+    evaluator = instantiate(composed(*options, "metrics=real", *chosen).metrics)
     for network in evaluator.networks.values():
         if network.files[0].local:
             held = sum(parameter.nbytes for parameter in network.network().parameters())
