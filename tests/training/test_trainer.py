@@ -215,7 +215,7 @@ def test_muon_steps_the_matrices_and_a_resumed_run_ends_with_the_same_bits(tmp_p
     with pytest.raises(
         TemperaError, match=r"matrix_lr=0.1 is not possible with a network that FSDP"
     ):
-        trainer._optimisers(run.draft, Recipe(matrix_lr=0.1), sharded=True)
+        trainer.make_optimisers(run.draft, Recipe(matrix_lr=0.1), sharded=True)
 
 
 def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
