@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from paths import CONF, ROOT
 from safetensors import safe_open
 
@@ -25,7 +25,7 @@ from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import write_json
-from tempera.shapes.build import mar, stages
+from tempera.shapes.build import mar, mar_draft, stages
 from tempera.shapes.build.broken import BREAKS, broken_pictures
 from tempera.shapes.build.evaluators import (
     EvaluatorTraining,
@@ -358,7 +358,7 @@ DEPARTURES = {
         )
     },
     "clip": {"steps": 1500, "batch_size": 128, "lr": 1e-3},
-    "mar_draft": {"steps": 3000, "distil": 10},
+    "mar": {"further": ({"steps": 5000}, {"steps": 4000, "size": "large"})},
 }
 SHORT = [
     "tokenizer.steps=2 tokenizer.free_steps=1 tokenizer.batch_size=2",
@@ -372,6 +372,7 @@ SHORT = [
     "draft.steps=2 draft.options=['warmup_steps=0','batch_size=2','holdout=2','decodes=0']",
     "kl.steps=2 kl.batch_size=2",
     *(f"{name}.steps=2 {name}.scenes=5 {name}.batch_size=2" for name in ("mar", "mar_draft")),
+    "mar.further=[{_target_:tempera.shapes.build.mar.Cycle,steps:2}]",
 ]
 
 
@@ -384,10 +385,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         mar, "TINY_KL", replace(mar.TINY_KL, networks=replace(TINY_VQ, z_channels=4))
     )
-    for name in ("TINY_MAR", "TINY_DRAFT"):
-        small = replace(getattr(mar, name), width=16, depth=1, heads=2, head_width=16, head_depth=1)
-        monkeypatch.setattr(mar, name, small)
-    for function in (measure_target, mar._measure, measure_classifier, measure_clip):
+    for module, name in ((mar, "TINY_MAR"), (mar_draft, "TINY_DRAFT")):
+        small = replace(
+            getattr(module, name), width=16, depth=1, heads=2, head_width=16, head_depth=1
+        )
+        monkeypatch.setattr(module, name, small)
+    measures = (mar.measure_mar, mar_draft.measure_draft, measure_classifier, measure_clip)
+    for function in (measure_target, *measures):
         inner = inspect.unwrap(function)
         assert inner.__defaults__ is not None and inner.__defaults__[-1] >= 512
         monkeypatch.setattr(inner, "__defaults__", (8,))
@@ -470,16 +474,26 @@ def test_shipped_records_hold_no_path_of_a_machine() -> None:
         assert not re.search(r"(?<![\w.])/\w", record.read_text(encoding="utf-8")), record
 
 
+def without_targets(settings: DictConfig) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for name, value in settings.items():
+        if OmegaConf.is_dict(value):
+            plain[str(name)] = without_targets(value)
+        elif OmegaConf.is_list(value):
+            plain[str(name)] = tuple(
+                without_targets(item) if OmegaConf.is_dict(item) else item for item in value
+            )
+        elif name != "_target_":
+            plain[str(name)] = value
+    return plain
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> None:
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):
         cfg = compose("build_shapes")
     assert list(cfg.stages) == STAGES
-    settings = {name: value for name, value in cfg[stage].items() if name != "_target_"}
-    settings = {
-        name: tuple(value) if OmegaConf.is_list(value) else value
-        for name, value in settings.items()
-    }
+    settings = without_targets(cfg[stage])
     defaults = asdict(instantiate(OmegaConf.create({"_target_": cfg[stage]["_target_"]})))
     assert settings == defaults | DEPARTURES.get(stage, {})
 

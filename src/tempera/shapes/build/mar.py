@@ -1,11 +1,11 @@
-"""Training of the shipped MAR: a KL tokenizer, then a small network and a smaller one that drafts
-for it, on scenes of one shape.
-"""
+"""Training of the shipped MAR on scenes of one shape: a KL tokenizer, then a small network."""
 
 import copy
 import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -55,7 +55,6 @@ TINY_MAR = MARConfig(
     head_width=256,
     head_depth=3,
 )
-TINY_DRAFT = replace(TINY_MAR, width=64, depth=2, head_width=128, head_depth=2)
 
 
 @dataclass(frozen=True)
@@ -83,41 +82,32 @@ class KLTraining:
 
 
 @dataclass(frozen=True)
-class MARTraining:
-    """How the small MAR, or the smaller one that drafts for it, is trained.
+class MARSettings:
+    """What the trainings of the small MAR and of its draft have in common.
 
     Scenes are rendered and encoded once: what a network is trained on are draws of the latents of
     `scenes` of them.
 
     Attributes:
         scenes: how many are encoded.
+        size: of the shapes in them, `small` or `large`; null for both.
         lr: AdamW's, for embeddings, norms, biases and what is not in a block.
         matrix_lr: Muon's, for the matrices of all blocks.
         repeats: noise levels a token is trained at, for one pass of the transformer.
         shown: spread of the share of tokens that the network is shown: |N(0, shown²)|, less than 1.
             MAR's own training has 0.25, cut off at 0.3, which leaves one-token-a-step decoding to
             generalise from the first third of an image.
-        emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative
-            to its mean; 1 is MAR's own training. The noisy levels decide what a token shows, and
-            have next to no share in the plain error.
-        object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees
-            in few tokens, and there but little.
-        calm: last share of steps, without this weight.
-        variance: weight of the variational bound that teaches the variances, beside the squared
-            error of the noise.
-        distil: weight of the KL divergence from the kernels of the MAR that is drafted for to the
-            draft's, beside the two above; a draft's.
-        guidance: distillation compares kernels under guidance, its scale uniform from 1 to this.
-        denoising_steps, denoising_start: of the sampling that the variances are learned for, as in
-            `DiffusionSampling`. In a step from one of 1,000 levels to the next their bounds are
-            next to each other, and nothing is learned of what a step over forty needs.
-        cfg_dropout: share of images without a class, for guidance.
+        denoising_steps, denoising_start: of the sampling that the kernels are learned for, as in
+            `DiffusionSampling`. In a step from one of 1,000 levels to the next, the bounds of the
+            variance are close to each other, and nothing is learned of what a step over forty
+            needs.
         ema: decay of the moving average of the weights, which is what is kept.
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16
             units only.
     """
 
     scenes: int = 16_384
+    size: str | None = None
     steps: int = 12000
     batch_size: int = 32
     lr: float = 2e-3
@@ -126,35 +116,88 @@ class MARTraining:
     warmup_steps: int = 100
     repeats: int = 1
     shown: float = 0.5
-    emphasis: float = 10.0
-    object_weight: float = 5.0
-    calm: float = 0.25
-    variance: float = 0.3
-    distil: float = 0.0
-    guidance: float = 3.0
     denoising_steps: int = 25
     denoising_start: int = 960
-    cfg_dropout: float = 0.1
     ema: float = 0.998
     bf16: bool = True
     seed: int = 0
     save_every: int = 500
 
+    @property
+    def taken(self) -> NoiseSchedule:
+        """The stages of sampling."""
+        return NoiseSchedule(self.denoising_steps, start=self.denoising_start)
 
-def single_shapes(world: World, first: int, count: int, lattice: int = 1) -> list[Sample]:
-    """The next `count` scenes of one shape whose centre is a multiple of `lattice` pixels.
+
+@dataclass(frozen=True)
+class Cycle:
+    """What is different in a further cycle of training, which starts from the averaged weights of
+    the one before; see `MARTraining`.
+    """
+
+    steps: int
+    size: str | None = None
+    lr: float = 1.5e-3
+    matrix_lr: float = 4e-3
+    repeats: int = 4
+    calm: float = 0.4
+    save_every: int = 250
+
+
+@dataclass(frozen=True)
+class MARTraining(MARSettings):
+    """How the small MAR is trained.
+
+    Attributes:
+        emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative
+            to its mean; 1 is MAR's own training. The noisy levels decide what a token shows, and
+            have next to no share in the plain error.
+        object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees
+            in few tokens, and there but little.
+        calm: last share of steps, without this weight.
+        variance: weight of the variational bound that teaches the variances, beside the squared
+            error of the noise.
+        cfg_dropout: share of images without a class, for guidance.
+        further: cycles of training after the first.
+    """
+
+    emphasis: float = 10.0
+    object_weight: float = 5.0
+    calm: float = 0.25
+    variance: float = 0.3
+    cfg_dropout: float = 0.1
+    further: tuple[Cycle, ...] = ()
+
+    @property
+    def cycles(self) -> list[Self]:
+        """The settings of every cycle."""
+        first = replace(self, further=())
+        return [first, *(replace(first, **asdict(cycle)) for cycle in self.further)]
+
+
+def single_shapes(
+    world: World, first: int, count: int, lattice: int = 1, size: str | None = None
+) -> list[Sample]:
+    """The next `count` scenes of one shape, of a size or of any, whose centre is a multiple of
+    `lattice` pixels.
 
     The search starts at scene S·`first`, where S is about the number of scenes to one that fits, so
     the result is pure in its arguments.
     """
-    start = first * (2 if lattice <= LATTICE else 2 * (lattice // LATTICE) ** 2)
-    fitting = (index for index in itertools.count(start) if _is_single(world.scene(index), lattice))
+    spacing = 2 if lattice <= LATTICE else 2 * (lattice // LATTICE) ** 2
+    start = first * (spacing if size is None else 2 * spacing)
+    fitting = (
+        index for index in itertools.count(start) if _fits(world.scene(index), lattice, size)
+    )
     return [world.sample(index) for index in itertools.islice(fitting, count)]
 
 
-def _is_single(scene: Scene, lattice: int) -> bool:
+def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
     return len(scene.things) == 1 and all(
-        thing.x is not None and thing.y is not None and thing.x % lattice == thing.y % lattice == 0
+        thing.x is not None
+        and thing.y is not None
+        and thing.x % lattice == thing.y % lattice == 0
+        and size in (None, thing.size)
         for thing in scene.things
     )
 
@@ -258,27 +301,29 @@ class Latents(NamedTuple):
 
 
 @torch.no_grad()
-def encode_scenes(world: World, count: int, tokenizer: KLModel) -> Latents:
-    """Render and encode the first `count` scenes of one shape, centred on a corner of tokens.
+def encode_scenes(world: World, count: int, tokenizer: KLModel, size: str | None = None) -> Latents:
+    """Render and encode the first `count` scenes of one shape, of a size or of any, centred on a
+    corner of tokens.
 
     With shapes anywhere on the world's finer lattice, a shape has several patterns of tokens, and a
     network of this size did not learn to tell circles from squares.
     """
     moments, classes, touched = [], [], []
-    size = tokenizer.config.networks.factor * tokenizer.config.patch
+    side = tokenizer.config.networks.factor * tokenizer.config.patch
     for first in range(0, count, 64):
-        samples = single_shapes(world, first, min(64, count - first), size)
+        samples = single_shapes(world, first, min(64, count - first), side, size)
         images, labels = images_and_classes(samples)
         moments.append(torch.stack(tokenizer.moments(images), 1).half())
         classes.append(labels)
-        touched += [shape_tokens(sample, size)[0] for sample in samples]
+        touched += [shape_tokens(sample, side)[0] for sample in samples]
     return Latents(torch.cat(moments), torch.cat(classes), torch.stack(touched))
 
 
-def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Latents:
-    """The latents in `path` if they are those of this tokenizer and these scenes; else encode them
-    and keep them there.
+def kept_latents(settings: MARSettings, tokenizer: KLModel, directory: Path) -> Latents:
+    """The latents in `directory` if they are those of this tokenizer and these scenes; else encode
+    them and keep them there.
     """
+    path = directory / f"latents{f'_{settings.size}' if settings.size else ''}.safetensors"
     made = {
         "tokenizer": identity_of(tokenizer),
         "scenes": str(settings.scenes),
@@ -290,7 +335,7 @@ def kept_latents(settings: MARTraining, tokenizer: KLModel, path: Path) -> Laten
         with safe_open(path, "pt") as file:
             if file.metadata() == made:
                 return Latents(*map(file.get_tensor, Latents._fields))
-    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer)
+    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
     with replacing(path) as temporary:
         save_file(latents._asdict(), temporary, made)
     return latents
@@ -313,13 +358,15 @@ class MaskedBatch(NamedTuple):
     order: Tensor
 
     @classmethod
-    def drawn(cls, tokens: Tensor, labels: Tensor, settings: MARTraining) -> Self:
-        """A random order and a random share of the tokens, at least one of them hidden."""
+    def drawn(cls, tokens: Tensor, labels: Tensor, shown: float, cfg_dropout: float = 0.0) -> Self:
+        """A random order and a random share of the tokens, at least one of them hidden; see
+        `MARTraining`.
+        """
         length, share = tokens.shape[1], torch.empty(1)
-        nn.init.trunc_normal_(share, 0.0, settings.shown, 0.0, 1.0)
+        nn.init.trunc_normal_(share, 0.0, shown, 0.0, 1.0)
         known = min(int(length * share), length - 1)
         order = torch.rand(len(tokens), length).argsort()
-        drop = torch.rand(len(tokens)) < settings.cfg_dropout
+        drop = torch.rand(len(tokens)) < cfg_dropout
         return cls(tokens, labels, drop, known, order)
 
     @property
@@ -392,58 +439,54 @@ def token_losses(
     return error.mean(), divergence.mean()
 
 
-def distillation_loss(
-    network: MAR, teacher: MAR, batch: "MaskedBatch", scale: Tensor, taken: NoiseSchedule
-) -> Tensor:
-    """KL(P‖Q) of the teacher's reverse kernel P from the network's Q, at one stage of `taken` a
-    token, in nats a number: what a path of S stages gives up is S·D times as much.
-
-    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class.
-
-    Args:
-        network, teacher: the draft and the MAR it drafts for, without gradient.
-        batch: see there; `drop` is not used.
-        scale: s of every image, [B].
-        taken: the stages of sampling.
-    """
-    start = batch.hidden.flatten(0, 1)
-    stage = torch.randint(len(taken.times), (len(start),))
-    kept = NoiseSchedule(TRAINING_STEPS).kept[taken.times[stage]].unsqueeze(-1)
-    x = (kept.sqrt() * start + (1 - kept).sqrt() * torch.randn_like(start)).float()
-    by_token = scale.repeat_interleave(batch.hidden.shape[1]).unsqueeze(-1)
-    kernels = []
-    for one in (teacher, network):
-        (c, place), (u, _) = (
-            one.head(x, taken.times[stage], vectors).float().chunk(2, -1)
-            for vectors in (
-                batch.vectors(one, torch.full_like(batch.drop, dropped)).flatten(0, 1)
-                for dropped in (False, True)
-            )
-        )
-        kernels.append(taken.kernel(torch.cat([u + by_token * (c - u), place], -1), x, stage))
-    true, mine = kernels
-    ratio = (true.std / mine.std).square()
-    gap = ((true.mean - mine.mean) / mine.std).square()
-    return 0.5 * (ratio - 1 - ratio.log() + gap).mean()
-
-
 def train_mar(
     settings: MARTraining,
     tokenizer: KLModel,
     latents: Latents,
     directory: Path,
-    config: MARConfig,
+    start: MAR,
     report: LogMetrics | None = None,
-    teacher: MAR | None = None,
-) -> tuple[MAR, dict[str, float]]:
-    """Train, from where `directory` left off; returns the averaged network and its losses on unseen
-    scenes. A draft learns the kernels of `teacher` beside.
+) -> MAR:
+    """Train from the weights of `start`, or from where `directory` left off, and return the
+    averaged network.
     """
-    torch.manual_seed(settings.seed)
-    network = MAR(config)
-    initialise(network)
-    _lay_out(network)
-    average = copy.deepcopy(network).requires_grad_(False)
+
+    def losses(network: MAR, step: int) -> dict[str, Tensor]:
+        chosen = torch.randint(len(latents.classes), (settings.batch_size,))
+        calm = step >= (1 - settings.calm) * settings.steps
+        weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
+        batch = MaskedBatch.drawn(
+            latents.draw(chosen, tokenizer),
+            latents.classes[chosen],
+            settings.shown,
+            settings.cfg_dropout,
+        )
+        error, divergence = token_losses(
+            network,
+            batch,
+            settings.repeats,
+            settings.emphasis,
+            None if calm else weights,
+            settings.taken,
+        )
+        loss = error + settings.variance * divergence
+        return {"loss": loss, "noise_error": error, "divergence": divergence}
+
+    return averaged_training(start, losses, settings, directory, report)
+
+
+def averaged_training(
+    start: MAR,
+    losses: Callable[[MAR, int], dict[str, Tensor]],
+    settings: MARSettings,
+    directory: Path,
+    report: LogMetrics | None = None,
+) -> MAR:
+    """Minimise `loss`, one of the `losses` of a network at a step, from the weights of `start` or
+    from where `directory` left off. Returns the moving average of the network.
+    """
+    network = copy.deepcopy(start).requires_grad_()
+    average = copy.deepcopy(start).requires_grad_(False)
     network.class_emb.weight.register_hook(_taught_together)
     optimisers = _optimisers(network, settings)
     state = State(network, optimisers, average.state_dict(), TrainingProgress())
@@ -451,22 +494,33 @@ def train_mar(
     for step in remaining_steps(directory, state, settings, schedule):
         # so that an interrupted training ends the same
         torch.manual_seed(settings.seed * 1_000_003 + step)
-        chosen = torch.randint(len(latents.classes), (settings.batch_size,))
-        calm = step >= (1 - settings.calm) * settings.steps
-        weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
-        batch = MaskedBatch.drawn(
-            latents.draw(chosen, tokenizer), latents.classes[chosen], settings
-        )
-        losses = _losses(network, batch, settings, None if calm else weights, teacher)
-        loss = losses["noise_error"] + settings.variance * losses["divergence"]
-        loss = loss + settings.distil * losses.get("distillation", torch.zeros(()))
-        loss.backward()
+        with computation(settings.bf16):
+            values = losses(network, step)
+        values["loss"].backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
         take_step(optimisers)
         follow(average, network, settings.ema, step)
         if report and step % 50 == 0:
-            report({name: value.item() for name, value in losses.items()}, step)
-    return average.eval(), _measure(average, tokenizer, settings, teacher)
+            report({name: value.item() for name, value in values.items()}, step)
+    return average.eval()
+
+
+@contextmanager
+def computation(bf16: bool) -> Iterator[None]:
+    """Forward passes for training, if asked in bfloat16. On a CPU, the backward pass of fused
+    attention takes twice as long.
+    """
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        yield
+
+
+def new_mar(config: MARConfig, seed: int) -> MAR:
+    """A network without training."""
+    torch.manual_seed(seed)
+    network = MAR(config)
+    initialise(network)
+    _lay_out(network)
+    return network
 
 
 @torch.no_grad()
@@ -499,7 +553,7 @@ def _taught_together(gradient: Tensor) -> Tensor:
     return shared.flatten(0, 1)
 
 
-def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimizer]:
+def _optimisers(network: MAR, settings: MARSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the transformer's and the head's blocks, AdamW for
     everything else.
     """
@@ -521,47 +575,23 @@ def _optimisers(network: MAR, settings: MARTraining) -> list[torch.optim.Optimiz
 
 
 @torch.no_grad()
-def _measure(
-    network: MAR,
-    tokenizer: KLModel,
-    settings: MARTraining,
-    teacher: MAR | None,
-    count: int = 512,
+def measure_mar(
+    network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512
 ) -> dict[str, float]:
-    """The losses with a class on unseen scenes."""
+    """The losses with a class on unseen scenes, without weights."""
+    errors = []
+    for batch in unseen_batches(tokenizer, settings, count):
+        with computation(bf16=False):
+            errors.append(
+                torch.stack(token_losses(network, batch, settings.repeats, taken=settings.taken))
+            )
+    error, divergence = torch.stack(errors).mean(0).tolist()
+    return {"validation_noise_error": error, "validation_divergence": divergence}
+
+
+def unseen_batches(tokenizer: KLModel, settings: MARSettings, count: int) -> Iterator[MaskedBatch]:
+    """`count` scenes of another world, by 64."""
     torch.manual_seed(settings.seed)
-    unseen = encode_scenes(World(settings.seed + 1), count, tokenizer)
-    told = replace(settings, cfg_dropout=0.0, emphasis=1.0, bf16=False)
-    losses = []
+    unseen = encode_scenes(World(settings.seed + 1), count, tokenizer, settings.size)
     for part in torch.arange(count).split(64):
-        batch = MaskedBatch.drawn(unseen.draw(part, tokenizer), unseen.classes[part], told)
-        losses.append(_losses(network, batch, told, None, teacher))
-    means = {
-        f"validation_{name}": torch.stack([part[name] for part in losses]).mean().item()
-        for name in losses[0]
-    }
-    if teacher is not None:
-        numbers = settings.denoising_steps * unseen.draw(torch.zeros(1).long(), tokenizer).shape[-1]
-        means["validation_path_divergence"] = numbers * means["validation_distillation"]
-    return means
-
-
-def _losses(
-    network: MAR,
-    batch: MaskedBatch,
-    settings: MARTraining,
-    weights: Tensor | None,
-    teacher: MAR | None,
-) -> dict[str, Tensor]:
-    """The losses of one batch; with a teacher, distillation as well."""
-    taken = NoiseSchedule(settings.denoising_steps, start=settings.denoising_start)
-    # on a CPU, fused attention's backward pass takes twice as long
-    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-        error, divergence = token_losses(
-            network, batch, settings.repeats, settings.emphasis, weights, taken
-        )
-        losses = {"noise_error": error, "divergence": divergence}
-        if teacher is not None:
-            scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
-            losses["distillation"] = distillation_loss(network, teacher, batch, scale, taken)
-    return losses
+        yield MaskedBatch.drawn(unseen.draw(part, tokenizer), unseen.classes[part], settings.shown)

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tempera.continuous.mar import MAR, MARConfig, read_mar
+from tempera.continuous.mar import read_mar
 from tempera.decoding.probabilities import Sampling
-from tempera.image_tokenizers.kl import read_kl
+from tempera.image_tokenizers.kl import KLModel, read_kl
 from tempera.runtime.files import write_text
 from tempera.runtime.network_directory import write_network
-from tempera.shapes.build import mar
+from tempera.shapes.build import mar, mar_draft
 from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.shapes.build.looks import Looks
 from tempera.shapes.build.record import LogMetrics, StageRun
@@ -118,31 +118,35 @@ def build_kl(output: Path, settings: mar.KLTraining, report: LogMetrics) -> None
 
 
 def build_mar(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
-    """Train the small MAR into `output`/mar; continues where it was stopped."""
-    _build_mar(output, "mar", settings, mar.TINY_MAR, report, None)
+    """Train the small MAR into `output`/mar, cycle after cycle; continues where it was stopped."""
+    with StageRun(output, "mar", settings, report) as record:
+        network = mar.new_mar(mar.TINY_MAR, settings.seed)
+        for number, cycle in enumerate(settings.cycles, 1):
+            directory = record.run / f"cycle_{number}"
+            tokenizer, latents = _tokens(output, cycle)
+            network = mar.train_mar(cycle, tokenizer, latents, directory, network, record.report)
+            save_network(network.state_dict(), asdict(network.config), directory)
+            network = read_mar(directory)  # as it is kept, rounded
+        record.metrics = mar.measure_mar(network, tokenizer, cycle)
+        save_network(network.state_dict(), asdict(network.config), output / "mar")
 
 
-def build_mar_draft(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
+def build_mar_draft(output: Path, settings: mar_draft.MARDistillation, report: LogMetrics) -> None:
     """Train the draft for `output`/mar into `output`/mar_draft; continues where it was stopped."""
-    teacher = read_mar(output / "mar") if settings.distil else None
-    _build_mar(output, "mar_draft", settings, mar.TINY_DRAFT, report, teacher)
-
-
-def _build_mar(
-    output: Path,
-    name: str,
-    settings: mar.MARTraining,
-    config: MARConfig,
-    report: LogMetrics,
-    teacher: MAR | None,
-) -> None:
-    with StageRun(output, name, settings, report) as record:
-        tokenizer = read_kl(output / "kl")  # as it is kept, rounded
-        latents = mar.kept_latents(settings, tokenizer, output / "kl_run" / "latents.safetensors")
-        network, record.metrics = mar.train_mar(
-            settings, tokenizer, latents, record.run, config, record.report, teacher
+    with StageRun(output, "mar_draft", settings, report) as record:
+        tokenizer, latents = _tokens(output, settings)
+        target = read_mar(output / "mar")
+        network = mar_draft.distil_mar(
+            settings, tokenizer, latents, record.run, target, mar_draft.TINY_DRAFT, record.report
         )
-        save_network(network.state_dict(), asdict(network.config), output / name)
+        record.metrics = mar_draft.measure_draft(network, target, tokenizer, settings)
+        save_network(network.state_dict(), asdict(network.config), output / "mar_draft")
+
+
+def _tokens(output: Path, settings: mar.MARSettings) -> tuple[KLModel, mar.Latents]:
+    """The continuous tokenizer, as it is kept, rounded, and the scenes that it encoded."""
+    tokenizer = read_kl(output / "kl")
+    return tokenizer, mar.kept_latents(settings, tokenizer, output / "kl_run")
 
 
 def save_network(
