@@ -25,7 +25,7 @@ from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import write_json
-from tempera.shapes.build import mar, mar_draft, stages
+from tempera.shapes.build import kl, mar, mar_draft, stages
 from tempera.shapes.build.broken import BREAKS, broken_pictures
 from tempera.shapes.build.evaluators import (
     EvaluatorTraining,
@@ -343,6 +343,7 @@ STAGES = [
     "draft",
     "clip",
     "kl",
+    "kl_decoder",
     "mar",
     "mar_draft",
 ]
@@ -370,7 +371,7 @@ SHORT = [
     "sampling.prompts=12 sampling.guidance=[1,2] sampling.top_k=[4] sampling.top1=[0,1]",
     "measured.prompts=12",
     "draft.steps=2 draft.options=['warmup_steps=0','batch_size=2','holdout=2','decodes=0']",
-    "kl.steps=2 kl.batch_size=2",
+    "kl.steps=2 kl.batch_size=2 kl_decoder.steps=2 kl_decoder.batch_size=2",
     *(f"{name}.steps=2 {name}.scenes=5 {name}.batch_size=2" for name in ("mar", "mar_draft")),
     "mar.further=[{_target_:tempera.shapes.build.mar.Cycle,steps:2}]",
 ]
@@ -382,9 +383,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "TINY_TARGET", TINY_TARGET)
     monkeypatch.setattr(stages, "HALF_TARGET", replace(TINY_TARGET, num_hidden_layers=3))
     monkeypatch.setattr(train_tokenizer, "__defaults__", (TINY_VQ, None))
-    monkeypatch.setattr(
-        mar, "TINY_KL", replace(mar.TINY_KL, networks=replace(TINY_VQ, z_channels=4))
-    )
+    monkeypatch.setattr(kl, "TINY_KL", replace(kl.TINY_KL, networks=replace(TINY_VQ, z_channels=4)))
     for module, name in ((mar, "TINY_MAR"), (mar_draft, "TINY_DRAFT")):
         small = replace(
             getattr(module, name), width=16, depth=1, heads=2, head_width=16, head_depth=1

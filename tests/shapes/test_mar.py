@@ -22,11 +22,12 @@ from tempera.continuous.mar import MAR, initialise, read_mar
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline, records
 from tempera.evaluation.run import evaluate
-from tempera.image_tokenizers.kl import read_kl
+from tempera.image_tokenizers.kl import KLModel, read_kl
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.files import read_json
-from tempera.shapes.build import mar, mar_draft, stages
+from tempera.shapes.build import kl, mar, mar_draft, stages
 from tempera.shapes.build.record import is_built
+from tempera.shapes.build.single_shapes import images_and_classes, single_shapes
 from tempera.shapes.classifier import correct, load_classifier
 from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
 from tempera.shapes.networks import SHIPPED
@@ -44,7 +45,8 @@ COMMON: dict[str, Any] = {
 }
 QUICK = mar.MARTraining(**COMMON, further=(mar.Cycle(1, "large", save_every=1),))
 QUICK_DRAFT = mar_draft.MARDistillation(**COMMON)
-QUICK_KL = mar.KLTraining(steps=2, batch_size=2, start=False, bf16=False)
+QUICK_DECODER = kl.DecoderTraining(steps=2, batch_size=2, bf16=False)
+QUICK_KL = kl.KLTraining(steps=2, batch_size=2, start=False, bf16=False)
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +54,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stages with images of 2×2 tokens."""
     directory = tmp_path_factory.mktemp("shapes_mar")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mar, "TINY_KL", replace(mar.TINY_KL, patch=6))
+        patch.setattr(kl, "TINY_KL", replace(kl.TINY_KL, patch=6))
         for module, name, depth in ((mar, "TINY_MAR", 2), (mar_draft, "TINY_DRAFT", 1)):
             small = replace(getattr(module, name), grid=(2, 2), patch=6, depth=depth)
             patch.setattr(module, name, small)
         stages.build_kl(directory, QUICK_KL, lambda values, step: None)
+        stages.build_kl_decoder(directory, QUICK_DECODER, lambda values, step: None)
         stages.build_mar(directory, QUICK, lambda values, step: None)
         stages.build_mar_draft(directory, QUICK_DRAFT, lambda values, step: None)
     return directory
@@ -111,17 +114,17 @@ def test_classes_are_shapes_in_colours() -> None:
 
 
 def test_scenes_of_one_shape() -> None:
-    samples = mar.single_shapes(World(0), 4, 6)
+    samples = single_shapes(World(0), 4, 6)
     assert len(samples) == 6 and all(len(sample.scene.things) == 1 for sample in samples)
 
 
 def test_scenes_on_a_lattice() -> None:
-    samples = mar.single_shapes(World(0), 4, 6, 8)
+    samples = single_shapes(World(0), 4, 6, 8)
     things = [sample.scene.things[0] for sample in samples]
     assert {(thing.x % 8, thing.y % 8) for thing in things} == {(0, 0)}
     assert len({(thing.x, thing.y) for thing in things}) > 1
-    assert samples[2].scene == mar.single_shapes(World(0), 4, 3, 8)[2].scene
-    large = mar.single_shapes(World(0), 4, 6, 8, "large")
+    assert samples[2].scene == single_shapes(World(0), 4, 3, 8)[2].scene
+    large = single_shapes(World(0), 4, 6, 8, "large")
     assert {sample.scene.things[0].size for sample in large} == {"large"}
 
 
@@ -132,7 +135,7 @@ def test_the_sizes_fit_into_twelve_megabytes() -> None:
             for size in (mar.TINY_MAR, mar_draft.TINY_DRAFT)
             for p in MAR(size).parameters()
         )
-        numbers += sum(p.numel() for p in mar.KLModel(mar.TINY_KL).parameters())
+        numbers += sum(p.numel() for p in KLModel(kl.TINY_KL).parameters())
     assert 2 * numbers < 12e6
 
 
@@ -240,10 +243,10 @@ def test_variances_are_learned_for_the_steps_that_are_taken() -> None:
 
 
 def test_the_shape_is_where_its_colour_shows() -> None:
-    tokenizer = mar.KLModel(mar.TINY_KL).eval()
+    tokenizer = KLModel(kl.TINY_KL).eval()
     latents, samples = (
         mar.encode_scenes(World(0), 5, tokenizer),
-        mar.single_shapes(World(0), 0, 5, 8),
+        single_shapes(World(0), 0, 5, 8),
     )
     for sample, touched in zip(samples, latents.touched, strict=True):
         thing = sample.scene.things[0]
@@ -309,7 +312,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]) -> Non
 def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = mar.KLModel(replace(mar.TINY_KL, patch=6)).eval()
+    tokenizer = KLModel(replace(kl.TINY_KL, patch=6)).eval()
     start = mar.new_mar(replace(mar.TINY_MAR, grid=(2, 2), patch=6, depth=1, head_depth=1), 0)
     settings, scenes = (
         replace(QUICK, save_every=1, steps=3),
@@ -365,8 +368,8 @@ def test_an_interrupted_kl_training_ends_with_the_same_weights(
 ) -> None:
     settings = replace(QUICK_KL, save_every=1)
 
-    def train(directory: str) -> mar.KLModel:
-        return mar.train_kl(settings, tmp_path / directory, mar.TINY_KL)[0]
+    def train(directory: str) -> KLModel:
+        return kl.train_kl(settings, tmp_path / directory, kl.TINY_KL)[0]
 
     whole = train("whole")
     stopped(monkeypatch, lambda: train("parts"))
@@ -377,10 +380,10 @@ def test_an_interrupted_kl_training_ends_with_the_same_weights(
 def test_scenes_are_encoded_once_for_a_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizers = [mar.KLModel(mar.TINY_KL).eval() for _ in range(2)]
+    tokenizers = [KLModel(kl.TINY_KL).eval() for _ in range(2)]
     path, settings = tmp_path / "run" / "latents.safetensors", replace(QUICK, scenes=3)
     first = mar.kept_latents(settings, tokenizers[0], path)
-    images, classes = mar.images_and_classes(mar.single_shapes(World(0), 0, 3, 8))
+    images, classes = images_and_classes(single_shapes(World(0), 0, 3, 8))
     assert torch.equal(first.classes, classes)
     assert torch.allclose(first.moments[:, 0].float(), tokenizers[0].moments(images)[0], atol=1e-2)
     assert not torch.equal(
@@ -490,11 +493,11 @@ def test_calibration_is_refused(options: list[str]) -> None:
 def test_the_kl_tokenizer_starts_from_the_vq_tokenizer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained, none = (
-        VQModel(replace(mar.TINY_KL.networks, z_channels=64)),
+        VQModel(replace(kl.TINY_KL.networks, z_channels=64)),
         replace(QUICK_KL, steps=0),
     )
     started, fresh = (
-        mar.train_kl(none, tmp_path / str(start is None), mar.TINY_KL, start)[0]
+        kl.train_kl(none, tmp_path / str(start is None), kl.TINY_KL, start)[0]
         for start in (trained, None)
     )
     assert torch.equal(started.decoder.conv_out.weight, trained.decoder.conv_out.weight)

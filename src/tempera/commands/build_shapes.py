@@ -75,6 +75,7 @@ STAGES: dict[str, Callable[..., None]] = {
     "draft": build_draft,
     "clip": stages.build_clip,
     "kl": stages.build_kl,
+    "kl_decoder": stages.build_kl_decoder,
     "mar": stages.build_mar,
     "mar_draft": stages.build_mar_draft,
 }

@@ -1,7 +1,6 @@
-"""Training of the shipped MAR on scenes of one shape: a KL tokenizer, then a small network."""
+"""Training of the shipped MAR on scenes of one shape."""
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -19,30 +16,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
 from tempera.continuous.mar import MAR, MARConfig, initialise
-from tempera.image_tokenizers.kl import KLConfig, KLModel
-from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.image_tokenizers.kl import KLModel
 from tempera.runtime.files import replacing
 from tempera.runtime.network_identity import identity_of
 from tempera.shapes.build.record import LogMetrics
 from tempera.shapes.build.resumable import follow, remaining_steps, take_step
+from tempera.shapes.build.single_shapes import images_and_classes, single_shapes
 from tempera.shapes.build.target import shape_tokens
-from tempera.shapes.build.tokenizer import convolution_optimisers, step_convolutions
-from tempera.shapes.labels import CLASSES, class_of
-from tempera.shapes.world import COLOURS, LATTICE, SHAPES, Sample, Scene, World
+from tempera.shapes.labels import CLASSES
+from tempera.shapes.world import COLOURS, SHAPES, World
 from tempera.training.checkpoint import State, TrainingProgress
-from tempera.training.lr_schedules import cosine, trapezoid
+from tempera.training.lr_schedules import trapezoid
 
-TINY_KL = KLConfig(
-    VQConfig(
-        channels=16,
-        encoder_multipliers=(1, 2, 4),
-        decoder_multipliers=(1, 2, 4),
-        res_blocks=1,
-        z_channels=4,
-        norm_groups=4,
-    ),
-    patch=2,
-)
 TINY_MAR = MARConfig(
     grid=(6, 6),
     channels=4,
@@ -55,30 +40,6 @@ TINY_MAR = MARConfig(
     head_width=256,
     head_depth=3,
 )
-
-
-@dataclass(frozen=True)
-class KLTraining:
-    """How the continuous tokenizer is trained.
-
-    Attributes:
-        lr: Adam's, for biases, norms and the first and last convolutions; `matrix_lr` is Muon's,
-            for all others.
-        start: start from the encoder and decoder of the VQ tokenizer; random weights take several
-            times as many steps.
-        kl: weight of the latents' KL divergence from N(0, 1).
-        bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
-    """
-
-    steps: int = 600
-    batch_size: int = 16
-    lr: float = 2e-3
-    matrix_lr: float = 8e-3
-    start: bool = True
-    kl: float = 1e-3
-    bf16: bool = True
-    seed: int = 0
-    save_every: int = 200
 
 
 @dataclass(frozen=True)
@@ -173,114 +134,6 @@ class MARTraining(MARSettings):
         """The settings of every cycle."""
         first = replace(self, further=())
         return [first, *(replace(first, **asdict(cycle)) for cycle in self.further)]
-
-
-def single_shapes(
-    world: World, first: int, count: int, lattice: int = 1, size: str | None = None
-) -> list[Sample]:
-    """The next `count` scenes of one shape, of a size or of any, whose centre is a multiple of
-    `lattice` pixels.
-
-    The search starts at scene S·`first`, where S is about the number of scenes to one that fits, so
-    the result is pure in its arguments.
-    """
-    spacing = 2 if lattice <= LATTICE else 2 * (lattice // LATTICE) ** 2
-    start = first * (spacing if size is None else 2 * spacing)
-    fitting = (
-        index for index in itertools.count(start) if _fits(world.scene(index), lattice, size)
-    )
-    return [world.sample(index) for index in itertools.islice(fitting, count)]
-
-
-def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
-    return len(scene.things) == 1 and all(
-        thing.x is not None
-        and thing.y is not None
-        and thing.x % lattice == thing.y % lattice == 0
-        and size in (None, thing.size)
-        for thing in scene.things
-    )
-
-
-def images_and_classes(samples: list[Sample]) -> tuple[Tensor, Tensor]:
-    """Images float32 [B, 3, 48, 48] in [−1, 1], and their classes int64 [B]."""
-    images = (
-        torch.from_numpy(np.stack([sample.image for sample in samples])).permute(0, 3, 1, 2) * 2 - 1
-    )
-    return images, torch.tensor([class_of(sample.scene.caption) for sample in samples])
-
-
-def train_kl(
-    settings: KLTraining,
-    directory: Path,
-    config: KLConfig,
-    start: VQModel | None = None,
-    report: LogMetrics | None = None,
-) -> tuple[KLModel, dict[str, float]]:
-    """Train the tokenizer, from where `directory` left off, at first from the networks of `start`
-    if there is one; its scale is set to give tokens of unit variance. Returns it with PSNR in dB on
-    unseen scenes.
-    """
-    torch.manual_seed(settings.seed)
-    model, world, batch = KLModel(config), World(settings.seed), settings.batch_size
-    if start is not None:
-        _take_over(model, start)
-    parameters = list(model.parameters())
-    optimisers, matrices = convolution_optimisers(
-        model, parameters, settings.lr, settings.matrix_lr
-    )
-    state = State(model, optimisers, {}, TrainingProgress())
-    schedule = cosine(30, settings.steps, floor=0.02)
-    for step in remaining_steps(directory, state, settings, schedule):
-        torch.manual_seed(settings.seed * 1_000_003 + step)
-        images, _ = images_and_classes(single_shapes(world, step * batch, batch))
-        with torch.autocast("cpu", torch.bfloat16, enabled=settings.bf16):
-            mean, log_variance = model.moments(images)
-            latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-            generated = model.decoder(model.post_quant_conv(latents)).float()
-        error = F.mse_loss(generated, images)
-        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
-        loss = error + 0.5 * F.l1_loss(generated, images) + settings.kl * divergence
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        step_convolutions(model, matrices, optimisers)
-        if report and step % 50 == 0:
-            report(
-                {"loss": loss.item(), "psnr": _psnr(error), "divergence": divergence.item()}, step
-            )
-    return _scaled(model.eval().requires_grad_(False), config, settings)
-
-
-def _scaled(
-    model: KLModel, config: KLConfig, settings: KLTraining
-) -> tuple[KLModel, dict[str, float]]:
-    """Set the scale that gives tokens of unit variance, and measure, on unseen scenes."""
-    images, _ = images_and_classes(single_shapes(World(settings.seed + 1), 0, 64))
-    mean, log_variance = model.moments(images)
-    drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-    model.config = replace(config, scale=1 / float(drawn.std()))
-    error = F.mse_loss(model.decode_codes(model.encode(images)), images)
-    return model, {"psnr": _psnr(error), "scale": model.config.scale}
-
-
-def _take_over(model: KLModel, trained: VQModel) -> None:
-    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers
-    next to the latents.
-    """
-    for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
-        own = mine.state_dict()
-        mine.load_state_dict(
-            own
-            | {
-                name: value
-                for name, value in theirs.state_dict().items()
-                if value.shape == own[name].shape
-            }
-        )
-
-
-def _psnr(error: Tensor) -> float:
-    return float(-10 * torch.log10(error.detach() / 4))
 
 
 class Latents(NamedTuple):

@@ -15,7 +15,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.image_tokenizers.kl import KLModel, read_kl
 from tempera.runtime.files import write_text
 from tempera.runtime.network_directory import write_network
-from tempera.shapes.build import mar, mar_draft
+from tempera.shapes.build import kl, mar, mar_draft
 from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.shapes.build.looks import Looks
 from tempera.shapes.build.record import LogMetrics, StageRun
@@ -107,14 +107,23 @@ def build_clip(output: Path, settings: EvaluatorTraining, report: LogMetrics) ->
         save_network(model.state_dict(), TINY_CLIP, output / "clip", prefix="open_clip_")
 
 
-def build_kl(output: Path, settings: mar.KLTraining, report: LogMetrics) -> None:
+def build_kl(output: Path, settings: kl.KLTraining, report: LogMetrics) -> None:
     """Train the continuous tokenizer into `output`/kl."""
     with StageRun(output, "kl", settings, report) as record:
         start = load_tokenizer(output / "tokenizer") if settings.start else None
-        model, record.metrics = mar.train_kl(
-            settings, record.run, mar.TINY_KL, start, record.report
-        )
+        model, record.metrics = kl.train_kl(settings, record.run, kl.TINY_KL, start, record.report)
         save_network(model.state_dict(), asdict(model.config), output / "kl")
+
+
+def build_kl_decoder(output: Path, settings: kl.DecoderTraining, report: LogMetrics) -> None:
+    """Train the decoder of `output`/kl further, into `output`/kl_decoder, which is the tokenizer
+    that decodes.
+    """
+    with StageRun(output, "kl_decoder", settings, report) as record:
+        model, record.metrics = kl.train_decoder(
+            settings, record.run, read_kl(output / "kl"), record.report
+        )
+        save_network(model.state_dict(), asdict(model.config), output / "kl_decoder")
 
 
 def build_mar(output: Path, settings: mar.MARTraining, report: LogMetrics) -> None:
