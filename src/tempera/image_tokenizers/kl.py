@@ -96,7 +96,7 @@ def read_kl(directory: str | Path) -> KLModel:
         sizes = tuples(values)
         return KLModel(KLConfig(**{**sizes, "networks": VQConfig(**sizes["networks"])}))
 
-    advice = f"build it with `{command('build')} stages=[mar]`"
+    advice = f"build it with `{command('build')} stages=[kl,kl_decoder]`"
     model = read_network(directory, build, "a KL tokenizer", advice)
     return model.eval().requires_grad_(False)
 
