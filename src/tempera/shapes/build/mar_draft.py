@@ -35,7 +35,7 @@ class MARDistillation(MARSettings):
     """
 
     size: str | None = "large"
-    steps: int = 2000
+    steps: int = 3000
     repeats: int = 2
     save_every: int = 250
     guidance: float = 3.0
