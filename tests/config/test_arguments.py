@@ -38,6 +38,11 @@ def test_what_the_shape_of_the_options_rules_out(config: str, argument: str, sai
     assert str(refused.value).startswith(said)
 
 
+def test_a_flag_between_options_is_refused() -> None:
+    with pytest.raises(TemperaError, match="^flags such as -m go before all options or after"):
+        composed("eval", ["seed=1", "-m", "limit=1"])
+
+
 @pytest.mark.parametrize(
     ("config", "arguments"),
     [

@@ -288,6 +288,8 @@ def test_refusals_are_one_sentence(tmp_path):
     ):
         with pytest.raises(TemperaError, match=message):
             ParallelModel.of(target.network, "tiny", **sizes)
+    with pytest.raises(TemperaError, match=f"length={LENGTH + 1} is not possible: an image has"):
+        parallel_network(target, "tiny", length=LENGTH + 1)
 
 
 def test_a_random_draft_fits_any_target_and_prints_a_warning(capsys):

@@ -31,12 +31,11 @@ def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> N
             )
         if re.match(r"[+~]*@", argument):
             raise TemperaError(f"'{shortened(argument)}' names no group: write group=choice")
-    given = _flags(arguments)
-    if given.config_dir is not None:
-        return
-    for argument in arguments:
-        if group := _group(conf, argument):
-            _check_choices(conf, config_name, group, argument.partition("=")[2])
+    if _flags(arguments).config_dir is None:
+        for argument in arguments:
+            if group := _group(conf, argument):
+                _check_choices(conf, config_name, group, argument.partition("=")[2])
+    _check_order(arguments)
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -45,7 +44,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(config_dir=None)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as told:
         try:
-            given = get_args_parser().parse_args(list(arguments))
+            given = get_args_parser().parse_intermixed_args(list(arguments))
         except SystemExit as end:
             if not end.code:  # --version
                 return argparse.Namespace(config_dir=None)
@@ -53,6 +52,18 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
             raise TemperaError(f"{shortened(reason, 200)}; --hydra-help lists all flags") from None
     _check_flags(given)
     return given
+
+
+def _check_order(arguments: Sequence[str]) -> None:
+    """Raise TemperaError for flags between options, which Hydra cannot read."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            get_args_parser().parse_args(list(arguments))
+        except SystemExit as end:
+            if end.code:
+                raise TemperaError(
+                    "flags such as -m go before all options or after them, not between them"
+                ) from None
 
 
 def _check_flags(given: argparse.Namespace) -> None:

@@ -193,9 +193,17 @@ def parallel_network(
         model: the target's name, shown in messages.
         start: directory of a trained draft; by default the weights are random.
         features, layers, rank, length: see `ParallelConfig`; a draft from `start` has its own.
+
+    Raises:
+        TemperaError: `length` exceeds the tokens of an image.
     """
     if start is not None:
         return ParallelModel.from_pretrained(start)
+    if length > target.length:
+        raise TemperaError(
+            f"length={length} is not possible: an image has {target.length} tokens, so give 2 to "
+            f"{target.length}."
+        )
     return ParallelModel.of(
         target.network,
         model,
