@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,14 +234,8 @@ def _check_place(path: Any, weights: Any) -> None:
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
-    """The drafter of the method; it receives the target, the tree, and the maker of such targets
-    (`model.target`) if it takes them.
-    """
-    offered = {
-        "target": target,
-        "tree": build_tree(cfg),
-        "make_target": partial(instantiate, cfg.model.target),
-    }
+    """The drafter of the method; it receives the target and the tree if it takes them."""
+    offered = {"target": target, "tree": build_tree(cfg)}
     drafter: Drafter = instantiate(cfg.drafter, **accepted(cfg.drafter, offered))
     return drafter
 

@@ -119,19 +119,25 @@ class IndependentDraft:
 
 
 class Smaller:
-    """A smaller model: a network for `TransformerTarget`, and the module whose `encode` is its
-    conditioner.
+    """A smaller model.
+
+    Args:
+        network: its network.
+        text_encoder: the module whose `encode` is its conditioner.
+        target: makes a target of network, conditioner and sampling.
     """
 
-    def __init__(self, network: Any, text_encoder: Any) -> None:
-        self.network, self.text_encoder = network, text_encoder
+    def __init__(
+        self,
+        network: Any,
+        text_encoder: Any,
+        target: Callable[..., TransformerTarget] = TransformerTarget,
+    ) -> None:
+        self.network, self.text_encoder, self.target = network, text_encoder, target
 
 
 def build_independent(
-    smaller: Smaller | None,
-    target: TransformerTarget,
-    tree: Tree,
-    make_target: Callable[..., TransformerTarget] = TransformerTarget,
+    smaller: Smaller | None, target: TransformerTarget, tree: Tree
 ) -> StaticTreeDrafter:
     """The drafter of a smaller model.
 
@@ -139,7 +145,6 @@ def build_independent(
         smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
-        make_target: makes a target of network, conditioner and sampling, as of the target's own.
 
     Raises:
         TemperaError: there is no smaller model, or draft and target do not generate the same
@@ -148,7 +153,7 @@ def build_independent(
     if smaller is None:
         raise NoSmallerModel
     device, dtype = target.device, target.dtype
-    draft = make_target(
+    draft = smaller.target(
         network=smaller.network.to(device, dtype),
         conditioner=smaller.text_encoder.to(device, dtype).encode,
         sampling=target.sampling,
