@@ -204,7 +204,7 @@ def write_readme(output: Path) -> None:
             path.parent.name,
             f"{size / 1e6:.1f} MB",
             settings["seed"],
-            settings.get("steps", "–"),
+            _steps(settings),
             round(record["seconds"]),
             metrics,
         ]
@@ -215,3 +215,11 @@ def write_readme(output: Path) -> None:
         "",
     ]
     write_text(output / "README.md", "\n".join(lines))
+
+
+def _steps(settings: dict[str, Any]) -> str:
+    """`12000 + 5000` for two cycles."""
+    if "steps" not in settings:
+        return "–"
+    cycles = [settings, *settings.get("further", ())]
+    return " + ".join(str(cycle["steps"]) for cycle in cycles)
