@@ -1,11 +1,12 @@
 """`tempera-build`: train the networks of the shipped model on the procedural world: image
-tokenizer, target with text encoder, half-size target, classifier, tiny CLIP and MAR.
+tokenizer, target with text encoder, its drafts, classifier, tiny CLIP and MAR.
 """
 
 import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DraftTraining:
-    """How the EAGLE draft is trained: as `tempera-train model=shapes` trains it.
+    """How a draft is trained: as `tempera-train model=shapes` trains it.
 
     Attributes:
         steps: of training.
@@ -39,9 +40,11 @@ class DraftTraining:
     seed: int = 0
 
 
-def build_draft(output: Path, settings: DraftTraining, report: LogMetrics) -> None:
-    """Train the draft into `output`/draft; continues where it was stopped."""
-    with StageRun(output, "draft", settings, report) as record:
+def build_draft(
+    output: Path, settings: DraftTraining, report: LogMetrics, name: str = "draft"
+) -> None:
+    """Train a draft into `output`/`name`; continues where it was stopped."""
+    with StageRun(output, name, settings, report) as record:
         options = [written("weights", output.absolute()), written("directory", record.run)]
         options += [f"steps={settings.steps}", f"seed={settings.seed}", *settings.options]
         metrics = train.main(composed("train_draft", ["model=shapes", "tracking=none", *options]))
@@ -73,6 +76,7 @@ STAGES: dict[str, Callable[..., None]] = {
     "measured": measured,
     "independent": stages.build_independent,
     "draft": build_draft,
+    "parallel": partial(build_draft, name="parallel"),
     "clip": stages.build_clip,
     "kl": stages.build_kl,
     "kl_decoder": stages.build_kl_decoder,
