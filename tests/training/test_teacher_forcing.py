@@ -1,11 +1,17 @@
+import gc
+from collections.abc import Callable
+
 import pytest
 import torch
 from tiny_networks import tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.parallel import ParallelDraft
+from tempera.runtime.rehearsal import Meter
+from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
@@ -137,3 +143,20 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     assert worse["tv"] > 0.1
     assert 1 <= accepted_length(draft, target, images.captions, 2) <= 3
     assert all(parameter.requires_grad for parameter in draft.parameters())
+
+
+@pytest.mark.parametrize("make", [tiny_draft, tiny_parallel], ids=["eagle", "parallel"])
+def test_decodes_of_a_validation_leave_nothing_to_the_garbage_collector(
+    make: Callable[[TransformerTarget], DraftNetwork],
+) -> None:
+    target = tiny_target()
+    draft, captions = make(target), tiny_codes().holdout([0, 1]).captions
+    gc.disable()
+    try:
+        with Meter("cpu") as meter:
+            accepted_length(draft, target, captions, 2)
+            kept = meter.live  # the target keeps its cache
+            accepted_length(draft, target, captions, 2)
+            assert meter.live == kept
+    finally:
+        gc.enable()

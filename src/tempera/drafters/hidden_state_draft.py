@@ -85,6 +85,14 @@ class HiddenStateDraft:
         """Depend on the cache; the target's session counts tokens."""
         return self.cache
 
+    def release(self) -> None:
+        """Free the memory of a decoded batch at once; the draft cannot be used any more. It and its
+        step refer to each other, so otherwise the memory stays occupied until Python's garbage
+        collector runs.
+        """
+        self.cache.release()
+        del self._step
+
     def _forward(
         self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
     ) -> Tensor:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from tempera.data.shards import CodedImages
-from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -82,7 +82,7 @@ def accepted_length(
     """
     if isinstance(draft, ParallelModel):
         depth = min(depth, draft.slots)
-        model: DraftModel = ParallelDraft(draft, target, depth)
+        model: HiddenStateDraft = ParallelDraft(draft, target, depth)
     else:
         model = EagleDraft(draft, target)
     drafter = StaticTreeDrafter(model, Tree.chain(depth))
@@ -90,4 +90,5 @@ def accepted_length(
         seed, [f"validation-{index}" for index in range(len(captions))], target.device
     )
     output = decode(target, drafter, Exact(), streams, captions)
+    model.release()
     return output.tokens.numel() / float(output.trace.rounds.sum())
