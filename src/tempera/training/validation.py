@@ -12,7 +12,6 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -82,7 +81,7 @@ def accepted_length(
     """
     if isinstance(draft, ParallelModel):
         depth = min(depth, draft.slots)
-        model: HiddenStateDraft = ParallelDraft(draft, target, depth)
+        model: ParallelDraft | EagleDraft = ParallelDraft(draft, target, depth)
     else:
         model = EagleDraft(draft, target)
     drafter = StaticTreeDrafter(model, Tree.chain(depth))
