@@ -21,6 +21,14 @@ class Found:
     def first(self) -> Any:
         if found := self.all:
             return zip(found, found, strict=True)
+
+
+def drawn(count: int, seed: int = 7, *, size: int = 5):
+    return track(bar(count, disable=size < 3), linewidth=2)
+
+
+def thrown(*, seed: int = 9):
+    return seed
 """
 
 
@@ -56,7 +64,12 @@ def test_only_what_is_computed_is_mutated(items) -> None:
         (spec,) = item.mutations
         if mutation.plausible(spec) and mutation.mutated(spec) is not None:
             shown.add(CODE.splitlines()[spec.start_pos[0] - 1].strip())
-    assert shown == {"if x is None:", "return x / 2", "@dataclass(frozen=True)"}
+    defined = "def drawn(count: int, seed: int = 7, *, size: int = 5):"
+    assert shown == {"if x is None:", "return x / 2", "@dataclass(frozen=True)", defined}
+    lines = CODE.splitlines()
+    default = 1 + lines.index(defined), defined.index("7")
+    seeds = [item.mutations[0] for item in found if item.mutations[0].start_pos == default]
+    assert seeds and all(mutation.mutated(spec) is None for spec in seeds)
 
 
 def test_tests_of_a_module() -> None:

@@ -5,10 +5,10 @@ whether a test of the changed module fails.
 
 A module is `rules/standard`, or a package such as `rules`; all of MODULES unless given. At each
 place of the sources one of cosmic-ray's mutations is drawn, by the seed; `--sample N` takes N
-places. What changes annotations, messages, `frozen=` or `strict=` only is left out. A mutant is
-shown to the fast tests of its module and, where they miss it, to the slow ones, unless `--fast`.
-Results are kept in outputs/mutation/, a session of cosmic-ray (cr-report reads it): the same
-command goes on.
+places. What changes only annotations, messages, guards such as `strict=`, the look of figures and
+progress bars, or the default of a seed is left out. A mutant is shown to the fast tests of its
+module and, where they miss it, to the slow ones, unless `--fast`. Results are kept in
+outputs/mutation/, a session of cosmic-ray (cr-report reads it): the same command goes on.
 
 A survivor that survivors.toml explains does not count. Ends with status 1 if another one survives.
 """
@@ -52,6 +52,8 @@ SILENT = ("override", "torch.inference_mode()", "torch.no_grad()", "cache", "run
 """Decorators that change no result."""
 GUARDS = ("frozen", "strict")
 """Arguments that only refuse what the code never does."""
+LOOK = ("alpha", "disable", "dpi", "figsize", "fontsize", "linewidth", "markersize", "transient")
+"""Arguments of figures and progress bars that change how they look and not what they show."""
 KINDS = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
     {"BitAnd", "BitOr", "BitXor"},
@@ -78,12 +80,26 @@ def module_paths(names: Sequence[str]) -> Iterator[Path]:
 
 
 class _Substance(ast.NodeTransformer):
-    """Takes out of a module what no result depends on: annotations, messages, docstrings, and the
-    guards `dataclass(frozen=…)` and `zip(strict=…)`.
+    """Takes out of a module what no result depends on: annotations, messages, docstrings, the
+    guards `dataclass(frozen=…)` and `zip(strict=…)`, the look of figures, and default seeds, since
+    one seed is as good as another.
     """
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
+        return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.arguments:
+        last = (node.posonlyargs + node.args)[-len(node.defaults) :]
+        node.defaults = [
+            ast.Constant(None) if name.arg == "seed" else default
+            for name, default in zip(last, node.defaults, strict=False)
+        ]
+        node.kw_defaults = [
+            ast.Constant(None) if name.arg == "seed" else default
+            for name, default in zip(node.kwonlyargs, node.kw_defaults, strict=True)
+        ]
+        self.generic_visit(node)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -103,7 +119,7 @@ class _Substance(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        node.keywords = [one for one in node.keywords if one.arg not in GUARDS]
+        node.keywords = [one for one in node.keywords if one.arg not in GUARDS + LOOK]
         self.generic_visit(node)
         return node
 
