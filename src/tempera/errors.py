@@ -244,6 +244,72 @@ class LengthOutOfReach(TemperaError):
 
 
 @dataclass(eq=False)
+class LengthBeyondDraft(TemperaError):
+    """No schedule gives a round an expected length. drafted: tokens drafted in a round; low, high:
+    the lengths that are possible.
+    """
+
+    wanted: float
+    drafted: int
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        low, high = math.ceil(1000 * self.low) / 1000, math.floor(1000 * self.high) / 1000
+        return (
+            f"an expected length of {self.wanted:g} is out of reach with {self.drafted} drafted "
+            f"tokens here: give {low:g} (exact decoding) to {high:g}"
+        )
+
+
+@dataclass(eq=False)
+class LengthNotGiven(TemperaError):
+    """A schedule is solved for an expected length, and none is given. schedule: its name; low,
+    high: the lengths that are possible.
+    """
+
+    schedule: str
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.schedule} schedule needs an expected length: give {self.low:.2f} tokens a "
+            f"round (exact decoding) to {self.high:.2f}"
+        )
+
+
+@dataclass(eq=False)
+class DeltaNotUsed(TemperaError):
+    """A schedule that is solved for an expected length got a δ."""
+
+    delta: float
+
+    def __str__(self) -> str:
+        return (
+            f"the calibrated schedule follows from an expected length and takes no δ, but got "
+            f"{self.delta:g}: leave δ out, or choose another schedule"
+        )
+
+
+@dataclass(eq=False)
+class ChainsTooShort(TemperaError):
+    """A calibration has shorter chains than a run drafts. file: where it is; measured: its chains;
+    drafted: the run's.
+    """
+
+    file: str
+    measured: int
+    drafted: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file} holds chains of {self.measured}, but this run drafts {self.drafted}: "
+            f"measure again with {self.drafted}"
+        )
+
+
+@dataclass(eq=False)
 class LengthNotFound(TemperaError):
     """No value that was tried gives an accepted length. option: the free parameter; value, length:
     the nearest that was measured.

@@ -29,12 +29,16 @@ GROUPS = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
 FACTS = {
     errors.BenchmarkTooLarge: (16,),
     errors.CannotCompile: ("no compiler",),
+    errors.ChainsTooShort: ("statistics.safetensors", 3, 5),
     errors.CoupledDraft: ("BlockVerification",),
+    errors.DeltaNotUsed: (2.5,),
     errors.DiskTooSmall: ("outputs", "2 GB", "1 GB"),
     errors.DraftTooShort: (5, 7),
     errors.EmptyDraft: ("depth=0",),
     errors.EmptySearch: ("prompts=0",),
+    errors.LengthBeyondDraft: (4.25, 3, 3.2, 4.0),
     errors.LengthNotFound: ("delta", 3.4, 7.0, 3.5),
+    errors.LengthNotGiven: ("optimal", 2.0, 4.0),
     errors.LengthOutOfReach: (9.5, 2.0, 3.0),
     errors.MemoryTooSmall: ("cpu", "2 GB", "1 GB"),
     errors.MemoryUnknown: ("mps",),
@@ -110,9 +114,10 @@ def test_these_options_exist(kind: type[Exception]) -> None:
 
 
 def texts_raised(path: Path) -> Iterator[str]:
-    """String constants inside the `raise` statements of a file."""
+    """String constants inside the `raise` statements and the `TemperaError`s of a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Raise):
+        made = isinstance(node, ast.Call) and ast.unparse(node.func) == "TemperaError"
+        if made or isinstance(node, ast.Raise):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                     yield inner.value
@@ -120,6 +125,6 @@ def texts_raised(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", CORE)
 def test_the_library_does_not_mention_command_line_options(package: str) -> None:
-    options = re.compile(rf"\b(?:{'|'.join(GROUPS)})(?:=\w|\.\w+=)|command line")
+    options = re.compile(rf"\b(?:{'|'.join(GROUPS)})(?:=\w|\.\w+=)|expected_length=|command line")
     for path in sorted((ROOT / "src" / "tempera" / package).glob("*.py")):
         assert [text for text in texts_raised(path) if options.search(text)] == [], path

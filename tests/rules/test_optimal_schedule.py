@@ -7,7 +7,7 @@ import pytest
 import torch
 from table_models import tables
 
-from tempera.errors import TemperaError
+from tempera.errors import LengthBeyondDraft, TemperaError
 from tempera.exactness.theory import (
     expected_emitted,
     tv_bound,
@@ -136,9 +136,9 @@ def test_a_ceiling_is_respected():
 def test_an_expected_length_out_of_reach(wanted):
     _, _, p, q = tables()
     with pytest.raises(
-        TemperaError,
-        match=r"expected_length=.* is out of reach with 3 drafted tokens here: give 3\.196 .* to "
-        r"4$",
+        LengthBeyondDraft,
+        match=r"^an expected length of .* is out of reach with 3 drafted tokens here: give "
+        r"3\.196 .* to 4$",
     ):
         optimal_schedule(p, q[:3], wanted)
 

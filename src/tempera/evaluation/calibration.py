@@ -31,7 +31,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
-from tempera.errors import TemperaError
+from tempera.errors import ChainsTooShort, DeltaNotUsed, LengthNotGiven, TemperaError
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
@@ -236,15 +236,12 @@ def calibrated(
             the expected length is out of reach.
     """
     if delta is not None:
-        raise TemperaError(
-            f"delta={delta:g} does not go with schedule=calibrated: give expected_length=, or "
-            "choose another schedule"
-        )
+        raise DeltaNotUsed(delta)
     chains = _known(statistics, measured_with).chains
     _check_depth(statistics, chains.length, length)
     chains = Chains(chains.ratios[:, :length], chains.weights)
     if expected_length is None:
-        raise _needs_length("calibrated", *reachable(chains, ceiling))
+        raise LengthNotGiven("calibrated", *reachable(chains, ceiling))
     return schedule_for(chains, expected_length, ceiling)
 
 
@@ -279,7 +276,7 @@ def optimal(
             f"`{command('calibrate')}` and this run's options"
         )
     if expected_length is None:
-        raise _needs_length("optimal", *reachable_by_price(rounds))
+        raise LengthNotGiven("optimal", *reachable_by_price(rounds))
     return prices_for(rounds, expected_length)
 
 
@@ -298,14 +295,4 @@ def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
 
 def _check_depth(statistics: str, measured: int, drafted: int) -> None:
     if drafted > measured:
-        raise TemperaError(
-            f"{statistics} holds chains of {measured}, but this run drafts {drafted}: measure "
-            f"again with depth={drafted}"
-        )
-
-
-def _needs_length(schedule: str, low: float, high: float) -> TemperaError:
-    return TemperaError(
-        f"schedule={schedule} needs expected_length=, tokens a round from {low:.2f} (exact "
-        f"decoding) to {high:.2f}"
-    )
+        raise ChainsTooShort(statistics, measured, drafted)

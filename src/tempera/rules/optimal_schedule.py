@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
-from tempera.errors import TemperaError
+from tempera.errors import LengthBeyondDraft, TemperaError
 from tempera.rules.schedules import Omegas
 
 CEILING = 100.0
@@ -133,12 +133,7 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
-        raise TemperaError(
-            f"expected_length={expected_length:g} is out of reach with {chains.length} drafted "
-            "tokens here: "
-            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
-            f"{math.floor(1000 * high) / 1000:g}"
-        )
+        raise LengthBeyondDraft(expected_length, chains.length, low, high)
     if expected_length <= low:
         return (1.0,) * chains.length
     depths = range(chains.length)
