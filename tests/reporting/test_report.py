@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from paths import ROOT
+from report_runs import RUNS, made_up_runs
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
@@ -260,7 +261,8 @@ def test_the_script(runs: Path, tmp_path: Path) -> None:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file by name."""
-    return {path.name: path.read_bytes() for path in sorted(directory.glob("*"))}
+    files = sorted(path for path in directory.glob("*") if path.is_file())
+    return {path.name: path.read_bytes() for path in files}
 
 
 STALLED = """
@@ -286,15 +288,26 @@ report.main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["results.csv", "report.html"])
-def test_control_c_leaves_the_last_report_whole(name: str, runs: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    write_report(read(runs / "sweep"), output)
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [
+        ("results.csv", signal.SIGINT),
+        ("report.html", signal.SIGINT),
+        ("report.html", signal.SIGKILL),
+    ],
+)
+def test_a_stop_leaves_the_last_report_whole(
+    name: str, stop: signal.Signals, tmp_path: Path
+) -> None:
+    """Ctrl-C or a kill between its files: replay.webp, of another prompt, comes first."""
+    runs, output = made_up_runs(tmp_path / "runs", (RUNS[0], RUNS[3])), tmp_path / "out"
+    written = write_report(read(runs), output, animate=1)
     before = contents(output)
+    assert {path.name for path in written} == set(before) >= {"replay.webp", "report.html"}
     started = subprocess.Popen(
         [
             *(sys.executable, "-c", f"NAME = {name!r}" + STALLED, str(SCRIPT.parent)),
-            *(f"runs={runs}", f"output={output}"),
+            *(f"runs={runs}", f"output={output}", "animate=0"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -304,12 +317,14 @@ def test_control_c_leaves_the_last_report_whole(name: str, runs: Path, tmp_path:
     assert started.stdout is not None
     try:
         assert started.stdout.readline() == "half of it is written\n"
-        started.send_signal(signal.SIGINT)
+        started.send_signal(stop)
         _, err = started.communicate(timeout=60)
     finally:
         started.kill()
-    assert err == "interrupted; the same command starts again\n"
-    assert started.returncode == 130
+    if stop == signal.SIGINT:
+        assert err == "interrupted; the same command starts again\n"
+        assert started.returncode == 130
+        assert not any(path.is_dir() for path in output.iterdir())
     assert contents(output) == before
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 
 from tempera.config.instantiate import check_value
-from tempera.reporting import animation
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import write_report
 from tempera.reporting.wandb_report import publish
@@ -25,12 +24,7 @@ def main(cfg: DictConfig) -> list[Path]:
     finished, unfinished = find_runs(map(str, runs))
     rows, damaged = collect(finished, baseline)
     output = Path(str(cfg.output))
-    moving = (
-        []
-        if cfg.animate is None
-        else [animation.write(output / "replay.webp", rows, int(cfg.animate))]
-    )
-    files = [*write_report(rows, output, unfinished, damaged, baseline), *moving]
+    files = write_report(rows, output, unfinished, damaged, baseline, cfg.animate)
     for problem in damaged:
         print(f"left out: {problem}")
     for file in files:
