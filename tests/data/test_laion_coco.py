@@ -87,6 +87,22 @@ def test_pairs_are_downloaded_until_there_are_enough(
     assert len(web.paths()) == len(set(web.paths()))
 
 
+def test_the_images_to_store_are_as_large_as_those_that_are_here(
+    hub: Hub, web: ImageServer, tmp_path: Path
+) -> None:
+    fill(hub, web)
+    images = tmp_path / "images"
+    assert source(tmp_path, limit=None).to_store() == {}
+    assert source(tmp_path, size=100).to_store() == {images: 20 * 100 * 100 * 0.36 * 4 / 3}
+    assert not images.exists() and not hub.requests
+    pairs = source(tmp_path)
+    pairs.fetch(ALONE)
+    assert pairs.to_store() == {}
+    tars, here = list(images.glob("*.tar")), pairs._pairs(pairs._shards())
+    each = sum(tar.stat().st_size for tar in tars) / here
+    assert source(tmp_path, limit=here + 10).to_store() == {images: round(10 * each)}
+
+
 def test_another_seed_gives_other_pairs(hub: Hub, web: ImageServer, tmp_path: Path) -> None:
     fill(hub, web)
     found = []

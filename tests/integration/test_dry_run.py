@@ -1,7 +1,9 @@
 """`dry_run=true` of evaluation and training: what it tells is what a real run takes."""
 
+import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,27 +18,49 @@ from paths import SUPPORT
 from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina
 
 from tempera.commands import costs
+from tempera.commands import evaluate as evaluation_command
 from tempera.commands import train as training_command
 from tempera.commands.evaluate import main as evaluate
+from tempera.commands.prepare import main as prepare
 from tempera.commands.train import main as train
 from tempera.config import build
 from tempera.config.instantiate import instantiate
+from tempera.data.laion_coco import LaionCoco
 from tempera.data.prompts import Prompt
-from tempera.errors import DiskTooSmall, MemoryTooSmall, MemoryUnknown, TemperaError
+from tempera.errors import (
+    DiskTooSmall,
+    MemoryTooSmall,
+    MemoryUnknown,
+    MissingWeights,
+    TemperaError,
+)
 from tempera.evaluation.estimate import estimate
 from tempera.metrics.standard import StandardEvaluator
 from tempera.runtime import cost as costing
-from tempera.runtime.cost import Cost
+from tempera.runtime.cost import Cost, Time
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
 from tempera.training import estimate as training
 from tempera.training.recipe import Recipe
+from tempera.training.run_time import Drawing
 from tempera.training.trainer import TrainingRun
 from tempera.training.validation import accepted_length, imitation
 
 WORDS = "a large green star left of a small white ring"
 CPU = torch.device("cpu")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@pytest.fixture(autouse=True)
+def _untimed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Only the tests of the time measure it."""
+
+    def refuse(*_: Any) -> Time:
+        raise TemperaError("this test needs no time.")
+
+    if "the_time" not in request.node.name:
+        monkeypatch.setattr(evaluation_command, "_measured", refuse)
+        monkeypatch.setattr(training_command, "_measured", refuse)
 
 
 def test_a_meter_counts_a_storage_once_and_until_it_is_freed() -> None:
@@ -76,6 +100,18 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(DiskTooSmall, match=r"hub will hold 5 GB"):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         cost(peak=0, download=5 * 10**9).check(CPU, tmp_path)
+
+
+def test_what_one_disk_will_hold_is_added_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(costing, "free_disk", lambda place: 10**9)
+    images = {tmp_path / "images": 7 * 10**8}
+    cost(peak=0, written=2 * 10**8, stored=images).check(CPU, tmp_path)
+    with pytest.raises(DiskTooSmall, match=r"images will hold 1\.1 GB more"):
+        cost(peak=0, written=4 * 10**8, stored=images).check(CPU, tmp_path)
+    monkeypatch.setattr(costing, "_existing", lambda place: Path("/dev" if place.suffix else "/"))
+    cost(peak=0, written=4 * 10**8, stored={tmp_path / "a.b": 7 * 10**8}).check(CPU, tmp_path)
 
 
 def test_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +156,9 @@ def test_the_sentences_of_a_cost() -> None:
     text = str(cost(cache=5 * 10**8, download=0))
     assert "memory: about 2 GB (weights 1 GB, KV cache 500 MB, the rest 500 MB)" in text
     assert "to download: nothing" in text and "unknown" in str(cost())
+    assert "disk: at most 5 B, and about 3 GB in images;" in str(
+        cost(stored={Path("images"): 3 * 10**9})
+    )
 
 
 @pytest.mark.slow
@@ -237,9 +276,83 @@ def test_the_memory_of_a_split_target_is_what_each_process_holds(
     assert peak(split=False) > 1.3 * held[0]
 
 
+def test_the_time_is_told_if_it_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    minute = Time({"decoding": 60.0}, "4 images", "metrics")
+
+    def refused(problem: Exception) -> Any:
+        raise problem
+
+    def told(measure: Any, download: int | None = 0, tell: bool = True) -> tuple[Any, str]:
+        found = costs.dry(cost(download=download), measure, tell)
+        return found, capsys.readouterr().out
+
+    known = {"memory": 2e9, "disk": 5.0}
+    absent = "time: not measured, as the weights are not on this machine\n"
+    assert told(lambda: minute) == (known | {"time": 60.0}, f"time: {minute}\n")
+    assert told(lambda: minute, None)[1] == f"time: {minute}\n"  # the cache may have all
+    assert told(lambda: minute, tell=False)[1] == ""
+    assert told(lambda: minute, download=1) == (known, absent)
+    assert told(lambda: refused(MissingWeights("none", "get"))) == (known, absent)
+    assert told(lambda: refused(TemperaError("no draft."))) == (
+        known, "time: not measured: no draft.\n",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_time_of_an_evaluation_whose_weights_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*write_llamagen_text(tmp_path), "method=lantern", "k=4", "drafter.path=random"]
+    monkeypatch.chdir(tmp_path)
+    cfg = composed(*options, "prompt=a cat", "device=cpu", "dry_run=true")
+    cfg.directory, before = str(tmp_path / "run"), sorted(tmp_path.rglob("*"))
+    assert evaluate(cfg)["time"] > 0
+    assert "speed timing" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+    for changes, reason in (
+        ({"expected_length": 3.0}, "expected_length= is found by decoding"),
+        ({"compile": True}, "compile=true compiles rounds first"),
+        ({"drafter": {**cfg.drafter, "path": "absent"}}, "there is no directory absent"),
+    ):
+        changed = copy.deepcopy(cfg)
+        changed.update(changes)
+        assert "time" not in evaluate(changed)
+        assert f"time: not measured: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_time_of_a_training_whose_weights_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write_llamagen_text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def run_time(target: Any, draft: Any, codes: Any, *rest: Any) -> Time:
+        seen.update(codes=codes, recipe=rest[1], drawing=rest[2])
+        return Time({"steps": 60.0}, "1 step", rest[3])
+
+    monkeypatch.setattr(training_command, "run_time", run_time)
+
+    def told(*more: str, **parts: Any) -> str:
+        drawn = [*more, "steps=null", "epochs=2", "limit=40", "batch_size=4", "dry_run=true"]
+        cfg = composed(*options, *drawn, "device=cpu", config="train_draft")
+        cfg.directory, before = str(tmp_path / "run"), sorted(tmp_path.rglob("*"))
+        assert train(cfg)["time"] == 60
+        assert sorted(tmp_path.rglob("*")) == before
+        return capsys.readouterr().out
+
+    out = told("train_data=generated", "source=coco_captions", "train_data.batch_size=8")
+    assert seen["drawing"] == Drawing(40, WORDS, 8) and seen["recipe"].steps == 19
+    assert "not included: downloads\n" in out
+    assert isinstance(seen["codes"], training.BlankCodes)
+    assert "downloads and encoding of training images" in told("train_data=laion_coco")
+    assert seen["drawing"] is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_weighed_without_its_files(
+def test_every_family_is_weighed_without_its_files_and_the_time_is_unknown(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,11 +362,14 @@ def test_every_family_is_weighed_without_its_files(
     prompt = FAMILIES[name].prompts[0]
     for path in tmp_path.rglob("*.*"):
         path.unlink()  # nothing of them is read
-    cfg = composed(*options, "method=eagle", f"prompt={prompt}", "device=cpu", "dry_run=true")
+    drawn = ["method=eagle", "drafter.path=random", f"prompt={prompt}"]
+    cfg = composed(*options, *drawn, "device=cpu", "dry_run=true")
     cfg.directory = str(tmp_path / "run")
     found = evaluate(cfg)
     assert found["memory"] > 0 and not (tmp_path / "run").exists()
-    assert "to do: 1 images of" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "to do: 1 images of" in out
+    assert "time: not measured, as the weights are not on this machine" in out
     cfg = composed(*options, "batch_size=2", "device=cpu", "dry_run=true", config="train_draft")
     cfg.directory = str(tmp_path / "run")
     assert train(cfg)["memory"] > 0 and not (tmp_path / "run").exists()
@@ -279,11 +395,41 @@ def test_training_that_does_not_fit_ends_before_images_are_downloaded(
 ) -> None:
     options = write_llamagen_text(tmp_path)
     monkeypatch.setattr(costing, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(training_command, "fetched", None)
+    monkeypatch.setattr(training_command, "fetch", None)
     cfg = composed(*options, "device=cpu", "tracking=none", config="train_draft")
     cfg.directory = str(tmp_path / "run")
     with pytest.raises(MemoryTooSmall, match="this takes about"):
         train(cfg)
+
+
+@pytest.mark.slow
+def test_images_without_room_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*write_llamagen_text(tmp_path), "device=cpu", "source.images=images"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LaionCoco, "fetch", None)
+
+    def cfg(config: str, *more: str) -> Any:
+        made = composed(*options, *more, config=config)
+        made.directory = str(tmp_path / "run")
+        return made
+
+    training_options = ["train_data=laion_coco", "tracking=none"]
+    train(cfg("train_draft", *training_options, "dry_run=true"))
+    size = r"28\.3 GB"  # 100,000 photographs of 1024×768 pixels
+    assert re.search(rf"disk: at most .*, and about {size} in images;", capsys.readouterr().out)
+    assert prepare(cfg("prepare", "source=laion_coco", "dry_run=true")) == {"done": 0, "sampled": 0}
+    assert re.search(rf"disk: about {size} in images\ntime: not", capsys.readouterr().out)
+    monkeypatch.setattr(costing, "free_disk", lambda place: 10**10)
+    for run in (
+        lambda: train(cfg("train_draft", *training_options)),
+        lambda: train(cfg("train_draft", *training_options, "dry_run=true")),
+        lambda: prepare(cfg("prepare", "source=laion_coco")),
+        lambda: prepare(cfg("prepare", "source=laion_coco", "dry_run=true")),
+    ):
+        with pytest.raises(DiskTooSmall, match=rf"images will hold {size} more"):
+            run()
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 """What a run needs: printed by `dry_run=true` and at the start on CUDA, and checked before weights
-are read.
+are read. A dry run also measures the time, if the weights are on this machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from tempera.config.build import without_weights
 from tempera.config.instantiate import check_value
-from tempera.runtime.cost import Cost, largest_batch
+from tempera.errors import MissingWeights, TemperaError
+from tempera.runtime.cost import Cost, Time, largest_batch
 from tempera.runtime.distributed import Processes
 from tempera.runtime.hub import CannotReach
 from tempera.runtime.pretrained import PretrainedFiles
@@ -83,6 +84,31 @@ def chosen_batch(
     if processes.is_main:
         print(f"batch_size=auto: {size} prompts at a time")
     return size
+
+
+def dry(cost: Cost | None, measure: Callable[[], Time], tell: bool) -> dict[str, float]:
+    """The result of a dry run: bytes of `memory` and `disk`, and the seconds of `time` unless they
+    cannot be measured. Downloads nothing.
+
+    Args:
+        cost: of the run.
+        measure: builds the networks and times a part of the run.
+        tell: whether this process prints the time, or why it is unknown.
+    """
+    assert cost is not None  # a dry run is always weighed
+    found = {"memory": float(cost.peak), "disk": float(cost.written)}
+    line = "not measured, as the weights are not on this machine"
+    try:
+        if not cost.download:
+            time = measure()
+            found["time"], line = time.total, str(time)
+    except MissingWeights:
+        pass
+    except TemperaError as problem:
+        line = f"not measured: {problem}"
+    if tell:
+        print(f"time: {line}")
+    return found
 
 
 def to_download(files: Sequence[PretrainedFiles]) -> int | None:

@@ -1,25 +1,31 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
+import copy
 import math
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import chosen_batch, is_dry, weigh
+from tempera.commands.costs import chosen_batch, dry, is_dry, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
-from tempera.data.prompts import described, one_prompt
+from tempera.data.prompts import Prompt, described, one_prompt
+from tempera.errors import TemperaError
 from tempera.evaluation.estimate import estimate
+from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import shared_directory
 from tempera.evaluation.run_identity import about, run_identity
-from tempera.runtime.cost import Cost
+from tempera.evaluation.run_time import run_time
+from tempera.runtime.cost import Cost, Time
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
 
@@ -50,10 +56,11 @@ def main(cfg: DictConfig) -> dict[str, float]:
         cfg.batch_size = size
         return weigh(cfg, partial(cost, size=size), device, directory, processes.is_main)
 
-    if is_dry(cfg):
-        return _nothing_done(weighed())
-    check_values(cfg.tracking)
     protocol = instantiate(cfg.speed)
+    if is_dry(cfg):
+        measured = partial(_measured, cfg, prompts, protocol, processes.count)
+        return dry(weighed(), measured, processes.is_main)
+    check_values(cfg.tracking)
     evaluator.check(cfg.model.name)
     expected_length.check(cfg, prompts, _hydra(cfg, "overrides") or [])
     build.check_draft(cfg)
@@ -82,10 +89,25 @@ def main(cfg: DictConfig) -> dict[str, float]:
     return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
 
 
-def _nothing_done(cost: Cost | None) -> dict[str, float]:
-    """The result of a dry run."""
-    assert cost is not None
-    return {"memory": cost.peak, "disk": cost.written}
+def _measured(
+    cfg: DictConfig, prompts: Sequence[Prompt], protocol: SpeedProtocol, processes: int
+) -> Time:
+    """The time of the run, from a few seconds of it. A rule's table is not kept.
+
+    Raises:
+        TemperaError: there is no draft, or the run begins with work of unknown length.
+    """
+    if cfg.expected_length is not None:
+        raise TemperaError("expected_length= is found by decoding first")
+    if cfg.compile:
+        raise TemperaError("compile=true compiles rounds first, which takes minutes")
+    build.check_draft(cfg)
+    cfg = copy.deepcopy(cfg)
+    with TemporaryDirectory() as directory:
+        if "neighbours" in cfg:
+            cfg.neighbours.directory = directory
+        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
+    return run_time(pipeline, prompts, cfg.batch_size, cfg.diagnostics, protocol, processes)
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:

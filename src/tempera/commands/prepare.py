@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from tempera.commands.sources import fetched
+from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.families import check_suited
@@ -14,8 +14,10 @@ from tempera.config.instantiate import from_options
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
 from tempera.errors import TemperaError
+from tempera.runtime.cost import check_disks
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
+from tempera.runtime.units import amount
 
 
 def main(cfg: DictConfig) -> dict[str, int]:
@@ -26,7 +28,10 @@ def main(cfg: DictConfig) -> dict[str, int]:
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     check_suited(cfg)
-    source = fetched(cfg, processes)
+    source = build_source(cfg)
+    if cfg.dry_run and (stored := source.to_store()):
+        return _not_fetched(stored)
+    fetch(source, processes)
     encoder = build.build_encoder(cfg)
     directory = Path(str(cfg.directory))
     parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
@@ -56,6 +61,15 @@ def _estimated(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
     found: Estimate = from_options(cfg, "tempera.data.estimate.estimate", **parts)
     print(f"dry run, nothing is written in {parts['directory']}\n{found}")
     return {"done": found.done, "sampled": found.sampled}
+
+
+def _not_fetched(stored: dict[Path, int]) -> dict[str, int]:
+    """Print the disk space of what is to be downloaded before a sample can be encoded."""
+    for place, size in stored.items():
+        print(f"dry run, nothing is downloaded\ndisk: about {amount(size)} in {place}")
+    print("time: not measured, as the images are not on this machine")
+    check_disks(stored)
+    return {"done": 0, "sampled": 0}
 
 
 def _nothing(line: str) -> None:

@@ -6,14 +6,24 @@ from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.data.captions import CheckedCaptions
 from tempera.data.sources import Source
+from tempera.runtime.cost import check_disks
 from tempera.runtime.distributed import Processes
 
 
-def fetched(cfg: DictConfig, processes: Processes) -> Source:
-    """The option `source`, after downloading what it reads. Entries whose captions the model cannot
-    use are broken.
+def build_source(cfg: DictConfig) -> Source:
+    """The option `source`, not downloaded yet. Entries whose captions the model cannot use are
+    broken.
     """
     source: Source = instantiate(cfg.source)
     captions = build.build_captions(cfg)
-    source.fetch(processes)
     return source if captions is None else CheckedCaptions(source, captions)
+
+
+def fetch(source: Source, processes: Processes) -> None:
+    """Download what the source reads.
+
+    Raises:
+        DiskTooSmall: there is no room for it; nothing is downloaded.
+    """
+    check_disks(source.to_store())
+    source.fetch(processes)

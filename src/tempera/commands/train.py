@@ -9,8 +9,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import AUTO, is_dry, weigh
-from tempera.commands.sources import fetched
+from tempera.commands.costs import AUTO, dry, is_dry, weigh
+from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.families import check_suited
@@ -23,16 +23,17 @@ from tempera.config.instantiate import (
 )
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import NotAClass, TemperaError
-from tempera.runtime.cost import Cost, largest_batch
+from tempera.runtime.cost import Cost, Time, largest_batch
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
-from tempera.training.estimate import estimate
+from tempera.training.estimate import BlankCodes, estimate
 from tempera.training.fsdp import launched, split_target
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
+from tempera.training.run_time import Drawing, run_time
 from tempera.training.trainer import DRAFT, train
 
 
@@ -46,14 +47,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     parts = {"recipe": recipe, "loss": loss, "processes": processes.count}
     if is_dry(cfg):
         parts["recipe"] = _split(cfg, parts, processes.is_main)
-        return _nothing_done(_weigh(cfg, parts, processes.is_main))
+        cost = _weigh(cfg, parts, processes.is_main)
+        return dry(cost, lambda: _measured(cfg, parts), processes.is_main)
     check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
     parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
     _weigh(cfg, parts, processes.is_main)
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
-        offered["source"] = fetched(cfg, processes)
+        offered["source"] = build_source(cfg)
+        fetch(offered["source"], processes)
     target: Any = build.build_target(cfg, split_target if launched() else None)
     codes = instantiate(
         cfg.train_data,
@@ -135,16 +138,26 @@ def _cost(cfg: DictConfig, parts: dict[str, Any], recipe: Recipe) -> Cost:
         with target.device:
             return target, instantiate(cfg.draft, target=target, model=cfg.model.name)
 
-    draws = str(cfg.train_data._target_).endswith(".generated_codes")
-    return estimate(
+    cost = estimate(
         make,
         parts["loss"],
         replace(recipe, steps=_about(cfg, recipe)),
         _caption(cfg),
         parts["processes"],
-        drawn=cfg.train_data.batch_size if draws and not launched() else 0,
+        drawn=cfg.train_data.batch_size if _draws(cfg) and not launched() else 0,
         split=launched(),
     )
+    return replace(cost, stored=build_source(cfg).to_store()) if _downloads(cfg) else cost
+
+
+def _draws(cfg: DictConfig) -> bool:
+    """Whether the target generates the training images."""
+    return str(cfg.train_data._target_).endswith(".generated_codes")
+
+
+def _downloads(cfg: DictConfig) -> bool:
+    """Whether the training images are those of a source, downloaded if necessary."""
+    return str(cfg.train_data._target_).endswith(".encoded_codes")
 
 
 def _caption(cfg: DictConfig) -> str:
@@ -168,10 +181,37 @@ def _about(cfg: DictConfig, recipe: Recipe) -> int:
     return max(1, math.ceil(float(cfg.epochs) * 0.95 * int(cfg.limit) / recipe.batch_size))
 
 
-def _nothing_done(cost: Cost | None) -> dict[str, Any]:
-    """The result of a dry run."""
-    assert cost is not None
-    return {"memory": cost.peak, "disk": cost.written}
+def _measured(cfg: DictConfig, parts: dict[str, Any]) -> Time:
+    """The time of the run, from a few seconds of it. Images that are made before the first step are
+    blank ones here.
+
+    Raises:
+        TemperaError: there are several processes, or the training data are not here.
+    """
+    if parts["processes"] > 1:
+        raise TemperaError("only one process is timed: leave out torchrun or accelerate")
+    recipe: Recipe = parts["recipe"]
+    target: Any = build.build_target(cfg)
+    caption, made = _caption(cfg), "limit" in cfg.train_data
+    codes: Codes = (
+        BlankCodes(caption, target.length)
+        if made
+        else instantiate(
+            cfg.train_data,
+            target=target,
+            tokenizer=build.build_tokenizer(cfg),
+            directory=Path(str(cfg.directory)),
+        )
+    )
+    drawing = None
+    if _draws(cfg) and cfg.train_data.limit is not None:
+        drawing = Drawing(cfg.train_data.limit, caption, cfg.train_data.batch_size)
+    draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
+    steps = _about(cfg, recipe) if made else _steps(cfg, codes, recipe.batch_size)
+    later = "downloads and encoding of training images" if made and not drawing else "downloads"
+    return run_time(
+        target, draft, codes, parts["loss"], replace(recipe, steps=steps), drawing, later
+    )
 
 
 def _recipe(cfg: DictConfig) -> Recipe:

@@ -37,6 +37,8 @@ from tempera.runtime.hub import CannotReach, Gated, Repository
 MANIFEST = "images.json"
 URLS = ("URL", "url")
 CAPTIONS = ("top_caption", "caption", "TEXT", "text")
+PER_PIXEL = 0.36
+"""Bytes of a pixel of a photograph that is stored, as JPEG of quality 95."""
 OPEN_SAMPLE = "Mayfull/laion-coco-1m"
 """A million rows of LAION-COCO that are not gated."""
 
@@ -196,6 +198,20 @@ class LaionCoco(Source):
 
     def _left(self, start: int) -> int | None:
         return None if self.limit is None else max(self.limit - start, 0)
+
+    @override
+    def to_store(self) -> dict[Path, int]:
+        """The images that `limit` still lacks, as large as those that are here, or else as
+        photographs of 4:3 whose shorter side has `size` pixels. Nothing without a limit.
+        """
+        here = self._pairs(shards := self._shards())
+        if self.limit is None or here >= self.limit:
+            return {}
+        each = PER_PIXEL * 4 / 3 * self.limits.size**2
+        if here:
+            tars = (self.images / f"{number:05d}.tar" for number in range(shards))
+            each = sum(tar.stat().st_size for tar in tars) / here
+        return {self.images: round((self.limit - here) * each)}
 
     @override
     def fetch(self, processes: Processes) -> None:

@@ -88,6 +88,10 @@ class Source(Protocol):
     def count(self) -> int | None:
         """Number of entries, including broken ones; None if counting means reading them all."""
 
+    def to_store(self) -> dict[Path, int]:
+        """About how many bytes `fetch` will write, by directory. Downloads nothing."""
+        return {}
+
     def fetch(self, processes: Processes) -> None:
         """Download what `count` and `read` need, before any other work. All processes call this and
         share the downloads.
@@ -310,6 +314,7 @@ class ParquetShards(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`; a file that cannot be read is one broken entry."""
         skip = start
         for file in self.files:
             try:
@@ -513,6 +518,7 @@ class Dataset(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source`; where the data set's builder fails, the last entry is broken."""
         position, rows = start, iter(self._stream().skip(start))
         while True:
             where = f"{self.options['path']} row {position}"

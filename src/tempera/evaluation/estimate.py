@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import ImageModel
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.cost import Cost
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
@@ -38,9 +40,7 @@ def estimate(
         weights, target = meter.live, pipeline.target
         with Rehearsal(len(batch) * target.length):
             cache = _decoded(pipeline, batch, diagnostics)
-            channels = [target.channels] if isinstance(target, MARTarget) else []
-            dtype = torch.float32 if channels else torch.int64
-            tokens = torch.empty(len(batch), *target.grid, *channels, dtype=dtype, device=META)
+            tokens = blank_tokens(target, len(batch)).to(META).unflatten(1, target.grid)
             height, width = pipeline.image_decoder.decode_codes(tokens).shape[-2:]
         del tokens
         scored = meter.live + scoring(height, width)
@@ -53,6 +53,15 @@ def estimate(
         written=len(prompts) * (3 * height * width + 64 * target.length),
         download=None,
     )
+
+
+def blank_tokens(target: ImageModel, count: int) -> Tensor:
+    """Tokens of this many blank images, int64 [count, T], or float32 [count, T, D] for a model of
+    continuous tokens.
+    """
+    if isinstance(target, MARTarget):
+        return torch.zeros(count, target.length, target.channels)
+    return torch.zeros(count, target.length, dtype=torch.int64)
 
 
 def _decoded(pipeline: Pipeline, batch: Sequence[Prompt], diagnostics: bool) -> int:

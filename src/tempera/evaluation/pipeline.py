@@ -1,7 +1,6 @@
 """A model with a method: prompts in, pictures and their per-prompt records out."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
 from tempera.decoding.round_graph import RoundGraphs
-from tempera.decoding.timing import PartTimer, no_clock
+from tempera.decoding.timing import PartTimer, no_clock, now
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
@@ -164,9 +163,7 @@ class Pipeline:
 
     def now(self) -> float:
         """The time in seconds, after all work on the device has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return now(self.device)
 
     @contextmanager
     def text_encoded(self, prompts: Sequence[Prompt]) -> Iterator[float]:

@@ -1,15 +1,15 @@
-"""Memory and disk space that a job needs, printed and checked before it starts."""
+"""Memory, disk space and time that a job needs, printed and checked before it starts."""
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from tempera.errors import DiskTooSmall, MemoryTooSmall, MemoryUnknown
-from tempera.runtime.units import amount
+from tempera.runtime.units import amount, duration
 
 SHARE = 0.9
 """Share of the free memory that a chosen batch may fill; the allocator needs some of the rest."""
@@ -27,6 +27,7 @@ class Cost:
         written: largest number of bytes that it writes to its directory.
         download: bytes of its networks that the hub's cache lacks; None if the hub cannot be
             reached.
+        stored: bytes that it writes elsewhere, by directory.
     """
 
     work: str
@@ -35,6 +36,7 @@ class Cost:
     peak: int
     written: int
     download: int | None
+    stored: Mapping[Path, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = [f"weights {amount(self.weights)}"]
@@ -43,11 +45,14 @@ class Cost:
         download = "unknown, as the hub cannot be reached"
         if self.download is not None:
             download = amount(self.download) if self.download else "nothing"
+        stored = "".join(
+            f", and about {amount(size)} in {place}" for place, size in self.stored.items()
+        )
         return "\n".join(
             [
                 f"to do: {self.work}",
                 f"memory: about {amount(self.peak)} ({', '.join(parts)})",
-                f"disk: at most {amount(self.written)}; to download: {download}",
+                f"disk: at most {amount(self.written)}{stored}; to download: {download}",
             ]
         )
 
@@ -66,10 +71,35 @@ class Cost:
             raise MemoryTooSmall(str(device), amount(self.peak), amount(free))
         from huggingface_hub import constants
 
-        places = ((directory, self.written), (Path(constants.HF_HUB_CACHE), self.download or 0))
-        for place, needed in places:
-            if needed > (free := free_disk(place)):
-                raise DiskTooSmall(str(place), amount(needed), amount(free))
+        cache = {Path(constants.HF_HUB_CACHE): self.download or 0}
+        check_disks({directory: self.written, **cache, **self.stored})
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long a job takes, extrapolated from a part of it.
+
+    Attributes:
+        parts: seconds of its parts, by name.
+        sample: what was timed.
+        excluded: what is not included.
+    """
+
+    parts: Mapping[str, float]
+    sample: str
+    excluded: str
+
+    @property
+    def total(self) -> float:
+        """Seconds of all parts."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {duration(part)}" for name, part in self.parts.items() if part)
+        return (
+            f"about {duration(self.total)} ({parts}), from {self.sample}; not included: "
+            f"{self.excluded}"
+        )
 
 
 def largest_batch(peak: Callable[[int], int], most: int, device: torch.device, sharing: int) -> int:
@@ -112,9 +142,32 @@ def free_memory(device: torch.device) -> int | None:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def check_disks(needed: Mapping[Path, int]) -> None:
+    """Refuse a disk that is too small for all that will be written to it.
+
+    Args:
+        needed: bytes by directory.
+
+    Raises:
+        DiskTooSmall: names the directory that takes most.
+    """
+    for place in sorted(needed, key=lambda place: needed[place], reverse=True):
+        disk = _existing(place).stat().st_dev
+        together = sum(
+            size for other, size in needed.items() if _existing(other).stat().st_dev == disk
+        )
+        if together > (free := free_disk(place)):
+            raise DiskTooSmall(str(place), amount(together), amount(free))
+
+
 def free_disk(directory: Path) -> int:
     """Free bytes on the disk that holds a directory, or will hold it."""
+    return shutil.disk_usage(_existing(directory)).free
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest one above it that exists."""
     place = directory.absolute()
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place

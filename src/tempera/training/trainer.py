@@ -131,6 +131,7 @@ class TrainingRun:
         self.tracker: Tracker = NoTracker()
         self.data: Mapping[str, Any] = {}
         self.quiet = quiet or not accelerator.is_main_process
+        self.began = time.monotonic()
         self.whole = copy.deepcopy(draft).requires_grad_(False)
         self.model = (
             fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)

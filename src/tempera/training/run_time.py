@@ -1,0 +1,103 @@
+"""Time of a training run, from a few seconds of it in a directory that is thrown away."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from accelerate import Accelerator
+from tqdm import tqdm
+
+from tempera.decoding import timing
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.draft_network import DraftNetwork
+from tempera.drafters.none import NoDraft
+from tempera.rules.standard import Exact
+from tempera.runtime.cost import Time
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.dataset import Codes
+from tempera.training.losses import Loss
+from tempera.training.recipe import Recipe
+from tempera.training.trainer import TrainingRun
+
+SECONDS = 10.0
+"""How long steps are taken, and images drawn, in seconds; at least one step after a warm-up."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Training images that the target generates first. count: how many; caption: stands for every
+    caption; batch_size: images generated at a time.
+    """
+
+    count: int
+    caption: str
+    batch_size: int
+
+
+def run_time(
+    target: TransformerTarget,
+    draft: DraftNetwork,
+    codes: Codes,
+    loss: Loss,
+    recipe: Recipe,
+    drawing: Drawing | None = None,
+    excluded: str = "downloads",
+    seconds: float = SECONDS,
+    clock: Callable[[], float] | None = None,
+) -> Time:
+    """Take steps until the time is up, validate and save once, and extrapolate.
+
+    Args:
+        target, draft, codes, loss, recipe: as for `tempera.training.trainer.train`, in one process.
+        drawing: the images that the target generates first.
+        excluded: what else comes before the first step.
+        seconds: how long steps are taken, and how long images are drawn.
+        clock: the time in seconds; by default that of the target's device.
+    """
+    clock = clock or partial(timing.now, target.device)
+    drawn = _drawn(target, drawing, clock, seconds) if drawing else 0.0
+    cpu = target.device.type == "cpu"
+    with TemporaryDirectory() as directory:
+        run = TrainingRun(
+            target, draft.to(target.device), codes, loss, recipe, Path(directory),
+            Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu), quiet=True,
+        )  # fmt: skip
+        run.step(0)  # to warm up
+        steps, begin = 0, clock()
+        while not steps or clock() - begin < seconds:
+            steps += 1
+            run.step(steps)
+        stepped = clock()
+        run.validate(tqdm(disable=True))
+        validated = clock()
+        run.save()
+        saved = clock()
+    return Time(
+        {
+            "training images": drawn,
+            "steps": recipe.steps * (stepped - begin) / steps,
+            "validation": ceil(recipe.steps / recipe.validate_every) * (validated - stepped),
+            "checkpoints": ceil(recipe.steps / recipe.checkpoint_every) * (saved - validated),
+        },
+        f"{steps} steps",
+        excluded,
+    )
+
+
+def _drawn(
+    target: TransformerTarget, drawing: Drawing, clock: Callable[[], float], seconds: float
+) -> float:
+    """Seconds that the target takes to draw the images."""
+    size = min(drawing.batch_size, drawing.count)
+    streams = RandomStreams(0, [str(number) for number in range(size)], target.device)
+
+    def draw(progress: Callable[[int, int], None]) -> object:
+        captions = [drawing.caption] * size
+        return decode(target, NoDraft(), Exact(), streams, captions, progress=progress)
+
+    timing.batch_seconds(draw, size * target.length, clock, 0.0)  # to warm up
+    return drawing.count / size * timing.batch_seconds(draw, size * target.length, clock, seconds)

@@ -1,0 +1,126 @@
+"""The time of an evaluation, extrapolated on a clock that only the fakes advance."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_evaluation import tiny_pipeline
+from torch import Tensor
+from typing_extensions import override
+
+from tempera.data.prompts import Prompt
+from tempera.evaluation.latency import SpeedProtocol
+from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.run_time import run_time
+from tempera.runtime.cost import Time
+
+PROMPTS = [Prompt(str(number), "a cat") for number in range(5)]
+LENGTH = 10
+UNTIMED = SpeedProtocol(prompts=0)
+
+
+class Clock:
+    """Seconds and rounds so far."""
+
+    seconds, rounds = 0.0, 0
+
+
+@dataclass(frozen=True)
+class FakeMethod:
+    """A round takes `pace` seconds and emits a token per image; the first takes two more."""
+
+    clock: Clock
+    pace: float
+    is_plain: bool
+
+    @property
+    def plain(self) -> "FakeMethod":
+        return FakeMethod(self.clock, 3.0, is_plain=True)
+
+    def decode(self, target: Any, streams: Any, prompts: list[str], progress: Any, **_: Any) -> Any:
+        for number in range(1, LENGTH + 1):
+            self.clock.seconds += self.pace + 2.0 * (number == 1)
+            self.clock.rounds += 1
+            progress(number, number * len(prompts))
+
+
+class FakePipeline(Pipeline):
+    """The image decoder takes half a second per image."""
+
+    @classmethod
+    def make(cls, is_plain: bool = False) -> "FakePipeline":
+        clock = Clock()
+
+        def decode_codes(codes: Tensor) -> Tensor:
+            clock.seconds += 0.5 * len(codes)
+            return torch.zeros(len(codes), 3, 2, 2)
+
+        method: Any = FakeMethod(clock, 3.0 if is_plain else 1.0, is_plain)
+        target: Any = SimpleNamespace(length=LENGTH, grid=(2, LENGTH // 2))
+        decoder: Any = SimpleNamespace(decode_codes=decode_codes)
+        return cls(target, method, decoder, 0, torch.device("cpu"))
+
+    @override
+    def now(self) -> float:
+        method: Any = self.method
+        return float(method.clock.seconds)
+
+
+def parts(pipeline: Pipeline, batch_size: int = 2, **options: Any) -> tuple[float, ...]:
+    """Seconds of decoding, image decoder and speed timing."""
+    protocol = options.pop("protocol", UNTIMED)
+    return tuple(run_time(pipeline, PROMPTS, batch_size, False, protocol, **options).parts.values())
+
+
+def test_a_stretch_of_a_batch_is_extrapolated_to_all_images() -> None:
+    pipeline = FakePipeline.make()
+    assert parts(pipeline, seconds=5.0) == (5 * 12 / 2, 5 * 0.5, 0.0)
+    method: Any = pipeline.method
+    assert method.clock.rounds == 2 + 3  # to warm up, and until 5 seconds are over
+    assert parts(FakePipeline.make(), seconds=0.0) == (30, 2.5, 0)  # two rounds are enough
+
+
+def test_several_batches_are_timed_if_they_are_short() -> None:
+    assert parts(FakePipeline.make(), seconds=100.0) == (3 * 12, 2.5, 0)  # the last is smaller
+    assert run_time(FakePipeline.make(), PROMPTS, 2, False, UNTIMED).sample == "2 images"
+
+
+@pytest.mark.parametrize(("processes", "share"), [(2, 3), (5, 1), (9, 1)])
+def test_processes_share_the_images(processes: int, share: int) -> None:
+    found = parts(FakePipeline.make(), batch_size=1, processes=processes)
+    assert found == (share * 12, share * 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "expected"),
+    [
+        (SpeedProtocol(prompts=3, warmup=0), 3 * (32 + 2 * 12)),
+        (SpeedProtocol(prompts=3, warmup=2), 5 * 32 + 8 * 12),
+        (SpeedProtocol(prompts=8, warmup=0), 5 * (32 + 2 * 12)),  # there are five prompts
+        (SpeedProtocol(prompts=3, warmup=0, batches=[8]), 4 * (32 + 2 * 12)),
+    ],
+)
+def test_the_speed_protocol_decodes_a_batch_three_times(
+    protocol: SpeedProtocol, expected: float
+) -> None:
+    assert parts(FakePipeline.make(), protocol=protocol)[2] == expected
+
+
+def test_plain_autoregression_is_timed_twice() -> None:
+    protocol = SpeedProtocol(prompts=3, warmup=1)
+    assert parts(FakePipeline.make(is_plain=True), protocol=protocol)[2] == (2 * 3 + 1) * 32
+
+
+def test_tables_are_timed() -> None:
+    found = parts(tiny_pipeline(), batch_size=1, protocol=SpeedProtocol(), seconds=0.1)
+    assert min(found) > 0
+
+
+def test_the_sentence_of_a_time() -> None:
+    time = Time({"decoding": 290.0, "image decoder": 10.0, "speed timing": 0.0}, "4 images", "all")
+    assert time.total == 300
+    assert str(time) == (
+        "about 5 min (decoding 4.83 min, image decoder 10 s), from 4 images; not included: all"
+    )
