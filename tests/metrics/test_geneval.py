@@ -17,9 +17,10 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics import detector as detectors
 from tempera.metrics.clip_model import ClipModel
+from tempera.metrics.colour_namer import colour_namer
 from tempera.metrics.detector import detect, load_detector
 from tempera.metrics.evaluators import Networks
-from tempera.metrics.geneval import GenEval, colour_namer
+from tempera.metrics.geneval import GenEval
 from tempera.metrics.geneval_tasks import (
     CLASSES,
     COLOURS,

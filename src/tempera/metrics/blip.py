@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tempera.metrics.weights import filled, not_of
@@ -53,6 +54,25 @@ def blip_encoders(
         filled(lambda: BlipVisionModel(vision), _vision(state), path, what),
         filled(texts, _text(state), path, what),
     )
+
+
+def text_state(vision: Any, text: Any, images: Tensor, words: Mapping[str, Tensor]) -> Tensor:
+    """The text encoder's state of the first token of each prompt, [B, D].
+
+    Args:
+        vision, text: from `blip_encoders`.
+        images: preprocessed pictures, [B, 3, H, W].
+        words: `input_ids` and `attention_mask` of the prompts, int64 [B, L].
+    """
+    states = vision(images).last_hidden_state
+    found = text(
+        input_ids=words["input_ids"],
+        attention_mask=words["attention_mask"],
+        encoder_hidden_states=states,
+        encoder_attention_mask=states.new_ones(states.shape[:2], dtype=torch.int64),
+    )
+    first: Tensor = found.last_hidden_state[:, 0]
+    return first
 
 
 def _configurations(state: Mapping[str, Tensor]) -> tuple[Any, Any]:

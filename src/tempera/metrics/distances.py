@@ -191,9 +191,21 @@ def inception_score(
     return bootstrap.centred(float(torch.stack(scores).mean()), replicates, n, (1, np.inf))
 
 
-def feature_distances(neighbours: int = 3) -> dict[str, Distance]:
-    """FID, KID, precision and recall by metric key; `neighbours` is k of precision and recall."""
-    return {"fid": frechet, "kid": kernel, **manifold_distances(neighbours)}
+def feature_distances(neighbours: int = 3, width: int | None = None) -> dict[str, Distance]:
+    """FID, KID, precision and recall by metric key.
+
+    Args:
+        neighbours: k of precision and recall.
+        width: number of features that they use, the first ones; None uses all.
+    """
+
+    def of_first(distance: Distance) -> Distance:
+        return lambda generated, real, resamples: distance(
+            generated[:, :width], real[:, :width], resamples
+        )
+
+    every = {"fid": frechet, "kid": kernel, **manifold_distances(neighbours)}
+    return {key: of_first(distance) for key, distance in every.items()}
 
 
 def manifold_distances(neighbours: int = 3, suffix: str = "") -> dict[str, Distance]:

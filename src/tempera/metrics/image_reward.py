@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.metrics.blip import blip_encoders
+from tempera.metrics.blip import blip_encoders, text_state
 from tempera.metrics.clip_model import preprocessed
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.linear_chain import linear_chain
@@ -66,7 +66,6 @@ class ImageReward(Adapter):
 
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
             images = preprocessed(pictures, preprocess).to(device)
-            states = network["vision"](images).last_hidden_state
             texts = tokenizer(
                 [prompt.text for prompt in prompts],
                 padding="max_length",
@@ -74,13 +73,8 @@ class ImageReward(Adapter):
                 max_length=WORDS,
                 return_tensors="pt",
             ).to(device)
-            found = network["text"](
-                input_ids=texts["input_ids"],
-                attention_mask=texts["attention_mask"],
-                encoder_hidden_states=states,
-                encoder_attention_mask=torch.ones(states.shape[:2], device=device).long(),
-            )
-            rewards = network["head"](found.last_hidden_state[:, 0])[:, 0]
+            first = text_state(network["vision"], network["text"], images, texts)
+            rewards = network["head"](first)[:, 0]
             return {"image_reward": (rewards - MEAN) / DEVIATION}
 
         return Networks(scores=[score])

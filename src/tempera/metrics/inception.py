@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.metrics.distances import Distance, Features, feature_distances, inception_score
+from tempera.metrics.distances import feature_distances, inception_score
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
@@ -15,7 +15,6 @@ from tempera.runtime.pretrained import read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
 NAME = "weights-inception-2015-12-05-6726825d.pth"
-URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{NAME}"
 POOL = 2048
 """Width of the features before the classifier; its logits follow them."""
 
@@ -32,7 +31,7 @@ class Inception(Adapter):
         splits: number of parts for the inception score.
     """
 
-    weights: str = URL
+    weights: str = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{NAME}"
     neighbours: int = 3
     splits: int = 10
 
@@ -49,7 +48,6 @@ class Inception(Adapter):
 
     @override
     def network(self) -> nn.Module:
-        at_least_1(neighbours=self.neighbours, splits=self.splits)
         import_torchvision()
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -57,9 +55,7 @@ class Inception(Adapter):
         state = read_tensors(path)  # refuses unsafe files, which the next call would load
         try:
             network: nn.Module = FeatureExtractorInceptionV3(
-                "inception-v3-compat",
-                ["2048", "logits_unbiased"],
-                feature_extractor_weights_path=str(path),
+                "inception-v3-compat", ["2048", "logits_unbiased"], str(path)
             )
         except (RuntimeError, AttributeError):
             found = next(iter(state), "nothing")
@@ -75,22 +71,10 @@ class Inception(Adapter):
 
         return Networks(
             features,
-            distances={
-                key: _of_pool(distance)
-                for key, distance in feature_distances(self.neighbours).items()
-            },
+            distances=feature_distances(self.neighbours, POOL),
             statistics={
                 "inception_score": lambda features, resamples: inception_score(
                     features[:, POOL:], resamples, self.splits
                 )
             },
         )
-
-
-def _of_pool(distance: Distance) -> Distance:
-    """The distance computed from the features alone, without the logits."""
-
-    def of_pool(generated: Features, real: Features, resamples: int) -> Any:
-        return distance(generated[:, :POOL], real[:, :POOL], resamples)
-
-    return of_pool

@@ -1,7 +1,5 @@
 """Precision and recall from VGG-16 features, as LANTERN measures them."""
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,16 +10,13 @@ from typing_extensions import override
 from tempera.metrics.distances import manifold_distances
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
+from tempera.metrics.vgg_layers import vgg16
 from tempera.metrics.weights import WeightsFile, filled, not_of
 from tempera.runtime.pretrained import read_tensors
-from tempera.runtime.torchvision import import_torchvision
 
 NAME = "vgg16-397923af.pth"
 EDGE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_POOLED = ("features.5.", "features.10.", "features.17.", "features.24.")
-"""The convolutions that follow a max-pooling layer; one more pooling follows the last convolution.
-"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class VGG(Adapter):
         state = read_tensors(path)
         kept = {name: one for name, one in state.items() if not name.startswith("classifier.6")}
         try:
-            return filled(lambda: _network(kept), kept, path, "torchvision's VGG-16")
+            return filled(lambda: vgg16(kept), kept, path, "torchvision's VGG-16")
         except KeyError as missing:
             raise not_of(path, "torchvision's VGG-16", f"it lacks {missing}") from None
 
@@ -76,23 +71,3 @@ class VGG(Adapter):
             return found
 
         return Networks(features, distances=manifold_distances(self.neighbours, "_vgg"))
-
-
-def _network(state: Mapping[str, Tensor]) -> nn.Module:
-    """A VGG-16 of torchvision's layers with the checkpoint's widths, without its last layer."""
-    vgg = import_torchvision().models.vgg
-    layers: list[int | str] = []
-    for name in (name for name in state if re.fullmatch(r"features\.\d+\.weight", name)):
-        layers += ["M"] if name.startswith(_POOLED) else []
-        layers.append(len(state[name]))
-    if not layers:
-        raise KeyError("features.0.weight")
-    network: nn.Module = vgg.VGG(vgg.make_layers([*layers, "M"]), init_weights=False)
-    wide = state["classifier.0.weight"]
-    network.classifier = nn.Sequential(
-        nn.Linear(wide.shape[1], len(wide)),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(len(wide), len(state["classifier.3.weight"])),
-    )
-    return network
