@@ -128,6 +128,13 @@ def test_no_function_is_longer_than_sixty_lines():
     assert long == set()
 
 
+def test_no_adapter_of_a_metric_is_longer_than_eighty_lines():
+    sources = {module: path.read_text() for module, path in MODULES.items()}
+    adapters = {module: text for module, text in sources.items() if "(Adapter):" in text}
+    assert len(adapters) > 5
+    assert [module for module, text in adapters.items() if len(text.splitlines()) > 80] == []
+
+
 def test_every_module_has_its_test_file():
     tests = ROOT / "tests"
     elsewhere = [module for modules in TESTED_IN.values() for module in modules]

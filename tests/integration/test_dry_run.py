@@ -108,6 +108,8 @@ def test_what_one_disk_will_hold_is_added_up(
     monkeypatch.setattr(costing, "free_disk", lambda place: 10**9)
     images = {tmp_path / "images": 7 * 10**8}
     cost(peak=0, written=2 * 10**8, stored=images).check(CPU, tmp_path)
+    with pytest.raises(DiskTooSmall, match=r"will hold 1\.2 GB more"):
+        cost(peak=0, download=6 * 10**8, metrics=6 * 10**8).check(CPU, tmp_path)
     with pytest.raises(DiskTooSmall, match=r"images will hold 1\.1 GB more"):
         cost(peak=0, written=4 * 10**8, stored=images).check(CPU, tmp_path)
     monkeypatch.setattr(costing, "_existing", lambda place: Path("/dev" if place.suffix else "/"))
@@ -156,6 +158,7 @@ def test_the_sentences_of_a_cost() -> None:
     text = str(cost(cache=5 * 10**8, download=0))
     assert "memory: about 2 GB (weights 1 GB, KV cache 500 MB, the rest 500 MB)" in text
     assert "to download: nothing" in text and "unknown" in str(cost())
+    assert "to download: nothing, and 2 MB for metrics" in str(cost(download=0, metrics=2 * 10**6))
     assert "disk: at most 5 B, and about 3 GB in images;" in str(
         cost(stored={Path("images"): 3 * 10**9})
     )

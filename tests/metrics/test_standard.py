@@ -182,14 +182,14 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
         evaluator("some/nothing").check("large")
     first = evaluator("some/brightness")
     first.check("large")
-    assert first.memory(8, 8) == file.stat().st_size
+    assert first.memory(8, 8) == first.to_download() == file.stat().st_size
     assert hub.downloads().count("brightness.bin") == 0
     first.fetch()
     assert hub.downloads().count("brightness.bin") == 1
     hub.here(monkeypatch, offline=True)
     again = evaluator("some/brightness")
     again.check("large")
-    assert len(list(again.load(CPU))) == 1
+    assert len(list(again.load(CPU))) == 1 and again.to_download() == 0
     with pytest.raises(TemperaError, match="some/other is not in the hub's cache.*run `hf"):
         evaluator("some/other").check("large")
 
@@ -209,11 +209,14 @@ def test_the_reference_from_the_hub(
     monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", commit))
     evaluator = standard_evaluator(["fid"], "coco", own=Brightness(str(file)))
     evaluator.check("large")
-    assert hub.downloads() == []
+    size = sum(part.stat().st_size for part in parts.values())
+    assert evaluator.to_download() == size and hub.downloads() == []
     evaluator.fetch()
-    assert sorted(hub.downloads()) == sorted(parts)
+    assert sorted(hub.downloads()) == sorted(parts) and evaluator.to_download() == 0
     hub.here(monkeypatch, offline=True)
-    standard_evaluator(["fid"], "coco", own=Brightness(str(file))).check("large")
+    again = standard_evaluator(["fid"], "coco", own=Brightness(str(file)))
+    again.check("large")
+    assert again.to_download() == 0
     (batch,) = evaluator.reference(8)
     assert batch[:, 0, 0, 0].tolist() == [*range(0, 200, 20), *range(10, 200, 20)]
     monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", "0" * 40))

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,14 +42,15 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator = instantiate(cfg.metrics)
-    scoring = cache(evaluator.memory)
+    scoring, missing = cache(evaluator.memory), cache(evaluator.to_download)
 
     def cost(sized: DictConfig, size: int) -> Cost:
         def make() -> Pipeline:
             pipeline: Pipeline = build.build_sized_pipeline(sized)
             return pipeline
 
-        return estimate(make, prompts, size, cfg.diagnostics, scoring)
+        found = estimate(make, prompts, size, cfg.diagnostics, scoring)
+        return replace(found, metrics=missing())
 
     def weighed() -> Cost | None:
         most = min(math.ceil(len(prompts) / processes.count), LARGEST)

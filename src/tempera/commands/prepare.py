@@ -30,7 +30,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     check_suited(cfg)
     source = build_source(cfg)
     if cfg.dry_run and (stored := source.to_store()):
-        return _not_fetched(stored)
+        return _not_fetched(stored, processes.is_main)
     fetch(source, processes)
     encoder = build.build_encoder(cfg)
     directory = Path(str(cfg.directory))
@@ -63,11 +63,11 @@ def _estimated(cfg: DictConfig, parts: dict[str, Any]) -> dict[str, int]:
     return {"done": found.done, "sampled": found.sampled}
 
 
-def _not_fetched(stored: dict[Path, int]) -> dict[str, int]:
+def _not_fetched(stored: dict[Path, int], tell: bool) -> dict[str, int]:
     """Print the disk space of what is to be downloaded before a sample can be encoded."""
-    for place, size in stored.items():
+    for place, size in stored.items() if tell else ():
         print(f"dry run, nothing is downloaded\ndisk: about {amount(size)} in {place}")
-    print("time: not measured, as the images are not on this machine")
+        print("time: not measured, as the images are not on this machine")
     check_disks(stored)
     return {"done": 0, "sampled": 0}
 

@@ -64,7 +64,7 @@ OPTIONS: dict[type[BaseException], str] = {
     ChainsTooShort: "depth=",
     CoupledDraft: "drafter=sjd, or rule=exact",
     DeltaNotUsed: "delta=null expected_length=, or another schedule=",
-    DiskTooSmall: "hydra.run.dir=DIR; HF_HUB_CACHE for downloads",
+    DiskTooSmall: "hydra.run.dir=DIR, source.images=DIR; HF_HUB_CACHE for downloads",
     DraftTooShort: "depth=; in training draft.length=",
     EmptyDraft: "method=ar",
     EmptySearch: "matching.prompts=, matching.trials=, matching.chains=, matching.tolerance=",

@@ -78,6 +78,10 @@ class Evaluator(Protocol):
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""
 
+    def to_download(self) -> int:
+        """Bytes that `fetch` will download; downloads nothing."""
+        return 0
+
     def memory(self, height: int, width: int) -> int:
         """Bytes on a device of the largest group of networks with a batch of pictures of this size,
         in pixels. Downloads nothing: if a file is not on this machine, only its size counts.

@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures, at_least_1
-from tempera.runtime.hub import Repository
+from tempera.runtime.hub import CannotReach, Repository
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16
@@ -68,6 +69,12 @@ class Reference:
                 f"{self.place} holds {len(self._files())} images: give a directory of {LEAST} or "
                 "more real images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
+
+    def to_download(self) -> int:
+        """Bytes that `fetch` will download; 0 if the hub cannot be reached."""
+        with suppress(CannotReach):
+            return COCO.to_download([_PARTS]) if self._of_hub else 0
+        return 0
 
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""

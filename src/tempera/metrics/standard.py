@@ -84,11 +84,17 @@ class StandardEvaluator(Evaluator):
         self._chosen  # noqa: B018  raises
 
     @override
+    def to_download(self) -> int:
+        files = {file for name in self._chosen[0] for file in self.networks[name].files}
+        images = self.images.to_download() if self._compares else 0
+        return images + sum(file.size() for file in files if file.local is None)
+
+    @override
     def fetch(self) -> None:
         chosen, left_out = self._chosen
         for reason in left_out:
             print(f"left out: {reason}")
-        if any(self._compared(*each) for each in chosen.items()):
+        if self._compares:
             self.images.fetch()
         for name in chosen:
             for file in self.networks[name].files:
@@ -151,6 +157,11 @@ class StandardEvaluator(Evaluator):
         if not self.images.given:
             raise NoReference([table.find(key).title for key in compared])
         self.images.check()
+
+    @property
+    def _compares(self) -> bool:
+        """Whether a chosen metric needs the reference."""
+        return any(self._compared(*each) for each in self._chosen[0].items())
 
     def _compared(self, name: str, metrics: Sequence[str]) -> list[str]:
         """The network's metrics that need the reference."""

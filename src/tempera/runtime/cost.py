@@ -28,6 +28,7 @@ class Cost:
         download: bytes of its networks that the hub's cache lacks; None if the hub cannot be
             reached.
         stored: bytes that it writes elsewhere, by directory.
+        metrics: bytes of metrics' networks and reference images that are to be downloaded.
     """
 
     work: str
@@ -37,6 +38,7 @@ class Cost:
     written: int
     download: int | None
     stored: Mapping[Path, int] = field(default_factory=dict)
+    metrics: int = 0
 
     def __str__(self) -> str:
         parts = [f"weights {amount(self.weights)}"]
@@ -45,6 +47,7 @@ class Cost:
         download = "unknown, as the hub cannot be reached"
         if self.download is not None:
             download = amount(self.download) if self.download else "nothing"
+        download += f", and {amount(self.metrics)} for metrics" if self.metrics else ""
         stored = "".join(
             f", and about {amount(size)} in {place}" for place, size in self.stored.items()
         )
@@ -71,7 +74,7 @@ class Cost:
             raise MemoryTooSmall(str(device), amount(self.peak), amount(free))
         from huggingface_hub import constants
 
-        cache = {Path(constants.HF_HUB_CACHE): self.download or 0}
+        cache = {Path(constants.HF_HUB_CACHE): (self.download or 0) + self.metrics}
         check_disks({directory: self.written, **cache, **self.stored})
 
 
