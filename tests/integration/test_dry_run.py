@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from hub import Hub
 from paths import SUPPORT
-from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina
+from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina, write_mar
 
 from tempera.commands import costs
 from tempera.commands import evaluate as evaluation_command
@@ -27,6 +28,7 @@ from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.data.laion_coco import LaionCoco
 from tempera.data.prompts import Prompt
+from tempera.decoding.timing import batch_seconds
 from tempera.errors import (
     DiskTooSmall,
     MemoryTooSmall,
@@ -34,6 +36,7 @@ from tempera.errors import (
     MissingWeights,
     TemperaError,
 )
+from tempera.evaluation import run_time as timing
 from tempera.evaluation.estimate import estimate
 from tempera.metrics.standard import StandardEvaluator
 from tempera.runtime import cost as costing
@@ -321,6 +324,24 @@ def test_the_time_of_an_evaluation_whose_weights_are_here(
         changed.update(changes)
         assert "time" not in evaluate(changed)
         assert f"time: not measured: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_time_of_continuous_tokens_is_that_of_whole_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*write_mar(tmp_path), "method=cspd", "gamma=2", "denoising_steps=4"]
+    cfg = composed(*options, "prompt=3", "device=cpu", "dry_run=true", "speed.prompts=0")
+    cfg.directory = str(tmp_path / "run")
+    limits = []
+
+    def seen(decode: Any, tokens: int, clock: Any, limit: float) -> float:
+        limits.append((tokens, limit))
+        return batch_seconds(decode, tokens, clock, limit)
+
+    monkeypatch.setattr(timing, "batch_seconds", seen)
+    assert evaluate(cfg)["time"] > 0
+    assert limits == [(12, math.inf)] * 2
 
 
 @pytest.mark.slow

@@ -71,12 +71,16 @@ def test_steps_validations_and_checkpoints_are_extrapolated(
     assert time.sample == "3 steps" and time.excluded == "downloads"
 
 
-def test_a_step_that_takes_long_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_is_timed_once_and_few_are_all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = faked(monkeypatch)
     target = tiny_target()
     recipe = Recipe(**{**RECIPE, "steps": 10})
     run_time(target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, seconds=1, clock=clock)
     assert done[:3] == [0, 1, "validate"]
+    done.clear()
+    recipe = Recipe(**{**RECIPE, "steps": 2})  # no more steps than the run has
+    run_time(target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, seconds=99, clock=clock)
+    assert done[:4] == [0, 1, 2, "validate"]
 
 
 def test_the_images_that_the_target_draws_are_extrapolated(

@@ -68,7 +68,7 @@ def run_time(
         )  # fmt: skip
         run.step(0)  # to warm up
         steps, begin = 0, clock()
-        while not steps or clock() - begin < seconds:
+        while not steps or (steps < recipe.steps and clock() - begin < seconds):
             steps += 1
             run.step(steps)
         stepped = clock()
