@@ -1,10 +1,10 @@
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 
 import pytest
 import torch
 from cases import slow_but, slow_rows_but
-from host_reads import HostReads
+from drafter_checks import check_batch, check_bookkeeping, check_greedy, check_one_read
 from tiny_networks import (
     GRID,
     LENGTH,
@@ -13,11 +13,9 @@ from tiny_networks import (
     VOCAB,
     TextLlama,
     captions,
-    check_q,
     full_draft,
     lively,
     llamagen,
-    random_rounds,
     tiny_eagle,
     tiny_target,
 )
@@ -45,22 +43,10 @@ def eagle_drafter(target, tree, eagle=None, dtype=None):
     return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target, dtype=dtype), tree)
 
 
-@torch.no_grad()
-def check_bookkeeping(target, eagle, tree, prompts, generator, forced=None):
-    """Random rounds to the end: every q equals the one computed from scratch, with true hidden
-    states wherever they are known.
-    """
-    for draft, images in random_rounds(
-        target, eagle_drafter(target, tree, eagle), prompts, generator
-    ):
-        for row, image in enumerate(images):
-
-            def law(path, row=row, image=image):
-                hidden = full_draft(eagle, target, prompts, image, row, path)[:, None]
-                place = None if forced is None else forced[len(image) + len(path)][None, None]
-                return target.sampling.distribution(target.head.lm_logits(hidden), place)[0, 0]
-
-            check_q(draft, row, law, target.length - len(image) - 1)
+def check_q(target, eagle, tree, prompts, forced=None):
+    drafter = eagle_drafter(target, tree, eagle)
+    predicted = partial(full_draft, eagle, target, prompts)
+    check_bookkeeping(target, drafter, prompts, predicted, forced)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +69,7 @@ def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance, f
     target = tiny_target(
         Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
     )
-    check_bookkeeping(
-        target,
-        tiny_eagle(target, features=features),
-        TREES[name],
-        PROMPTS[1:4:2],
-        torch.Generator().manual_seed(1),
-    )
+    check_q(target, tiny_eagle(target, features=features), TREES[name], PROMPTS[1:4:2])
 
 
 def test_two_drafts_of_different_features_need_a_target_each():
@@ -132,20 +112,16 @@ def test_a_language_model_with_forced_positions():
         granularity=4,
     )
     eagle = lively(EagleModel.of(network, "text", vocab_size=5), 1)
-    check_bookkeeping(
-        target, eagle, Tree.chain(3), ["xyz", "a"], torch.Generator().manual_seed(1), forced
-    )
+    check_q(target, eagle, Tree.chain(3), ["xyz", "a"], forced)
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 @pytest.mark.parametrize("features", slow_but([(), (0, 1)], ()))
 def test_greedy_eagle_equals_greedy_autoregression(name, features):
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     drafter = eagle_drafter(target, TREES[name], tiny_eagle(target, features=features))
-    eagle = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert torch.equal(plain.tokens, eagle.tokens)
-    assert len(plain.tokens.unique()) > 3 and (eagle.trace.rounds <= plain.trace.rounds).all()
+    plain, eagle = check_greedy(target, drafter)
+    assert (eagle.trace.rounds <= plain.trace.rounds).all()
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -153,16 +129,7 @@ def test_greedy_eagle_equals_greedy_autoregression(name, features):
 def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = eagle_drafter(target, TREES[name])
-
-    def generate(prompts):
-        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
-        return output.tokens, output.trace.rounds
-
-    tokens, rounds = generate(PROMPTS)
-    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate([prompt])
-        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+    check_batch(target, drafter, Relaxed((1.5,)))
 
 
 @pytest.mark.slow
@@ -241,18 +208,7 @@ def test_built_from_a_directory(tmp_path):
 def test_a_round_reads_one_number_from_the_device(name):
     target = tiny_target()
     drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
-    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
-    counts = []
-    with HostReads() as reads:
-        decode(
-            target,
-            drafter,
-            Exact(),
-            RandomStreams(1, PROMPTS),
-            PROMPTS,
-            progress=lambda *_: counts.append(reads.count.total()),
-        )
-    assert {after - before for before, after in pairwise(counts)} == {1}
+    check_one_read(target, drafter)
 
 
 def test_the_next_batch_reuses_the_memory():

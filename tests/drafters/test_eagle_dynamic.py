@@ -2,13 +2,11 @@
 images do not depend on the batch.
 """
 
-from itertools import pairwise
-
 import pytest
 import torch
 from cases import slow_but
+from drafter_checks import check_batch, check_greedy, check_one_read
 from dynamic_trees import grown, token_paths
-from host_reads import HostReads
 from tiny_networks import (
     GRID,
     LENGTH,
@@ -25,7 +23,6 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle import EagleDraft, build_eagle2, confidence
-from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 
@@ -76,10 +73,8 @@ def test_trees_equal_those_grown_from_scratch_after_any_rounds(sampling, size):
 
 def test_greedy_dynamic_trees_equal_greedy_autoregression():
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    trees = decode(target, eagle2(target), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert torch.equal(plain.tokens, trees.tokens)
-    assert len(plain.tokens.unique()) > 3 and (trees.trace.rounds < plain.trace.rounds).all()
+    plain, trees = check_greedy(target, eagle2(target))
+    assert (trees.trace.rounds < plain.trace.rounds).all()
 
 
 @pytest.mark.slow
@@ -87,16 +82,7 @@ def test_greedy_dynamic_trees_equal_greedy_autoregression():
 def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = eagle2(target)
-
-    def generate(prompts):
-        output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
-        return output.tokens, output.trace.rounds
-
-    tokens, rounds = generate(PROMPTS)
-    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate([prompt])
-        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+    check_batch(target, drafter, Exact())
 
 
 def test_drafts_at_forced_positions_are_always_accepted():
@@ -110,18 +96,7 @@ def test_drafts_at_forced_positions_are_always_accepted():
 def test_a_round_reads_one_number_from_the_device():
     target = tiny_target()
     drafter = eagle2(target)
-    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
-    counts = []
-    with HostReads() as reads:
-        decode(
-            target,
-            drafter,
-            Exact(),
-            RandomStreams(1, PROMPTS),
-            PROMPTS,
-            progress=lambda *_: counts.append(reads.count.total()),
-        )
-    assert {after - before for before, after in pairwise(counts)} == {1}
+    check_one_read(target, drafter)
 
 
 def test_built_from_a_directory(tmp_path):

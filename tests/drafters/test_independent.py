@@ -2,13 +2,13 @@
 target is always accepted.
 """
 
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 from cases import slow_but
+from drafter_checks import check_batch, check_greedy, check_one_read
 from dynamic_trees import grown, token_paths
-from host_reads import HostReads
 from tiny_networks import (
     GRID,
     LENGTH,
@@ -31,7 +31,6 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.independent import IndependentDraft, build_independent
-from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import check, compare, emit, emitted_law
@@ -141,9 +140,7 @@ def test_the_sampling_may_change_between_images():
 
 def test_greedy_decoding_equals_greedy_autoregression():
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    drafted = decode(target, independent(target, TREE), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert torch.equal(plain.tokens, drafted.tokens) and len(plain.tokens.unique()) > 3
+    check_greedy(target, independent(target, TREE))
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -151,16 +148,7 @@ def test_greedy_decoding_equals_greedy_autoregression():
 def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = independent(target, TREES[name])
-
-    def generate(prompts):
-        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
-        return output.tokens, output.trace.rounds
-
-    tokens, rounds = generate(PROMPTS)
-    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate([prompt])
-        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+    check_batch(target, drafter, Relaxed((1.5,)))
 
 
 @pytest.mark.slow
@@ -210,18 +198,7 @@ def test_the_law_is_the_targets(make):
 def test_a_round_reads_one_number_from_the_device():
     target = tiny_target()
     drafter = independent(target, TREE)
-    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
-    counts = []
-    with HostReads() as reads:
-        decode(
-            target,
-            drafter,
-            Exact(),
-            RandomStreams(1, PROMPTS),
-            PROMPTS,
-            progress=lambda *_: counts.append(reads.count.total()),
-        )
-    assert {after - before for before, after in pairwise(counts)} == {1}
+    check_one_read(target, drafter)
 
 
 def test_half_precision_decodes_too():

@@ -1,23 +1,22 @@
 """Parallel drafting against its own network without a cache, and its law through the real loop."""
 
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from cases import slow_but, slow_rows_but
-from host_reads import HostReads
+from drafter_checks import check_batch, check_bookkeeping, check_greedy, check_one_read
 from tiny_networks import (
     LENGTH,
     PROMPTS,
     TREE,
     VOCAB,
     TextLlama,
-    check_q,
     full_hidden,
     full_parallel,
     lively,
     llamagen,
-    random_rounds,
     tiny_eagle,
     tiny_parallel,
     tiny_target,
@@ -46,20 +45,10 @@ def parallel_drafter(target, tree, network=None):
     return StaticTreeDrafter(ParallelDraft(network, target, tree.max_depth), tree)
 
 
-@torch.no_grad()
-def check_bookkeeping(target, network, tree, prompts, forced=None):
-    """Random rounds to the end: every q equals the one computed from scratch."""
-    generator = torch.Generator().manual_seed(1)
+def check_q(target, network, tree, prompts, forced=None):
     drafter = parallel_drafter(target, tree, network)
-    for draft, images in random_rounds(target, drafter, prompts, generator):
-        for row, image in enumerate(images):
-
-            def law(path, row=row, image=image):
-                hidden = full_parallel(network, target, prompts, image, row, path)[:, None]
-                place = None if forced is None else forced[len(image) + len(path)][None, None]
-                return target.sampling.distribution(target.head.lm_logits(hidden), place)[0, 0]
-
-            check_q(draft, row, law, target.length - len(image) - 1)
+    predicted = partial(full_parallel, network, target, prompts)
+    check_bookkeeping(target, drafter, prompts, predicted, forced)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +73,7 @@ def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance, s
     target = tiny_target(
         Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
     )
-    check_bookkeeping(target, tiny_parallel(target, **sizes), TREES[name], PROMPTS[1:4:2])
+    check_q(target, tiny_parallel(target, **sizes), TREES[name], PROMPTS[1:4:2])
 
 
 def test_a_language_model_with_forced_positions():
@@ -100,7 +89,23 @@ def test_a_language_model_with_forced_positions():
         forced=forced,
         granularity=4,
     )
-    check_bookkeeping(target, tiny_parallel(target, length=3), Tree.chain(3), ["xyz", "a"], forced)
+    check_q(target, tiny_parallel(target, length=3), Tree.chain(3), ["xyz", "a"], forced)
+
+
+def test_a_draft_for_another_depth_drafts_what_one_made_for_it_drafts():
+    target = tiny_target(Sampling(3.0, temperature=5.0))
+    network = tiny_parallel(target)
+    made, first = (ParallelDraft(network, target, depth) for depth in (2, 4))
+    tokens = []
+    for draft in (made, first.for_depth(2), first):
+        drafter = StaticTreeDrafter(draft, Tree.chain(draft.depth))
+        streams = RandomStreams(0, ["0", "1"], torch.device("cpu"))
+        tokens.append(decode(target, drafter, Exact(), streams, PROMPTS[:2]))
+    assert tokens[0].tokens.equal(tokens[1].tokens)
+    assert tokens[0].trace.rounds.equal(tokens[1].trace.rounds)
+    assert not tokens[0].trace.rounds.equal(tokens[2].trace.rounds)
+    with pytest.raises(TemperaError, match="trained to draft 4 tokens in one pass, not 6"):
+        first.for_depth(6)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -185,47 +190,29 @@ def test_the_law_through_the_real_loop(name, rows):
 @pytest.mark.parametrize("features", slow_but([(), (0, 1)], ()))
 def test_greedy_parallel_drafting_equals_greedy_autoregression(name, features):
     target = tiny_target(Sampling(3.0, temperature=0))
-    plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    drafter = parallel_drafter(target, TREES[name], tiny_parallel(target, features=features))
-    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert torch.equal(plain.tokens, output.tokens)
-    assert len(plain.tokens.unique()) > 3
+    network = tiny_parallel(target, features=features)
+    check_greedy(target, parallel_drafter(target, TREES[name], network))
 
 
 @pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
 def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
     target = tiny_target(Sampling(guidance, top_k=6))
     drafter = parallel_drafter(target, TREES["chain"])
-
-    def generate(prompts):
-        output = decode(target, drafter, Relaxed((1.5,)), RandomStreams(0, prompts), prompts)
-        return output.tokens, output.trace.rounds
-
-    tokens, rounds = generate(PROMPTS)
-    assert tokens.shape == (4, LENGTH) and len(set(rounds.tolist())) > 1
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate([prompt])
-        assert torch.equal(alone[0][0], tokens[row]) and alone[1][0] == rounds[row]
+    check_batch(target, drafter, Relaxed((1.5,)))
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_a_round_reads_one_number_and_runs_the_layers_once(name):
     target = tiny_target()
     drafter = parallel_drafter(target, TREES[name])
-    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
-    counts, passes = [], []
-    handle = drafter.model.model.register_forward_hook(lambda *_: passes.append(len(counts)))
-    with HostReads() as reads:
-        decode(
-            target,
-            drafter,
-            Exact(),
-            RandomStreams(1, PROMPTS),
-            PROMPTS,
-            progress=lambda *_: counts.append(reads.count.total()),
-        )
+    check_one_read(target, drafter)
+    passes, rounds = [], []
+    handle = drafter.model.model.register_forward_hook(lambda *_: passes.append(len(rounds)))
+    streams = RandomStreams(1, PROMPTS)
+    decode(
+        target, drafter, Exact(), streams, PROMPTS, progress=lambda number, _: rounds.append(number)
+    )
     handle.remove()
-    assert {after - before for before, after in pairwise(counts)} == {1}
     assert passes == [0, *range(1, len(passes))], (
         "one pass before the first round's end, then one a round"
     )

@@ -175,10 +175,22 @@ Network = TypeVar("Network", bound=DraftNetwork)
 
 
 def trained_or_random(
-    path: str, trained: Callable[[str], Network], untrained: Callable[[], Network]
+    path: str,
+    target: TransformerTarget,
+    trained: Callable[[str], Network],
+    untrained: Callable[..., Network],
+    **sizes: int,
 ) -> Network:
     """Load the draft of a directory; if `path` is `random`, build an untrained one and print a
-    warning.
+    warning. It costs as much as a trained one of these sizes, but almost none of its tokens are
+    accepted.
+
+    Args:
+        path: directory with `config.json` and `model.safetensors`, or `random`.
+        target: the draft's target.
+        trained: loads a draft from a directory.
+        untrained: makes one for a network, its name, vocabulary and identity, as `EagleModel.of`.
+        sizes: further arguments of `untrained`.
     """
     if path != RANDOM:
         return trained(path)
@@ -187,4 +199,6 @@ def trained_or_random(
             "draft: random weights, to measure the cost of drafting; almost none of its tokens "
             "will be accepted"
         )
-    return untrained()
+    name = "any model: it is random"
+    with target.device:
+        return untrained(target.network, name, target.vocab_size, target.identity, **sizes)

@@ -120,7 +120,7 @@ class EagleDraft(HiddenStateDraft):
 
 def load(path: str, target: TransformerTarget) -> EagleModel:
     """Load the draft of a directory, or an untrained one if `path` is `random`."""
-    return trained_or_random(path, EagleModel.from_pretrained, lambda: EagleModel.untrained(target))
+    return trained_or_random(path, target, EagleModel.from_pretrained, EagleModel.of)
 
 
 def build_eagle(

@@ -47,6 +47,7 @@ class FastEagle(DraftStep):
         rotation: tuple[Tensor, Tensor],
         cache: RowCache,
     ) -> Tensor:
+        """See `DraftStep.forward`."""
         fc = self._fc
         if self._fc_without is not None and hidden.shape == embeds.shape:
             fc = self._fc_without

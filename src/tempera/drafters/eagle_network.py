@@ -21,7 +21,6 @@ from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
 from tempera.targets.session import check_layers
-from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,7 @@ class EagleModel(DraftNetwork):
         mask: Tensor,
         position_ids: Tensor | None = None,
     ) -> Tensor:
+        """See `DraftNetwork.forward`."""
         rotation = self.rotary(embeds, position_ids)
         x = inputs(embeds, hidden)
         x = nn.functional.linear(x, self.fc.weight[:, : x.shape[-1]], self.fc.bias)
@@ -144,15 +144,6 @@ class EagleModel(DraftNetwork):
         """An untrained draft for a target network; see `EagleConfig.of`."""
         config = EagleConfig.of(network, model, vocab_size, identity, features)
         return cls(config, network.decoder_layer)
-
-    @classmethod
-    def untrained(cls, target: TransformerTarget) -> Self:
-        """A draft with random weights for a `TransformerTarget`. It costs as much as a trained one,
-        but almost none of its tokens are accepted.
-        """
-        name = "any model: it is random"
-        with target.device:
-            return cls.of(target.network, name, target.vocab_size, target.identity)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Shapes: B prompts, R rows (2B under guidance), L depth of the draft, H hidden si
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class HiddenStateDraft:
     """
 
     cache: RowCache
+    _shape: tuple[int, int] | None
+    _true: tuple[Tensor, Tensor, Tensor] | None
 
     def __init__(
         self, model: DraftNetwork, target: TransformerTarget, dtype: torch.dtype | None = None
@@ -56,11 +59,13 @@ class HiddenStateDraft:
         self._width = (1 + len(model.features)) * target.head.hidden_size
         if model.features:
             self.session.watch(model.features)
-        self._places = Places(target.session, self.dtype)
         self._like = torch.zeros(1, device=target.device, dtype=self.dtype)
         self._cached_layers = model.cached_layers
-        self._shape: tuple[int, int] | None = None
-        self._true: tuple[Tensor, Tensor, Tensor] | None = None
+        self._forget()
+
+    def for_depth(self, depth: int) -> Self:
+        """The same draft for trees whose deepest node is at `depth`."""
+        return self
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
@@ -92,6 +97,11 @@ class HiddenStateDraft:
         """
         self.cache.release()
         del self._step
+
+    def _forget(self) -> None:
+        """Have no cache, and nothing of a last round."""
+        self._places = Places(self.session, self.dtype)
+        self._shape, self._true = None, None
 
     def _forward(
         self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor

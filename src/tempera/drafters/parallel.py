@@ -4,8 +4,12 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth
 hidden size, r rank of the Markov head.
 """
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.cache_slots import last_emitted
@@ -46,15 +50,32 @@ class ParallelDraft(HiddenStateDraft):
         depth: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if depth > model.slots:
-            raise DraftTooShort(model.slots, depth)
+        self.slots = model.slots
+        self._set_depth(depth)
         super().__init__(model, target, dtype)
-        self.depth = depth
         self._mask_embed, self._mask_hidden = (
             vector.detach().to(target.device, target.dtype)
             for vector in (model.mask_embed, model.mask_hidden)
         )
         self._markov = self._markov_tables(model, target)
+
+    def _set_depth(self, depth: int) -> None:
+        if depth > self.slots:
+            raise DraftTooShort(self.slots, depth)
+        self.depth = depth
+
+    @override
+    def for_depth(self, depth: int) -> Self:
+        """The draft with another number of slots in its pass, and a cache of its own; both share
+        their weights.
+
+        Raises:
+            DraftTooShort: the draft was trained for shorter chains.
+        """
+        other = copy.copy(self)
+        other._set_depth(depth)
+        other._forget()
+        return other
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -153,10 +174,9 @@ def build_parallel(
         TemperaError: the directory contains no valid draft, or one for another target or for
             shorter chains.
     """
+    length = max(2, tree.max_depth)
     model = trained_or_random(
-        path,
-        ParallelModel.from_pretrained,
-        lambda: ParallelModel.untrained(target, tree.max_depth),
+        path, target, ParallelModel.from_pretrained, ParallelModel.of, length=length
     )
     draft = ParallelDraft(model, target, tree.max_depth, torch_dtype(dtype))
     return StaticTreeDrafter(draft, tree)

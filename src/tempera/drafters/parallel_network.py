@@ -25,7 +25,6 @@ from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.drafters.eagle_network import EagleConfig
 from tempera.errors import TemperaError
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
-from tempera.targets.transformer import TransformerTarget
 
 RANK = 64
 LENGTH = 5
@@ -164,17 +163,6 @@ class ParallelModel(DraftNetwork):
         common = vars(EagleConfig.of(network, model, vocab_size, identity, features))
         config = ParallelConfig(**common, layers=layers, rank=rank, length=length)
         return cls(config, network.decoder_layer)
-
-    @classmethod
-    def untrained(cls, target: TransformerTarget, length: int) -> Self:
-        """A draft with random weights for a `TransformerTarget`, that drafts `length` tokens. It
-        costs as much as a trained one of one layer, but almost none of its tokens are accepted.
-        """
-        name = "any model: it is random"
-        with target.device:
-            return cls.of(
-                target.network, name, target.vocab_size, target.identity, length=max(2, length)
-            )
 
 
 def parallel_network(

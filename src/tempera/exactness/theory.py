@@ -192,6 +192,7 @@ def _walk(
         begins[length + 1][prefix * vocab_size : (prefix + 1) * vocab_size] += weight * law
 
     def test(siblings: list[int], target: Tensor, draft: Tensor, weight: float) -> None:
+        """Test the siblings left against p without those rejected, then draw from it."""
         if not siblings:
             end(target, weight)
             return
