@@ -22,6 +22,33 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def parallel(stored: Path) -> Path:
+    """A stored setting with a parallel draft of its own; returns the draft's weights."""
+    weights = stored.with_name("other") / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    options = ["method=block", "drafter=parallel", "depth=2", f"drafter.path={weights.parent}"]
+    found_under = conditions(composed("eval", ["method=eagle"]))
+    save_tuned(stored, options, found_under, {"budget": "none"}, str(weights.parent))
+    return weights
+
+
+@pytest.mark.slow
+def test_auto_with_a_parallel_draft(parallel: Path) -> None:
+    found = composed("eval", ["method=auto", "seed=3"])
+    assert found.drafter._target_ == "tempera.drafters.parallel.build_parallel"
+    assert (found.drafter.path, found.depth, found.seed) == (str(parallel.parent), 2, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"others")])
+def test_a_parallel_draft_that_has_changed_is_refused(change: Any, parallel: Path) -> None:
+    change(parallel)
+    with pytest.raises(TemperaError, match=f"the draft in {parallel.parent}, which has changed or"):
+        composed("eval", ["method=auto"])
+
+
 @pytest.mark.slow
 def test_auto_is_the_stored_options(stored: Path) -> None:
     found = composed("eval", ["method=auto", "seed=3"])
@@ -72,6 +99,12 @@ def test_plain_autoregression_has_no_draft() -> None:
     shared = ["seed=1", "drafter.path=here"]
     assert beside(shared, ["method=ar"]) == ["seed=1", "method=ar"]
     assert beside(shared, ["method=block"]) == [*shared, "method=block"]
+
+
+@pytest.mark.parametrize("options", [["method=parallel"], ["method=block", "drafter=parallel"]])
+def test_a_parallel_draft_is_not_where_eagles_is(options: list[str]) -> None:
+    shared = ["seed=1", "drafter.path=here", "drafter.dtype=bfloat16"]
+    assert beside(shared, options) == ["seed=1", "drafter.dtype=bfloat16", *options]
 
 
 @pytest.mark.slow

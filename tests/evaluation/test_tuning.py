@@ -4,12 +4,17 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from paths import ROOT
-from tiny_evaluation import tiny_options
+from tiny_evaluation import network, tiny_options
 
+from tempera.commands import tune as tune_command
+from tempera.config.compose import composed_run
+from tempera.config.tuned import has_own_draft
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.evaluation.tuning import (
     Budget,
@@ -136,7 +141,8 @@ def test_the_command_and_method_auto(tune: Any, tmp_path: Path) -> None:
     ]
     quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=2", "depths=[2,3]"]
     grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "top_k=0"]
-    status, out, err = tune(*tiny, *quick, *grid, "budget=kl:5")
+    ParallelModel.of(network(), "tiny", length=2).save_pretrained("other")
+    status, out, err = tune(*tiny, *quick, *grid, "budget=kl:5", "parallel=other")
     assert status == 0, err
     place = tmp_path / "outputs" / "tuning"
     result = json.loads((place / "shapes" / "tune.json").read_text(encoding="utf-8"))
@@ -148,33 +154,83 @@ def test_the_command_and_method_auto(tune: Any, tmp_path: Path) -> None:
             "method=eagle2",
             *(
                 f"{method} depth={depth}{knob}"
-                for depth in (2, 3)
+                for depth, exact, draft in (
+                    (2, "eagle", ""),
+                    (3, "eagle", ""),
+                    (2, "parallel", " drafter=parallel"),
+                )
                 for method, knob in (
-                    ("method=eagle", ""),
-                    ("method=block", ""),
-                    ("method=optimal_rsd", " price=1.0"),
-                    ("method=uniform_rsd", " delta=2.0"),
-                    ("method=coolsd floor=1", " delta=2.0"),
+                    (f"method={exact}", ""),
+                    (f"method=block{draft}", ""),
+                    (f"method=optimal_rsd{draft}", " price=1.0"),
+                    (f"method=uniform_rsd{draft}", " delta=2.0"),
+                    (f"method=coolsd{draft} floor=1", " delta=2.0"),
                 )
             ),
         ]
     )
+    assert result["drafters"] == {
+        "eagle": "tried",
+        "eagle2": "tried",
+        "parallel": "tried",
+        "independent": "left out: never tried; compare it in a sweep",
+        "jacobi, sjd, scd, sjd_pac": "left out: never tried; compare them in a sweep",
+        "parallel, depth=3": "left out: it drafts 2 tokens",
+    }
+    assert "left out: it drafts 2 tokens" in out
+    (plain,) = (row for row in result["predictions"] if row["options"] == ["method=ar"])
+    assert plain["tokens"] < 1000 / plain["round"]  # an image begins with its prompt
     chosen = result["chosen"]["predicted"]["options"]
-    assert f"use: python eval/run.py {tiny[0]} " in out and f" {' '.join(chosen)}\n" in out
     stored = json.loads((place / "shapes.json").read_text(encoding="utf-8"))
-    assert stored["options"] == chosen
+    used = stored["options"]
+    assert used == [*chosen, *(["drafter.path=other"] if has_own_draft(chosen) else [])]
+    assert f"use: python eval/run.py {tiny[0]} " in out and f" {' '.join(used)}\n" in out
     made = {path.parent.name for path in place.rglob("metrics.json")}
     assert made == {"method=ar", *(",".join(one["predicted"]["options"]) for one in result["runs"])}
 
     again = [*tiny, "limit=4", "speed.prompts=0", "top_k=0", "hydra.run.dir=again"]
     status, out, err = tune("method=auto", *again, script=ROOT / "eval" / "run.py")
     assert status == 0, err
-    assert f"method=auto is {' '.join(chosen)}\n" in out
+    assert f"method=auto is {' '.join(used)}\n" in out
     settings = json.loads(Path("again/metrics.json").read_text(encoding="utf-8"))["settings"]
     of_run = json.loads((place / "shapes/runs" / ",".join(chosen) / "metrics.json").read_text())
     assert settings == of_run["settings"] and settings["method"] != "auto"
     status, out, err = tune("method=auto", *again, "top_k=5", script=ROOT / "eval" / "run.py")
     assert status == 1 and "was found with top_k=0.0, but this run has top_k=5.0" in err
+
+
+def settings_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+    """Settings of the shipped model with both drafts, of which the parallel one is for another
+    target, and what the drafters are.
+    """
+
+    def built(cfg: Any, target: Any) -> Any:
+        if cfg.drafter._target_.endswith("build_parallel"):
+            raise TemperaError("made for another target")
+        return SimpleNamespace(model=SimpleNamespace(for_depth=lambda depth: None))
+
+    monkeypatch.setattr(tune_command.build, "check_draft", lambda *arguments: None)
+    monkeypatch.setattr(tune_command.build, "build_drafter", built)
+    cfg = composed_run("tune", ["depths=[2]", "trees=[]", *options], "somewhere")
+    settings = tune_command._Settings(cfg, Budget.parse("none"))
+    return settings, lambda: settings.drafters(None)
+
+
+@pytest.mark.slow
+def test_a_draft_for_another_target_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, drafters = settings_with(monkeypatch)
+    assert {one.draft for one in settings.candidates()} == {"eagle", "parallel"}
+    assert sorted(drafters()) == ["eagle depth=2", "method=eagle2"]
+    assert settings.drafters_tried()["parallel"] == "left out: made for another target"
+
+
+@pytest.mark.slow
+def test_a_draft_for_another_target_that_was_named_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, drafters = settings_with(monkeypatch, "parallel=here")
+    with pytest.raises(TemperaError, match="made for another target"):
+        drafters()
 
 
 @pytest.mark.slow
@@ -187,7 +243,9 @@ def test_the_command_and_method_auto(tune: Any, tmp_path: Path) -> None:
         (["runs=0"], "runs=0 is too small: give at least 1"),
         (["depths=[two]"], "`depths=['two']` is not possible"),
         (["batch_size=2"], "batch_size=2 cannot be tuned for"),
-        (["drafter.path=nowhere"], "nowhere"),
+        (["drafter.path=nowhere"], "with drafter.path=DIR"),
+        (["parallel=nowhere"], "with parallel=DIR"),
+        (["model=llamagen_xl_stage1"], "there is no directory outputs/train_draft/llamagen_xl_st"),
         (["method=coolsd"], "there is no option `method`"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,19 @@ from tempera.config import build
 from tempera.config.compose import composed, composed_run, written
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_value, check_values, instantiate
-from tempera.config.tuned import PLAIN, beside, conditions, option_name, save_tuned
+from tempera.config.tuned import (
+    PLAIN,
+    beside,
+    conditions,
+    has_own_draft,
+    option_name,
+    save_tuned,
+)
 from tempera.data.captions import check_prompts
 from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import TemperaError
+from tempera.errors import DraftTooShort, TemperaError
 from tempera.evaluation.round_laws import TestedRule
 from tempera.evaluation.tuning import (
     Budget,
@@ -39,12 +46,13 @@ from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
 OWN = (
-    *("budget", "batch_size", "depths", "trees", "prices", "deltas", "limit", "offset"),
+    *("budget", "batch_size", "parallel", "depths", "trees", "prices", "deltas", "limit", "offset"),
     *("repeats", "runs", "images", "timed", "result", "directory", "overrides", "plan"),
 )
 """Options of conf/tune.yaml that are not those of an evaluation."""
 KINDS: dict[str, Any] = {
     "budget": str,
+    "parallel": str | None,
     "depths": list[int],
     "trees": list[str],
     "prices": list[float],
@@ -64,40 +72,36 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     content of tune.json.
     """
     budget = _checked(cfg)
-    shared = [one for one in cfg.overrides if option_name(one) not in OWN]
+    settings = _Settings(cfg, budget)
     prompts, plan = instantiate(cfg.data), instantiate(cfg.plan)
-    candidates = list(_candidates(cfg, shared, budget))
-    base = _evaluation(shared, ("method=eagle",))
-    build.check_draft(base)
+    candidates = list(settings.candidates())
+    base = settings.evaluation(WITH_EAGLE)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
     target: Any = build.build_target(base)
     build.make_fast(base, target)
+    drafters = settings.drafters(target)
     console = Console()
     with console.status("measuring") as status:
         predictions = predict(
             target,
-            _drafters(cfg, shared, target),
-            candidates,
+            drafters,
+            [one for one in candidates if one.shape in drafters],
             prompts,
             plan,
             lambda part: status.update(f"measuring: {part}"),
         )
-    del target
-    _print_predictions(console, [one for one in predictions if budget.admits(one)], budget)
-    trials = _RealRuns(cfg, shared)
+    del target, drafters
+    _print_drafters(console, settings)
+    _print_predictions(console, [one for one in predictions if budget.admits(one)])
+    trials = _RealRuns(settings)
     outcomes = try_out(predictions, budget, cfg.runs, trials.run)
     best = fastest(outcomes, budget)
     result = trials.result(predictions, outcomes, best)
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    save_tuned(
-        Path(str(cfg.result)),
-        best.prediction.options,
-        conditions(base),
-        {name: result[name] for name in ("budget", "batch_size", "chosen")},
-    )
+    _save(settings, best.prediction.options, conditions(base), result)
     console.print(trials.table(outcomes, best))
-    _print_choice(console, beside(shared, best.prediction.options), cfg)
+    _print_choice(console, settings.arguments(best.prediction.options), cfg)
     return result
 
 
@@ -129,70 +133,191 @@ def _checked(cfg: DictConfig) -> Budget:
     return budget
 
 
-def _evaluation(shared: Sequence[str], options: Sequence[str]) -> DictConfig:
-    """An evaluation's configuration."""
-    return composed("eval", [*shared, *options])
+@dataclass(frozen=True)
+class _DraftKind:
+    """A kind of draft network.
 
-
-def _drafters(cfg: DictConfig, shared: Sequence[str], target: Any) -> dict[str, Drafter]:
-    """The drafters by the name of their shape: chains and static trees of one draft, and EAGLE-2's
-    trees.
+    Attributes:
+        name: of its drafter.
+        path: option of conf/tune.yaml that is its directory.
+        exact: the method that drafts with it and verifies exactly.
+        others: what gives it to other methods.
+        trees_of_its_own: methods that draft with it other trees than chains and static ones.
     """
-    first: Any = build.build_drafter(_evaluation(shared, ("method=eagle",)), target)
-    found: dict[str, Drafter] = {
-        written("depth", depth): StaticTreeDrafter(first.model, Tree.chain(depth))
-        for depth in cfg.depths
-    }
-    for name in cfg.trees:
-        found[written("tree", name)] = StaticTreeDrafter(first.model, Tree.named(name))
-    found["eagle2"] = build.build_drafter(_evaluation(shared, ("method=eagle2",)), target)
-    return found
+
+    name: str
+    path: str
+    exact: str
+    others: tuple[str, ...] = ()
+    trees_of_its_own: tuple[str, ...] = ()
 
 
-def _candidates(cfg: DictConfig, shared: Sequence[str], budget: Budget) -> Iterator[Candidate]:
-    """Every setting to predict: rules on chains, and the exact rule on trees."""
-    deepest = max(cfg.depths, default=0)
-    for options, knob, values, by_depth in _rules(cfg, budget):
-        one = _evaluation(shared, options)
-        for value in values:
-            if knob:
-                OmegaConf.update(one, knob, value)
-                build.check_method(one)
-            for depth in cfg.depths:
-                rule: Any = build.build_rule(one, depth if by_depth else deepest)
-                shape = written("depth", depth)
-                yield Candidate(
-                    (*options, shape, *([written(knob, value)] if knob else [])),
-                    shape,
-                    TestedRule(rule, not knob, depth if by_depth else None),
-                )
-    for name in cfg.trees:
-        yield Candidate(("method=eagle", written("tree", name)), written("tree", name))
-    yield Candidate(("method=eagle2",), "eagle2")
+DRAFTS = (
+    _DraftKind("eagle", "drafter.path", "method=eagle", trees_of_its_own=("method=eagle2",)),
+    _DraftKind("parallel", "parallel", "method=parallel", ("drafter=parallel",)),
+)
+NOT_TRIED = {
+    "independent": "never tried; compare it in a sweep",
+    "jacobi, sjd, scd, sjd_pac": "never tried; compare them in a sweep",
+}
+"""Drafters that no setting has, with the reason."""
+
+WITH_EAGLE = ("method=eagle",)
 
 
-def _rules(
-    cfg: DictConfig, budget: Budget
-) -> Iterator[tuple[tuple[str, ...], str, Sequence[float], bool]]:
-    """The methods on chains: their options, the option that is varied, its values, and whether
-    their tests depend on the depth of the chain.
+class _Settings:
+    """The settings to predict.
+
+    Attributes:
+        tried: the drafts that there are.
+        left_out: for each drafter that is not tried, or not as far as was asked for, the reason.
+
+    Raises:
+        TemperaError: a draft that the user named, or every draft, is missing.
     """
-    yield ("method=eagle",), "", [0.0], False
-    yield ("method=block",), "", [0.0], True
-    if budget.measure != "none":
-        yield ("method=optimal_rsd",), "price", cfg.prices, False
-        yield ("method=uniform_rsd",), "delta", cfg.deltas, False
-        yield ("method=coolsd", "floor=1"), "delta", cfg.deltas, True
+
+    def __init__(self, cfg: DictConfig, budget: Budget) -> None:
+        self.cfg, self.budget = cfg, budget
+        self.shared = [one for one in cfg.overrides if option_name(one) not in OWN]
+        self.left_out = dict(NOT_TRIED)
+        self.tried = [draft for draft in DRAFTS if self._is_there(draft)]
+        if not self.tried:
+            build.check_draft(self.evaluation(WITH_EAGLE))
+
+    def _is_there(self, draft: _DraftKind) -> bool:
+        """Whether there is such a draft; if not, and none was asked for, it is left out."""
+        one = self.evaluation((draft.exact,))
+        try:
+            build.check_draft(one, draft.path)
+        except TemperaError:
+            if self._is_named(draft):
+                raise
+            self.left_out[draft.name] = (
+                f"there is no draft in {one.drafter.path}; {draft.path}=DIR names another"
+            )
+            return False
+        return True
+
+    def _is_named(self, draft: _DraftKind) -> bool:
+        """Whether the user asked for this draft."""
+        return any(option_name(given) == draft.path for given in self.cfg.overrides)
+
+    def options(self, options: Sequence[str]) -> list[str]:
+        """The options of a setting, with the draft's path if the user gave it here."""
+        named = self.cfg.parallel is not None and has_own_draft(options)
+        return [*options, *([written("drafter.path", self.cfg.parallel)] if named else [])]
+
+    def arguments(self, options: Sequence[str]) -> list[str]:
+        """The options of an evaluation with a setting."""
+        return [*beside(self.shared, options), *self.options(options)[len(options) :]]
+
+    def evaluation(self, options: Sequence[str]) -> DictConfig:
+        """The configuration of an evaluation with a setting."""
+        return composed("eval", self.arguments(options))
+
+    def drafters(self, target: Any) -> dict[str, Drafter]:
+        """The drafters by the name of their shape: chains and static trees of each draft, and
+        EAGLE-2's trees.
+        """
+        found: dict[str, Drafter] = {}
+        for draft in list(self.tried):
+            try:
+                found |= self._drafters_of(draft, target)
+            except TemperaError as problem:
+                if self._is_named(draft) or len(self.tried) == 1:
+                    raise
+                self.tried.remove(draft)
+                self.left_out[draft.name] = str(problem)
+        return found
+
+    def _drafters_of(self, draft: _DraftKind, target: Any) -> dict[str, Drafter]:
+        trees = {written("depth", depth): Tree.chain(depth) for depth in self.cfg.depths}
+        trees |= {written("tree", name): Tree.named(name) for name in self.cfg.trees}
+        found: dict[str, Drafter] = {}
+        if trees:
+            shallowest = min(trees, key=lambda name: trees[name].max_depth)
+            first: Any = build.build_drafter(self.evaluation((draft.exact, shallowest)), target)
+        for name, tree in trees.items():
+            try:
+                model = first.model.for_depth(tree.max_depth)
+            except DraftTooShort as problem:
+                self.left_out[f"{draft.name}, {name}"] = f"it drafts {problem.slots} tokens"
+            else:
+                found[_shape(draft, name)] = StaticTreeDrafter(model, tree)
+        for method in draft.trees_of_its_own:
+            found[method] = build.build_drafter(self.evaluation((method,)), target)
+        return found
+
+    def drafters_tried(self) -> dict[str, str]:
+        """For each drafter `tried`, or why it was left out."""
+        names = [
+            name
+            for draft in self.tried
+            for name in (
+                draft.name,
+                *(one.removeprefix("method=") for one in draft.trees_of_its_own),
+            )
+        ]
+        left_out = {name: f"left out: {reason}" for name, reason in self.left_out.items()}
+        return dict.fromkeys(names, "tried") | left_out
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every setting: rules on chains, and the exact rule on trees."""
+        for draft in self.tried:
+            yield from self._chains(draft)
+            for name in self.cfg.trees:
+                tree = written("tree", name)
+                yield Candidate((draft.exact, tree), draft.name, _shape(draft, tree))
+            for method in draft.trees_of_its_own:
+                yield Candidate((method,), draft.name, method)
+
+    def _chains(self, draft: _DraftKind) -> Iterator[Candidate]:
+        deepest = max(self.cfg.depths, default=0)
+        for options, knob, values, by_depth in self._rules(draft):
+            one = self.evaluation(options)
+            for value in values:
+                if knob:
+                    OmegaConf.update(one, knob, value)
+                    build.check_method(one)
+                for depth in self.cfg.depths:
+                    rule: Any = build.build_rule(one, depth if by_depth else deepest)
+                    chain = written("depth", depth)
+                    yield Candidate(
+                        (*options, chain, *([written(knob, value)] if knob else [])),
+                        draft.name,
+                        _shape(draft, chain),
+                        TestedRule(rule, not knob, depth if by_depth else None),
+                    )
+
+    def _rules(
+        self, draft: _DraftKind
+    ) -> Iterator[tuple[tuple[str, ...], str, Sequence[float], bool]]:
+        """The methods on chains: their options, the option that is varied, its values, and whether
+        their tests depend on the depth of the chain.
+        """
+        yield (draft.exact,), "", [0.0], False
+        yield ("method=block", *draft.others), "", [0.0], True
+        if self.budget.measure != "none":
+            prices, deltas = self.cfg.prices, self.cfg.deltas
+            yield ("method=optimal_rsd", *draft.others), "price", prices, False
+            yield ("method=uniform_rsd", *draft.others), "delta", deltas, False
+            yield ("method=coolsd", *draft.others, "floor=1"), "delta", deltas, True
+
+
+def _shape(draft: _DraftKind, shape: str) -> str:
+    """The name of a drafter: its draft's and that of its chain or tree."""
+    return f"{draft.name} {shape}"
 
 
 class _RealRuns:
     """Real runs, each in a directory of its own, beside one of plain autoregression."""
 
-    def __init__(self, cfg: DictConfig, shared: Sequence[str]) -> None:
-        self.cfg, self.directory = cfg, Path(str(cfg.directory)) / "runs"
+    def __init__(self, settings: _Settings) -> None:
+        self.settings, self.cfg = settings, settings.cfg
+        cfg = settings.cfg
+        self.directory = Path(str(cfg.directory)) / "runs"
         batches = [] if cfg.batch_size == 1 else [cfg.batch_size]
         self.options = [
-            *shared,
             written("limit", cfg.images),
             written("speed.prompts", cfg.timed),
             written("speed.batches", batches),
@@ -226,7 +351,8 @@ class _RealRuns:
         """The directory of a finished run."""
         place = self.directory / ",".join(options)
         if options not in self.rows and not (options == PLAIN and self.rows):
-            evaluate.main(composed_run("eval", beside(self.options, options), place))
+            arguments = [*self.settings.arguments(options), *self.options]
+            evaluate.main(composed_run("eval", arguments, place))
         return place
 
     def result(
@@ -236,6 +362,7 @@ class _RealRuns:
         return {
             "budget": self.cfg.budget,
             "batch_size": self.cfg.batch_size,
+            "drafters": self.settings.drafters_tried(),
             "chosen": self._summary(best),
             "runs": [self._summary(outcome) for outcome in outcomes],
             "predictions": [asdict(one) for one in predictions],
@@ -293,7 +420,32 @@ def _difference(interval: Mapping[str, Any] | None, form: str) -> str:
     return f"{value}\n{low} … {high}"
 
 
-def _print_predictions(console: Console, predictions: Sequence[Prediction], budget: Budget) -> None:
+def _save(
+    settings: _Settings,
+    options: Sequence[str],
+    found_under: Mapping[str, Any],
+    result: Mapping[str, Any],
+) -> None:
+    """Write what method=auto reads."""
+    path = settings.evaluation(options).drafter.path if has_own_draft(options) else None
+    save_tuned(
+        Path(str(settings.cfg.result)),
+        settings.options(options),
+        found_under,
+        {name: result[name] for name in ("budget", "batch_size", "drafters", "chosen")},
+        path,
+    )
+
+
+def _print_drafters(console: Console, settings: _Settings) -> None:
+    """Which drafters were tried, and which were not."""
+    shown = Table(title="drafters", title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    for name, outcome in settings.drafters_tried().items():
+        shown.add_row(name, outcome)
+    console.print(shown)
+
+
+def _print_predictions(console: Console, predictions: Sequence[Prediction]) -> None:
     """The fastest predictions within the budget."""
     shown = Table(
         title="fastest settings predicted within the budget",

@@ -206,9 +206,13 @@ def build_tree(cfg: DictConfig) -> Tree:
     return tree
 
 
-def check_draft(cfg: DictConfig) -> None:
+def check_draft(cfg: DictConfig, option: str = "drafter.path") -> None:
     """Raise TemperaError if the method's draft should be in a directory but is not. Called before
     any weights are read.
+
+    Args:
+        cfg: the composed configuration.
+        option: with which the user can name the directory.
     """
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
@@ -217,7 +221,7 @@ def check_draft(cfg: DictConfig) -> None:
         check_files(
             Path(str(path)),
             f"train a draft with `{command('train')} model={cfg.model.name}{kind}`, give another "
-            "with drafter.path=DIR, or take a method without one, such as method=sjd",
+            f"with {option}=DIR, or take a method without one, such as method=sjd",
         )
 
 

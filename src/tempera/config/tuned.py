@@ -15,6 +15,9 @@ from tempera.runtime.installation import command
 PLAIN = ("method=ar",)
 """The options of plain autoregression, which may be the fastest setting."""
 
+OWN_DRAFT = ("method=parallel", "drafter=parallel")
+"""Options of settings whose draft is not the one that `drafter.path` of method=auto names."""
+
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 
 
@@ -25,13 +28,12 @@ def conditions(cfg: DictConfig) -> dict[str, Any]:
     import torch
 
     from tempera.config.build import parse_device, parse_dtype
-    from tempera.runtime.network_directory import weights_hash
 
     device = parse_device(cfg.device)
     path = OmegaConf.select(cfg, "drafter.path")
     return {
         "model": cfg.model.name,
-        "draft": None if path is None else weights_hash(Path(str(path))),
+        "draft": None if path is None else _weights_of(str(path)),
         **{name: float(cfg[name]) for name in SAMPLING},
         "dtype": str(parse_dtype(cfg.dtype, device)).removeprefix("torch."),
         "compile": cfg.get("compile", False),
@@ -40,7 +42,11 @@ def conditions(cfg: DictConfig) -> dict[str, Any]:
 
 
 def save_tuned(
-    path: Path, options: Sequence[str], found_under: Mapping[str, Any], about: Mapping[str, Any]
+    path: Path,
+    options: Sequence[str],
+    found_under: Mapping[str, Any],
+    about: Mapping[str, Any],
+    own_draft: str | None = None,
 ) -> None:
     """Write what `method=auto` stands for.
 
@@ -49,8 +55,12 @@ def save_tuned(
         options: of the command line, such as method=block and depth=4.
         found_under: the `conditions`.
         about: further facts for the reader.
+        own_draft: directory of the draft, if it is not EAGLE's.
     """
-    write_json(path, {"options": list(options), "conditions": dict(found_under), **about})
+    found: dict[str, Any] = {"options": list(options), "conditions": dict(found_under)}
+    if own_draft is not None:
+        found["own_draft"] = {"path": own_draft, "weights": _weights_of(own_draft)}
+    write_json(path, {**found, **about})
 
 
 def is_auto(cfg: DictConfig) -> bool:
@@ -70,7 +80,8 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
         raise TemperaError(f"there is no {path}, which method=auto reads: {again} first")
     stored = read_json(path)
     options, known = stored.get("options"), stored.get("conditions")
-    if not isinstance(known, dict) or not isinstance(options, list):
+    own = stored.get("own_draft", {})
+    if not (isinstance(known, dict) and isinstance(own, dict) and isinstance(options, list)):
         raise TemperaError(f"{path} is no result of tuning: {again}")
     for name, now in conditions(cfg).items():
         if known.get(name) != now:
@@ -78,17 +89,40 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
                 f"{path} was found with {name}={known.get(name)}, but this run has {name}={now}: "
                 f"{again}, or choose a method"
             )
+    if own and _weights_of(str(own.get("path"))) != own.get("weights"):
+        raise TemperaError(
+            f"{path} was found with the draft in {own.get('path')}, which has changed or is gone: "
+            f"{again}, or choose a method"
+        )
     others = [one for one in arguments if option_name(one) not in ("method", "tuned")]
     return beside(others, list(map(str, options)))
 
 
 def beside(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Arguments with the options of a setting; plain autoregression has none of a draft."""
-    plain = tuple(options) == PLAIN
-    kept = [one for one in arguments if not (plain and option_name(one).startswith("drafter."))]
-    return [*kept, *options]
+    """Arguments with the options of a setting. Plain autoregression has none of a draft, and a
+    setting with another draft than EAGLE's not the path of EAGLE's.
+    """
+    if tuple(options) == PLAIN:
+        dropped = [one for one in arguments if option_name(one).startswith("drafter.")]
+    elif has_own_draft(options):
+        dropped = [one for one in arguments if option_name(one) == "drafter.path"]
+    else:
+        dropped = []
+    return [*(one for one in arguments if one not in dropped), *options]
+
+
+def has_own_draft(options: Sequence[str]) -> bool:
+    """Whether a setting has another draft than EAGLE's."""
+    return any(option in OWN_DRAFT for option in options)
 
 
 def option_name(argument: str) -> str:
     """The name in an argument `name=value`, `+name=value` or `~name`."""
     return argument.partition("=")[0].lstrip("+~")
+
+
+def _weights_of(directory: str) -> str | None:
+    """Identifies the weights of the draft in a directory; None if it holds none."""
+    from tempera.runtime.network_directory import weights_hash
+
+    return weights_hash(Path(directory))

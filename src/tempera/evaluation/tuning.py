@@ -86,11 +86,13 @@ class Candidate:
 
     Attributes:
         options: of `conf/eval.yaml`, as on the command line.
+        draft: name of its draft.
         shape: name of its drafter.
         tested: its rule; None for the exact rule on a tree.
     """
 
     options: tuple[str, ...]
+    draft: str
     shape: str
     tested: TestedRule | None = None
 
@@ -170,18 +172,23 @@ def predict(
     }
     with target.encoded(texts):
         rounds = time_rounds(target, methods, texts, plan.repeats)
+        begins = _time_begins(target, timed, texts, plan.repeats)
     ar = rounds[""].median
-    found = [Prediction(PLAIN, True, 1.0, 1000 * plan.batch_size / ar, ar, 1.0)]
+    plain = begins[""] + target.length * ar
+    tokens = 1000 * plan.batch_size * target.length / plain
+    found = [Prediction(PLAIN, True, 1.0, tokens, ar, 1.0)]
     laws = _laws(target, drafters, candidates, prompts, plan, progress)
-    for candidate, (law, extra) in zip(candidates, laws, strict=True):
+    for candidate in candidates:
+        law, extra = laws[candidate]
         cost = rounds[candidate.shape].median + extra
-        speedup = law.length * ar / (law.median_rounds(plan.batch_size) * cost)
+        took = begins[candidate.shape] + law.median_rounds(plan.batch_size) * cost
+        speedup = plain / took
         found.append(
             Prediction(
                 candidate.options,
                 candidate.tested is None or candidate.tested.lossless,
                 speedup,
-                speedup * 1000 * plan.batch_size / ar,
+                speedup * tokens,
                 cost,
                 law.accepted_length,
                 law.kl_per_token,
@@ -191,6 +198,24 @@ def predict(
     return sorted(found, key=lambda one: -one.speedup)
 
 
+def _time_begins(
+    target: TransformerTarget, drafters: Mapping[str, Drafter], texts: list[str], repeats: int
+) -> dict[str, float]:
+    """Median milliseconds from encoded prompts to the first round: the prefix in target and draft,
+    without new caches.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in drafters}
+    for _ in range(repeats):
+        for name, drafter in drafters.items():
+            for _ in range(2):  # the first one may allocate caches
+                start = _now(target.device)
+                target.begin(texts, drafter.nodes)
+                drafter.begin(texts)
+                elapsed = _now(target.device) - start
+            seconds[name].append(elapsed)
+    return {name: Spread.of(values).median for name, values in seconds.items()}
+
+
 def _laws(
     target: TransformerTarget,
     drafters: Mapping[str, Drafter],
@@ -198,33 +223,43 @@ def _laws(
     prompts: Sequence[Prompt],
     plan: TuningPlan,
     progress: Callable[[str], None],
-) -> list[tuple[RoundLaws, float]]:
+) -> dict[Candidate, tuple[RoundLaws, float]]:
     """For each candidate the law of its rounds, and by how many milliseconds its verification takes
     longer than the exact rule's.
     """
-    rules = list(dict.fromkeys(one.tested for one in candidates if one.tested is not None))
-    chains = [drafters[one.shape] for one in candidates if one.tested is not None]
-    trees = {one.shape: drafters[one.shape] for one in candidates if one.tested is None}
-    outcomes: dict[TestedRule, Tensor] = {}
-    extra: dict[tuple[type, int], float] = {}
-    if rules:
-        progress("drafts")
-        recorder = LawRecorder(max(chains, key=lambda drafter: drafter.depth), rules)
-        outcomes = predict_laws(target, recorder, prompts, plan.seed, target.device)
-        progress("verification")
-        extra = _surplus(candidates, drafters, recorder, plan)
-    counted = {}
-    for name, drafter in trees.items():
-        progress(name)
-        counted[name] = count_rounds(target, drafter, prompts, plan.seed, target.device)
-    found = []
-    for one in candidates:
-        if one.tested is None:
-            found.append((counted[one.shape], 0.0))
-        else:
-            depth = drafters[one.shape].depth
-            law = RoundLaws.predicted(outcomes[one.tested], depth)
-            found.append((law, extra[type(one.tested.rule), depth]))
+    found: dict[Candidate, tuple[RoundLaws, float]] = {}
+    chains = [one for one in candidates if one.tested is not None]
+    for draft in dict.fromkeys(one.draft for one in chains):
+        progress(f"chains, draft {draft}")
+        own = [one for one in chains if one.draft == draft]
+        found |= _chain_laws(target, drafters, own, prompts, plan)
+    trees = dict.fromkeys(one.shape for one in candidates if one.tested is None)
+    for shape in trees:
+        progress(shape)
+        law = count_rounds(target, drafters[shape], prompts, plan.seed, target.device)
+        found |= {one: (law, 0.0) for one in candidates if one.shape == shape}
+    return found
+
+
+def _chain_laws(
+    target: TransformerTarget,
+    drafters: Mapping[str, Drafter],
+    candidates: Sequence[Candidate],
+    prompts: Sequence[Prompt],
+    plan: TuningPlan,
+) -> dict[Candidate, tuple[RoundLaws, float]]:
+    """`_laws` of chains of one draft, whose deepest one is tested."""
+    tested = {one: one.tested for one in candidates if one.tested is not None}
+    chains = [drafters[one.shape] for one in candidates]
+    deepest = max(chains, key=lambda drafter: drafter.depth)
+    recorder = LawRecorder(deepest, list(dict.fromkeys(tested.values())))
+    outcomes = predict_laws(target, recorder, prompts, plan.seed, target.device)
+    extra = _surplus(candidates, drafters, recorder, plan)
+    found = {}
+    for one, rule in tested.items():
+        depth = drafters[one.shape].depth
+        law = RoundLaws.predicted(outcomes[rule], depth)
+        found[one] = law, extra[type(rule.rule), depth]
     return found
 
 
