@@ -80,7 +80,10 @@ def test_tests_of_a_module() -> None:
         "rules/test_standard_block.py",
         "exactness/test_laws.py",
     ]
-    assert mutation.tests_of("metrics/acceptance") == ["evaluation/test_run.py"]
+    assert mutation.tests_of("metrics/acceptance") == [
+        "metrics/test_acceptance.py",
+        "evaluation/test_run.py",
+    ]
     with pytest.raises(SystemExit, match="there is no module rules/none"):
         list(mutation.module_paths(["rules/none"]))
 

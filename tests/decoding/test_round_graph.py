@@ -25,7 +25,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
-from tempera.decoding.round_graph import RoundGraphs
+from tempera.decoding.round_graph import BatchSize, RoundGraphs
 from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
@@ -105,6 +105,18 @@ CASES = {
 }
 
 
+class SizedGraphs(RoundGraphs):
+    """Notes the sizes of the batches."""
+
+    def __init__(self, recorder):
+        super().__init__(recorder)
+        self.sizes = []
+
+    def play(self, one_round, parts, owners, size):
+        self.sizes.append(size)
+        return super().play(one_round, parts, owners, size)
+
+
 def images(target, drafter, rule, prompts, seed=0, **options):
     return decode(target, drafter, rule, RandomStreams(seed, prompts), prompts, **options)
 
@@ -123,12 +135,13 @@ def test_replayed_rounds_emit_what_played_ones_emit(name):
     make, rule = CASES[name]
     target = made()
     drafter, recorder, spread = make(target), TapeRecorder(), set()
-    graphs = RoundGraphs(recorder)
+    graphs = SizedGraphs(recorder)
     for seed, prompts in enumerate(BATCHES):
         expected = images(target, drafter, rule, prompts, seed, diagnostics=True)
         options = {"diagnostics": True, "graphs": graphs}
         check_same(images(target, drafter, rule, prompts, seed, **options), expected)
         spread.add(int(expected.trace.rounds.max() - expected.trace.rounds.min()))
+    assert graphs.sizes == [BatchSize(len(batch), LENGTH, drafter.depth + 1) for batch in BATCHES]
     assert recorder.played == len(BATCHES) + round_graph.WARM_UP
     assert len(recorder.tapes) == 1 and recorder.replayed > 2 * LENGTH / (1 + drafter.depth)
     assert not recorder.tapes[0].count, "the recorded round reads, or makes what data decides"

@@ -2,6 +2,7 @@
 law, the bias of the others is measured, faults are seen.
 """
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -275,3 +276,101 @@ def test_the_p_value_of_kolmogorov(scaled: float) -> None:
     from scipy.special import kolmogorov
 
     assert gaussians._tail(scaled) == pytest.approx(kolmogorov(scaled), abs=1e-9)
+
+
+@pytest.mark.parametrize("scaled", [0.0, 0.001])
+def test_a_tiny_distance_is_no_evidence(scaled: float) -> None:
+    assert gaussians._tail(scaled) == 1
+
+
+def decoded_alone(rows: int) -> Output:
+    """The target's images, a token a round."""
+    ids = list(map(str, range(rows)))
+    toy = gaussians.Toy(gaussians.Linear(1, 1), 2)
+    return gaussians.Parallel().decode(toy, RandomStreams(0, ids), ids)
+
+
+def test_the_distance_and_its_p_value_are_kolmogorovs() -> None:
+    from scipy import stats
+
+    columns = torch.randn(300, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    columns[:, 1] += 0.1
+    tests = [stats.kstest(column.numpy(), "norm", method="asymp") for column in columns.T]
+    assert gaussians.kolmogorov(columns).tolist() == pytest.approx([one.statistic for one in tests])
+    output = decoded_alone(300)
+    alone = gaussians.compare(columns[:, 1:], output)  # one column: no projections
+    assert alone.distance == pytest.approx(tests[1].statistic)
+    assert alone.p_value == pytest.approx(min(1, tests[1].pvalue))
+    assert (alone.rows, alone.margin) == (300, pytest.approx((math.log(40) / 600) ** 0.5))
+    assert (alone.accepted_length, alone.trials) == (1.0, 0.0)
+    both = gaussians.compare(columns, output)  # two columns and eight projections
+    assert both.distance >= max(one.statistic for one in tests)
+    tail = stats.kstwobign.sf(both.distance * 300**0.5)
+    assert both.p_value == pytest.approx(min(1, 10 * tail))
+    more = gaussians.compare(columns, output, projections=0)
+    assert more.p_value == pytest.approx(min(1, 2 * min(one.pvalue for one in tests)))
+
+
+def test_a_comparison_states_its_result() -> None:
+    shown = gaussians.SampleComparison(0.012, 0.003, 0.5, 1000, 1.5, 2.25)
+    assert shown.agrees and str(shown) == (
+        "agrees: KS 0.0120 ± 0.0030, p = 0.5, 1000 rows, accepted length 1.50, 2.25 residual "
+        "trials per image"
+    )
+    assert not gaussians.SampleComparison(0.1, 0.003, 0.9e-4, 1000, 1.5, 2.25).agrees
+    assert gaussians.SampleComparison(0.1, 0.003, 1.1e-4, 1000, 1.5, 2.25).agrees
+
+
+def test_a_token_sees_those_before_it_in_the_order_of_decoding() -> None:
+    toy = gaussians.Toy(gaussians.Linear(1, 2), 3)
+    tokens = torch.randn(2, 3, 2)
+    order, known = torch.tensor([[2, 0, 1], [0, 1, 2]]), torch.tensor([1, 2])
+    context = gaussians.Context(torch.arange(2), tokens, order, known, 2)
+    places = torch.tensor([[1], [2]])
+    found = toy.conditions(context, places, places + 1)
+    for row in range(2):
+        place = order[row, places[row, 0]]
+        seen = tokens[row, : known[row]]
+        expected = toy.offsets[place] + toy.weights[place, : known[row]] @ seen
+        torch.testing.assert_close(found[row, 0], expected)
+    loose = gaussians.Toy(gaussians.Linear(1, 2), 3, coupling=0.0)
+    assert not loose.offsets.any() and not loose.weights.any()
+    assert toy.offsets.any()
+
+
+@pytest.mark.parametrize(("length", "coupling"), [(1, 0.0), (2, 0.4)])
+def test_a_token_alone_does_not_depend_on_its_place(
+    length: int, coupling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    toy = gaussians.Toy
+
+    def spy(head: gaussians.ToyHead, length: int, coupling: float) -> gaussians.Toy:
+        seen.append(coupling)
+        return toy(head, length, coupling)
+
+    monkeypatch.setattr(gaussians, "Toy", spy)
+    gaussians.check(None, gaussians.Linear(1, 1), length=length, rows=10)
+    gaussians.draft_alone(gaussians.Linear(1, 1), length=length, rows=10)
+    assert seen == [coupling] * 4
+
+
+def test_a_single_stage_ignores_the_noise_it_starts_from() -> None:
+    one, three = gaussians.Linear(1, 2), gaussians.Linear(3, 2)
+    assert not one.turn.any() and three.turn.any()
+    assert not one.imitation(0.5).turn.any()
+    same = three.imitation(0.5, same_std=True)
+    assert same.log_std.equal(three.log_std) and not same.turn.equal(three.turn)
+    assert not three.imitation(0.5).log_std.equal(three.log_std)
+
+
+@pytest.mark.slow
+def test_the_table_of_biases() -> None:
+    lines = gaussians.biases(rows=400).splitlines()
+    assert len(lines) == 11 and lines[0].count("|") == lines[1].count("|") == 7
+    cells = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in lines[2:9]}
+    assert [len(found) for found in cells.values()] == [5] * 7
+    assert cells["cspd_published"][4] == cells["cspd_published exponent_temperature=1"][4] == "– |"
+    assert all(found.endswith("(exact)") for found in cells["cspd_exact"][:4])
+    assert not any("exact" in found for found in cells["the draft alone"])
+    assert lines[-1] == f"Each ± {(math.log(40) / 800) ** 0.5:.3f} (95 %), 400 images."

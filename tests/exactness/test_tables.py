@@ -19,6 +19,7 @@ from tempera.errors import TemperaError
 from tempera.exactness import theory
 from tempera.exactness.tables import (
     FirstRoundOnly,
+    LawComparison,
     TableDraft,
     TableTarget,
     by_length,
@@ -26,6 +27,7 @@ from tempera.exactness.tables import (
     compare,
     emit,
     emitted_law,
+    lookup,
 )
 from tempera.rules.schedules import exponential, linear, uniform
 from tempera.rules.standard import Exact, Relaxed
@@ -351,3 +353,63 @@ def test_distributions_by_length_are_normalised_in_float64():
     assert (first.dtype, first.shape, second.shape) == (torch.float64, (1, 3), (3, 3))
     torch.testing.assert_close(first[0], table[0].double() / table[0].double().sum())
     assert (second.sum(-1) - 1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([9, 4, 7], [10.0, 5.0, 5.0]),  # expected 5 times: a cell of its own
+        ([9, 8, 1, 2], [10.0, 5.0, 2.5, 2.5]),  # a pool of 5: one more cell
+        ([14, 6, 3, 3], [13.0, 7.0, 4.0, 2.0]),
+    ],
+)
+def test_the_p_value_is_pearsons(counts: list[int], expected: list[float]) -> None:
+    from scipy.stats import chisquare
+
+    found = compare(torch.tensor(counts), torch.tensor(expected) / sum(expected))
+    common = [place for place, count in enumerate(expected) if count >= 5]
+    rare = [place for place, count in enumerate(expected) if count < 5]
+    cells = [(counts[place], expected[place]) for place in common]
+    if rare:
+        cells.append((sum(counts[place] for place in rare), sum(expected[place] for place in rare)))
+    assert found.p_value == pytest.approx(chisquare(*zip(*cells, strict=True)).pvalue)
+
+
+def test_a_small_pool_counts_only_where_it_was_seen() -> None:
+    law = torch.tensor([10.0, 8.0, 2.0], dtype=torch.float64) / 20
+    unseen = compare(torch.tensor([12, 8, 0]), law)
+    assert unseen.p_value == pytest.approx(math.erfc((0.4 / 2) ** 0.5), rel=1e-6)  # one degree
+    lone = compare(torch.tensor([19, 1]), torch.tensor([0.95, 0.05], dtype=torch.float64))
+    assert lone.p_value == 1  # one cell tests nothing, and one of one expected is no surprise
+
+
+def test_the_noise_is_the_mean_distance_of_true_frequencies() -> None:
+    law = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    found = compare(torch.tensor([50, 30, 20]), law)
+    assert found.tv == pytest.approx(0)
+    expected = sum((p * (1 - p) / (2 * math.pi * 100)) ** 0.5 for p in law.tolist())
+    assert (found.noise, found.rows) == (pytest.approx(expected), 100)
+
+
+def test_one_in_10_000_is_the_level() -> None:
+    assert LawComparison(1.1e-4, 0.1, 0.1, 10).agrees
+    assert not LawComparison(0.9e-4, 0.1, 0.1, 10).agrees
+
+
+def test_100_000_outcomes_are_not_too_many() -> None:
+    assert check(Exact(), Tree.chain(1), vocab_size=10, length=5, rows=20).rows == 20
+
+
+def test_drafts_past_the_image_get_the_first_row() -> None:
+    table = torch.rand(4, 3)
+    found = lookup(table, torch.tensor([[3, 4], [0, 99]]))
+    assert found.equal(torch.stack([table[[3, 0]], table[[0, 0]]]))
+
+
+def test_forced_tokens_are_forced_after_every_prefix() -> None:
+    target = TableTarget(3, 3, forced={2: 1})
+    assert target.forced[0].tolist() == [-1] * 4 + [1] * 9
+    assert target.grid == (1, 3) and TableTarget(3, 4, grid=(2, 2)).grid == (2, 2)
+    assert TableTarget(3, 2, spread=0.0).logits.abs().max() == 0
+    torch.testing.assert_close(TableTarget(spread=3.0).logits, 2 * TableTarget().logits)
+    assert TableTarget().logits.shape == (1, 1 + 3 + 9 + 27, 3)

@@ -28,3 +28,66 @@ def test_a_mean_of_ratios_weights_columns_alike() -> None:
     assert (interval.value, interval.n) == (pytest.approx((0.5 + 1) / 2), 3)
     assert interval.low < interval.value <= interval.high
     assert bootstrap.mean_of_ratios(above[:0], below[:0]).n == 0
+
+
+def test_an_interval_is_the_middle_95_percent_of_the_replicates() -> None:
+    interval = bootstrap.percentile(3.0, np.arange(1001.0), 7)
+    assert interval.low == pytest.approx(25) and interval.high == pytest.approx(975)
+    assert interval.as_dict() == {"value": 3.0, "low": interval.low, "high": interval.high, "n": 7}
+
+
+def test_a_ratio_is_that_of_each_resamples_sums() -> None:
+    above, below = np.array([1.0, 5.0, 2.0, 9.0]), np.array([2.0, 3.0, 0.0, 4.0])
+    keep = [0, 1, 3]
+    drawn = bootstrap.counts(3, 200)
+    expected = (drawn @ above[keep]) / (drawn @ below[keep])
+    found = bootstrap.ratio(above, below, 200)
+    assert found == bootstrap.percentile(15 / 9, expected, 3)
+    none = bootstrap.ratio(above[2:3], below[2:3])
+    assert np.isnan([none.value, none.low, none.high]).all() and none.n == 0
+    assert bootstrap.mean(above, 200) == bootstrap.ratio(above, np.ones(4), 200)
+    assert bootstrap.mean(above) == bootstrap.mean(above, 1000)
+    assert bootstrap.ratio(above, below) == bootstrap.ratio(above, below, 1000)
+
+
+def test_a_mean_of_ratios_is_that_of_each_resamples_columns() -> None:
+    above = np.array([[1.0, 4.0], [2.0, 0.0], [5.0, 3.0], [0.0, 8.0]])
+    below = np.array([[2.0, 1.0], [1.0, 0.0], [3.0, 2.0], [4.0, 2.0]])
+    drawn = bootstrap.counts(4, 300)
+    with np.errstate(invalid="ignore"):
+        columns = (drawn @ above) / (drawn @ below)
+    expected = bootstrap.percentile((0.8 + 3.0) / 2, np.nanmean(columns, 1), 4)
+    found = bootstrap.mean_of_ratios(above, below, 300)
+    assert (found.low, found.high, found.n) == (expected.low, expected.high, 4)
+    assert found.value == pytest.approx(expected.value)
+    assert bootstrap.mean_of_ratios(above, below) == bootstrap.mean_of_ratios(above, below, 1000)
+    none = bootstrap.mean_of_ratios(above[:0], below[:0])
+    assert np.isnan([none.value, none.low, none.high]).all()
+
+
+def test_a_median_resamples_every_value() -> None:
+    values = np.array([1.0, 2.0, 4.0])
+    found = bootstrap.median(values)
+    assert (found.value, found.low, found.high, found.n) == (2.0, 1.0, 4.0, 3)
+    even = bootstrap.median(np.arange(12.0))
+    drawn = np.random.default_rng([0, 12]).integers(0, 12, (1000, 12))
+    assert (even.low, even.high) == tuple(np.quantile(np.median(drawn, 1), [0.025, 0.975]))
+    none = bootstrap.median(values[:0])
+    assert np.isnan([none.value, none.low, none.high]).all() and none.n == 0
+
+
+def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
+    replicates = np.arange(1001.0)
+    free = bootstrap.centred(0.0, replicates, 9)
+    assert [free.value, free.low, free.high, free.n] == pytest.approx([0.0, -475.0, 475.0, 9])
+    held = bootstrap.centred(0.0, replicates, 9, (-100.0, 200.0))
+    assert (held.low, held.high) == (-100.0, 200.0)
+    skewed = np.array([0.0] * 999 + [1e6])
+    assert bootstrap.centred(5.0, skewed, 9).high == 5.0
+    assert bootstrap.centred(5.0, -skewed, 9).low == 5.0
+
+
+def test_each_resample_has_its_own_statistic() -> None:
+    found = bootstrap.replicate(lambda drawn: float(drawn[0]), 5, 20)
+    assert found.tolist() == bootstrap.counts(5, 20)[:, 0].tolist()
+    assert not np.array_equal(bootstrap.counts(5, 20), bootstrap.counts(5, 20, 1))

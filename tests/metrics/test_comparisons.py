@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tempera.metrics import bootstrap, comparisons
+from tempera.metrics.bootstrap import Interval
 from tempera.metrics.comparisons import (
+    Comparison,
     Weighted,
     compare_all,
     holm,
@@ -104,3 +107,49 @@ def test_infinite_units_are_ranked_and_not_subtracted() -> None:
     assert found.value == pytest.approx(0.5)
     with pytest.raises(ValueError, match="infinite values have no differences"):
         compare_all([(values[0], values[1])])
+    down = [weighted(np.array([1.0, -np.inf])), weighted(np.array([np.inf, -np.inf]))]
+    assert [one.mean for one in down] == [-np.inf, 0]
+
+
+@pytest.mark.parametrize(("pairs", "resamples"), [(1, 2000), (5, 2000), (10, 4000)])
+def test_resamples_grow_with_the_pairs(pairs: int, resamples: int) -> None:
+    """Where all of them agree, the observed sample is the only one beyond 0: p = 2 / (R + 1)."""
+    ones, zeros = weighted(np.ones(3)), weighted(np.zeros(3))
+    found = compare_all([(ones, zeros)] * pairs)
+    assert {one.p for one in found} == {2 / (resamples + 1)}
+    assert {one.p for one in compare_all([(zeros, ones)])} == {2 / 2001}
+
+
+def test_a_resampled_difference_of_0_lies_on_both_sides() -> None:
+    """One unit of ten differs: resamples without it, (9/10)^10 of them, show no difference."""
+    one, none = weighted(np.eye(10)[0]), weighted(np.zeros(10))
+    (found,), (other,) = compare_all([(one, none)]), compare_all([(none, one)])
+    assert found.p == other.p == pytest.approx(2 * 0.9**10, abs=0.05)
+
+
+def test_resamples_come_in_chunks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparisons, "CHUNK", 40)
+    columns = RNG.normal(size=(30, 1)), np.ones((30, 1))
+    drawn = comparisons._replicates([columns, (np.zeros((30, 1)), np.ones((30, 1)))], 90, 0)
+    assert drawn.shape == (90, 1)
+    assert len(np.unique(drawn)) == 90
+
+
+def test_significance_begins_below_5_percent() -> None:
+    some = Interval(1.0, 0.5, 1.5, 9)
+    assert Comparison(some, 0.01, 0.049).significant
+    assert not Comparison(some, 0.01, 0.051).significant
+
+
+def test_an_interval_of_a_rank_correlation_resamples_the_units() -> None:
+    left, right = (
+        [weighted(mean + RNG.normal(0, 2, 40)) for mean in (0.0, 1.0, 2.0)] for _ in range(2)
+    )
+    drawn = bootstrap.counts(40, 1000)
+    means = [[drawn @ run.numerators / 40 for run in side] for side in (left, right)]
+    each = spearman(*(np.stack(side, 1) for side in means))
+    found = rank_correlation(left, right)
+    assert [found.low, found.high] == pytest.approx(np.quantile(each, [0.025, 0.975]))
+    assert found.n == 40 and found == rank_correlation(left, right, 1000)
+    none = rank_correlation(left, [left[0]] * 3)
+    assert np.isnan([none.value, none.low, none.high]).all()

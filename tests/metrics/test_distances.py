@@ -3,8 +3,15 @@ import pytest
 import torch
 
 from tempera.errors import TemperaError
-from tempera.metrics import bootstrap
-from tempera.metrics.distances import frechet, inception_score, kernel, precision, recall
+from tempera.metrics import bootstrap, distances
+from tempera.metrics.distances import (
+    feature_distances,
+    frechet,
+    inception_score,
+    kernel,
+    precision,
+    recall,
+)
 from tempera.runtime.torchvision import import_torchvision
 
 
@@ -221,3 +228,64 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
         recall(features(7), features(9))
     assert kernel(features(2), features(2), 5).n == 2
     assert recall(features(8), features(8), resamples=5).n == 8
+
+
+@pytest.mark.parametrize("rows", [7, 40])
+def test_rows_in_parts_give_the_same_distances(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = features(30, 3, shift=0.5), features(50, 3, seed=1)
+    whole = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
+    monkeypatch.setattr(distances, "ROWS", rows)
+    parts = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
+    for one, other in zip(whole, parts, strict=True):
+        assert [one.value, one.low, one.high] == pytest.approx([other.value, other.low, other.high])
+
+
+def test_three_neighbours_and_200_resamples_are_the_defaults() -> None:
+    left, right = features(30, 2, shift=0.5), features(50, 2, seed=1)
+    found = feature_distances()
+    assert list(found) == ["fid", "kid", "precision", "recall"]
+    for name, metric in (("precision", precision), ("recall", recall)):
+        assert found[name](left, right, 9) == metric(left, right, 3, 9)
+        assert feature_distances(5)[name](left, right, 9) == metric(left, right, 5, 9)
+        assert metric(left, right) == metric(left, right, 3, 200)
+    for distance in (frechet, kernel):
+        assert distance(left, right) == distance(left, right, 200)
+    assert inception_score(left) == inception_score(left, 200, 10)
+    alone = distances.manifold_distances(suffix="_x")
+    assert list(alone) == ["precision_x", "recall_x"]
+    assert alone["recall_x"](left, right, 9) == recall(left, right, 3, 9)
+
+
+def test_the_interval_of_recall_is_that_of_subsets_without_repeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the pictures each time, spread scaled by √(b / (n − b)), at most 50 subsets."""
+    left, right = features(31, 2, shift=0.5), features(40, 2, seed=1)
+    seen = replicates_of(monkeypatch)
+    recall(left, right, resamples=80)
+    order, shares = np.random.default_rng([0, 31]), []
+    for _ in range(50):
+        inner = left[np.sort(order.permutation(31)[:15])]
+        radius = np.sort(np.linalg.norm(inner[:, None] - inner, axis=-1), axis=1)[:, 3]
+        shares.append((np.linalg.norm(right[:, None] - inner, axis=-1) <= radius).any(1).mean())
+    expected = (np.array(shares) - np.mean(shares)) * np.sqrt(15 / 16)
+    assert seen[0] == pytest.approx(expected)
+    recall(left, right, resamples=4)
+    assert len(seen[1]) == 4
+
+
+def test_replicates_of_the_inception_score_are_those_of_all_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = np.random.default_rng(3).normal(size=(12, 4))
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+    def score(drawn: np.ndarray) -> float:
+        return float(np.exp((drawn * np.log(drawn / drawn.mean(0))).sum(1).mean()))
+
+    seen = replicates_of(monkeypatch)
+    whole = inception_score(logits, resamples=6, splits=1)
+    assert whole.value == pytest.approx(score(shares))
+    rows = bootstrap.counts(12, 6).astype(int)
+    expected = [score(shares[np.repeat(np.arange(12), row)]) for row in rows]
+    assert seen[0] == pytest.approx(expected)

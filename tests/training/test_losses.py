@@ -74,6 +74,22 @@ def test_no_more_logits_than_a_chunk_are_made_at_once(name: str) -> None:
     assert 0 < max(seen) <= 9
 
 
+@pytest.mark.parametrize(
+    ("chunk", "lengths"), [(28, [7]), (27, [6, 1]), (9, [2, 2, 2, 1]), (3, [1] * 7)]
+)
+def test_chunks_are_as_long_as_they_may_be(chunk: int, lengths: list[int]) -> None:
+    predicted, hidden, head = states()
+    seen: list[int] = []
+
+    def compare(mine: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+        seen.append(mine.shape[1])
+        return (mine * true).sum()
+
+    total = replace(head, chunk=chunk).total(compare, predicted, hidden)
+    assert seen == lengths
+    torch.testing.assert_close(total, (predicted * hidden).sum())
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_perfect_draft_has_no_gradient(name: str) -> None:
     _, hidden, head = states()

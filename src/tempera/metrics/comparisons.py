@@ -85,7 +85,6 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
     lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
     tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
     raw = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
-    raw = np.where((drawn == 0).all(0), 1.0, raw)
     known = (sides[0][1] > 0).sum(0)
     return [
         Comparison(Interval(float(value), float(low), float(high), int(n)), float(p), float(held))

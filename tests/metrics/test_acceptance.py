@@ -1,0 +1,66 @@
+"""Metrics of decoding, from records made up here."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tempera.metrics import bootstrap
+from tempera.metrics.acceptance import acceptance
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "tokens": [0] * 8, "rounds": 4.0, "seconds": 2.0, "accepted": [3, 1],
+     "tested": [4, 3], "logprob": -16.0, "logprob_squares": 40.0, "target_passes": 5.0,
+     "residual_trials": 6.0, "residual_failures": 1.0, "tv": 0.5, "top1": float("nan")},
+    {"id": "b", "tokens": [0] * 8, "rounds": 2.0, "seconds": 1.0, "accepted": [2, 4],
+     "tested": [2, 5], "logprob": -8.0, "logprob_squares": 24.0, "target_passes": 3.0,
+     "residual_trials": 4.0, "residual_failures": 0.0, "tv": float("nan"), "top1": float("nan")},
+]  # fmt: skip
+
+
+def rows(**changed: Any) -> list[dict[str, Any]]:
+    return [{**row, **changed} for row in ROWS]
+
+
+def only(*names: str) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in names} for row in ROWS]
+
+
+def test_metrics_are_ratios_and_means_over_prompts() -> None:
+    found = acceptance(ROWS)
+    assert {name: interval.value for name, interval in found.items()} == {
+        "accepted_length": pytest.approx(16 / 6),
+        "tau": pytest.approx(10 / 6),
+        "throughput": pytest.approx(16 / 3),
+        "logprob_per_token": pytest.approx(-24 / 16),
+        "acceptance_rate": pytest.approx(10 / 14),
+        "target_passes": 4.0,
+        "residual_trials": 5.0,
+        "residual_failures": 0.5,
+        "trials_per_rejection": pytest.approx(10 / 4),
+        "tv": 0.5,
+        "logprob_deviation": pytest.approx((64 / 16 - (24 / 16) ** 2) ** 0.5),
+    }
+    assert found["tv"].n == 1 and found["accepted_length"].n == 2
+
+
+def test_what_was_not_recorded_is_left_out() -> None:
+    plain = [
+        row | {"accepted": [], "tested": [], "residual_trials": 0.0}
+        for row in only("tokens", "rounds", "seconds")
+    ]
+    assert set(acceptance(plain)) == {"accepted_length", "tau", "throughput", "residual_trials"}
+    decoded = acceptance(only("tokens", "rounds", "seconds", "accepted", "tested", "logprob"))
+    assert "logprob_deviation" not in decoded and "logprob_per_token" in decoded
+    kept = acceptance(rows(accepted=[4, 5], tested=[4, 5]))
+    assert kept["acceptance_rate"].value == 1 and "trials_per_rejection" not in kept
+
+
+def test_the_interval_of_a_deviation_resamples_prompts() -> None:
+    drawn = bootstrap.counts(2, 1000)
+    tokens, sums, squares = drawn @ [8, 8], drawn @ [-16, -8], drawn @ [40, 24]
+    low, high = np.quantile(np.sqrt(squares / tokens - (sums / tokens) ** 2), [0.025, 0.975])
+    found = acceptance(ROWS)["logprob_deviation"]
+    assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 2)
+    flat = rows(logprob=-8.0, logprob_squares=7.9)  # rounding: less than the square of the mean
+    assert acceptance(flat)["logprob_deviation"].value == 0

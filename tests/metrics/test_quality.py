@@ -1,0 +1,98 @@
+"""Scores of pictures and metrics of sets, with networks and stores of this file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tempera.data.prompts import Prompt
+from tempera.metrics import bootstrap
+from tempera.metrics.bootstrap import Interval
+from tempera.metrics.distances import Features
+from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures
+from tempera.metrics.quality import quality, reference_features, score_pictures
+from tempera.runtime.row_store import Store
+
+PROMPTS = [Prompt(str(place), "") for place in range(5)]
+REAL = np.zeros((20, 1))
+
+
+def means(pictures: torch.Tensor) -> torch.Tensor:
+    return pictures.float().mean((1, 2, 3))[:, None]
+
+
+def test_missing_pictures_are_scored_once_in_batches(tmp_path: Path) -> None:
+    sizes = []
+
+    def features(pictures: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(pictures))
+        return means(pictures)
+
+    def picture(prompt: Prompt) -> Pictures:
+        return np.full((3, 2, 2), 10 * int(prompt.id), np.uint8)
+
+    networks, store = Networks(features), Store(tmp_path / "store")
+    score_pictures(networks, PROMPTS[:1], picture, store)
+    found = score_pictures(networks, PROMPTS, picture, store, batch=3)
+    assert sizes == [1, 3, 1]
+    assert {name: row["features"] for name, row in found.items()} == {
+        prompt.id: [10.0 * int(prompt.id)] for prompt in PROMPTS
+    }
+
+
+def noting(resamples: list[int]) -> Networks:
+    """Networks whose distance and statistic note the number of resamples."""
+
+    def statistic(generated: Features, count: int) -> Interval:
+        resamples.append(count)
+        return Interval(1.0, 0.0, 2.0, len(generated))
+
+    return Networks(
+        means,
+        distances={"fid": lambda generated, real, count: statistic(generated, count)},
+        statistics={"inception_score": statistic},
+    )
+
+
+@pytest.mark.parametrize(("count", "known"), [(15, False), (16, True)])
+def test_sets_of_16_pictures_have_distances(count: int, known: bool) -> None:
+    rows = [{"features": [float(place)], "clip_score": 0.5} for place in range(count)]
+    found = quality(rows, noting([]), REAL, 30)
+    assert ("fid" in found) == ("inception_score" in found) == known
+    assert found["clip_score"].n == count
+    lacking = [*rows, {"clip_score": 0.5, "features": None}]
+    assert "fid" not in quality(lacking, noting([]), REAL, 30)
+    alone = quality(rows, noting([]), None, 30)
+    assert "fid" not in alone and ("inception_score" in alone) == known
+
+
+@pytest.mark.parametrize(("asked", "used"), [(30, 30), (1000, 200)])
+def test_distances_take_at_most_200_resamples(asked: int, used: int) -> None:
+    counts: list[int] = []
+    rows = [{"features": [float(place)], "clip_score": float(place)} for place in range(16)]
+    found = quality(rows, noting(counts), REAL, asked)
+    assert counts == [used, used]
+    assert found["clip_score"] == bootstrap.mean(np.arange(16.0), asked)
+
+
+class Pair(NoEvaluator):
+    """Two batches of reference pictures."""
+
+    identity = "pair"
+
+    def reference(self, edge: int) -> Iterator[Pictures]:
+        yield np.full((2, 3, edge, edge), 1, np.uint8)
+        yield np.full((1, 3, edge, edge), 7, np.uint8)
+
+
+def test_the_reference_is_kept_by_evaluator_networks_and_edge(tmp_path: Path) -> None:
+    networks = Networks(means, identity="net")
+    found = reference_features(Pair(), networks, 4, tmp_path)
+    assert found is not None and found[:, 0].tolist() == [1.0, 1.0, 7.0]
+    assert found.dtype == np.float64
+    assert [path.name for path in tmp_path.iterdir()] == ["reference-pair-net-4.npy"]
+    assert reference_features(NoEvaluator(), networks, 4, tmp_path) is None
+    assert reference_features(Pair(), Networks(means, distances={}), 4, tmp_path) is None
+    assert reference_features(Pair(), Networks(), 4, tmp_path) is None
