@@ -84,6 +84,10 @@ def test_tests_of_a_module() -> None:
         "metrics/test_acceptance.py",
         "evaluation/test_run.py",
     ]
+    assert mutation.tests_of("decoding/loop")[:2] == [
+        "decoding/test_loop.py",
+        "decoding/test_round_graph.py",
+    ]
     with pytest.raises(SystemExit, match="there is no module rules/none"):
         list(mutation.module_paths(["rules/none"]))
 

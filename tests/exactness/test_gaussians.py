@@ -343,16 +343,21 @@ def test_a_token_alone_does_not_depend_on_its_place(
     length: int, coupling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
+    heads: list[gaussians.ToyHead] = []
     toy = gaussians.Toy
 
     def spy(head: gaussians.ToyHead, length: int, coupling: float) -> gaussians.Toy:
         seen.append(coupling)
+        heads.append(head)
         return toy(head, length, coupling)
 
     monkeypatch.setattr(gaussians, "Toy", spy)
     gaussians.check(None, gaussians.Linear(1, 1), length=length, rows=10)
     gaussians.draft_alone(gaussians.Linear(1, 1), length=length, rows=10)
     assert seen == [coupling] * 4
+    _, draft, alone, _ = heads
+    assert isinstance(draft, gaussians.Linear) and isinstance(alone, gaussians.Linear)
+    assert draft.log_std.equal(alone.log_std), "the draft alone is that of the check"
 
 
 def test_a_single_stage_ignores_the_noise_it_starts_from() -> None:

@@ -27,6 +27,7 @@ from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.metrics import hps
 from tempera.metrics.aesthetic import Aesthetic
 from tempera.metrics.clip import ClipScore
 from tempera.metrics.hps import HPS
@@ -165,3 +166,20 @@ def test_where_tags_are_published() -> None:
     assert openai.place == "timm/vit_large_patch14_clip_224.openai"
     config, weights = ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files
     assert config.place == weights.place == "laion/CLIP-ViT-g-14-laion2B-s12B-b42K"
+
+
+def test_hps_pads_the_shorter_side() -> None:
+    """The longer side fills the input; zeros on both sides of the other, one more at the end."""
+    edge, white = 8, torch.full((1, 3, 5, 16), 255, dtype=torch.uint8)
+    constants = hps.import_open_clip().constants
+    mean = torch.tensor(constants.OPENAI_DATASET_MEAN)
+    deviation = torch.tensor(constants.OPENAI_DATASET_STD)
+    for pictures, turned in ((white, False), (white.transpose(2, 3), True)):
+        found = hps._input(pictures, edge)[0]
+        found = found.transpose(1, 2) if turned else found
+        rows = (found[:, :, 0] * deviation[:, None] + mean[:, None])[0]
+        assert found.shape == (3, edge, edge)
+        assert rows.tolist() == pytest.approx([0, 0, 0, 1, 1, 0, 0, 0], abs=1e-5)
+    odd = hps._input(torch.full((1, 3, 3, 8), 255, dtype=torch.uint8), edge)[0]
+    rows = (odd[:, :, 0] * deviation[:, None] + mean[:, None])[0]
+    assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)

@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate, normalize
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics import detector as detectors
+from tempera.metrics import geneval
 from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.colour_namer import colour_namer
 from tempera.metrics.detector import detect, load_detector
@@ -197,3 +198,54 @@ def test_another_detector_is_refused(detector: Path, tmp_path: Path) -> None:
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(TemperaError, match="does not hold the weights of a Mask2Former"):
         GenEval(str(tmp_path)).network()
+
+
+def test_a_direction_takes_more_than_half_of_the_offset() -> None:
+    middle = box(0, 0, 0, 0)
+    assert relations(box(100, 55, 100, 55), middle) == {"right of"}  # its share below is 0.48
+    assert relations(box(100, 60, 100, 60), middle) == {"right of", "below"}  # 0.51
+    small, near = box(0, 0, 1, 1), box(-1, 0, 0, 1)
+    assert relations(near, small) == {"left of"}  # an offset of 1, of which 0.2 is slack
+
+
+def test_scores_of_objects_are_shares() -> None:
+    for option in ("sure", "sure_counted"):
+        assert getattr(GenEval(**{option: 0.0}), option) == 0
+        for share in (1.0, -0.1):
+            with pytest.raises(TemperaError, match=f"{option}={share} is no score of an object"):
+                GenEval(**{option: share})
+
+
+def test_objects_are_surer_where_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.9 by default, and 0.3 otherwise."""
+    asked: list[float] = []
+
+    def found(network: object, picture: Tensor, least: float) -> dict[str, list[Found]]:
+        asked.append(least)
+        return {"cat": [box(0, 0, 1, 1)] * 2}
+
+    monkeypatch.setattr(geneval, "detect", found)
+    monkeypatch.setattr(geneval, "colour_namer", lambda clip, device: None)
+    monkeypatch.setattr(GenEval, "network", lambda self: torch.nn.Identity())
+    (score,) = GenEval().load(CPU).scores
+    texts = ["a photo of two cats", "a photo of a dog", "a ring"]
+    prompts = [Prompt(str(place), text) for place, text in enumerate(texts)]
+    scores = score(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), prompts)
+    assert asked == [0.9, 0.3]
+    counting, single = scores["geneval_counting"], scores["geneval_single_object"]
+    assert counting[0] == 1 and counting[1:].isnan().all()
+    assert single[1] == 0 and single[[0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("high", "wide", "inner"),
+    [(100, 300, (444, 1333)), (100, 110, (800, 880)), (333, 500, (800, 1201))],
+)
+def test_the_detectors_input(high: int, wide: int, inner: tuple[int, int]) -> None:
+    """The shorter side to 800, the longer to 1333 at most; padded by zeros to multiples of 32."""
+    image, size = detectors._input(torch.full((3, high, wide), 200, dtype=torch.uint8))
+    assert size == inner
+    assert image.shape == (1, 3, *(-(-side // 32) * 32 for side in inner))
+    expected = (200 - torch.tensor(detectors.MEAN)) / torch.tensor(detectors.DEVIATION)
+    torch.testing.assert_close(image[0, :, inner[0] - 1, inner[1] - 1], expected)
+    assert not image[:, :, inner[0] :].any() and not image[..., inner[1] :].any()

@@ -127,6 +127,21 @@ def test_the_reference_has_the_pictures_own_size(images: Path) -> None:
         list(Reference(str(images)).pictures(8))
 
 
+def test_the_reference_is_its_central_square(tmp_path: Path) -> None:
+    levels = np.arange(10, dtype=np.uint8) * 20
+    for number in range(16):
+        wide = np.broadcast_to(levels[None, :, None], (4, 10, 3))
+        picture = wide if number % 2 else wide.transpose(1, 0, 2)
+        Image.fromarray(picture.copy()).save(tmp_path / f"{number:02}.png")
+    reference = Reference(str(tmp_path))
+    reference.check()
+    (batch,) = reference.pictures(4)
+    assert batch[1, 0, 0].tolist() == batch[0, 0, :, 0].tolist() == levels[3:7].tolist()
+    (tmp_path / "00.png").unlink()
+    with pytest.raises(TemperaError, match="holds 15 images: give a directory of 16 or more"):
+        reference.check()
+
+
 def test_names(file: Path, images: Path) -> None:
     """By network or by metric; the others' numbers are left out."""
     named = {"own": Brightness(str(file))}
@@ -229,7 +244,9 @@ def test_the_reference_from_a_batch_of_adms(tmp_path: Path) -> None:
     np.savez(tmp_path / "batch.npz", pictures)
     reference = Reference(str(tmp_path / "batch.npz"))
     reference.check()
-    found = np.concatenate(list(reference.pictures(8)))
+    batches = list(reference.pictures(8))
+    assert [len(batch) for batch in batches] == [50, 10]
+    found = np.concatenate(batches)
     assert np.array_equal(found, pictures.transpose(0, 3, 1, 2))
     np.savez(tmp_path / "batch.npz", other=pictures)
     with pytest.raises(TemperaError, match="batch.npz holds no pictures arr_0"):

@@ -151,3 +151,51 @@ def test_a_prompts_own_value() -> None:
     assert table.find("logprob_per_token").of_prompt(row) == (-1.5, 1.0)
     assert table.find("shape_accuracy").of_prompt({**row, "shape2": None}) == (1.0, 1.0)
     assert table.find("clip_score").of_prompt(row) is None
+
+
+def test_what_the_report_shows_in_its_order() -> None:
+    shown = [metric.heading for metric in table.report_order() if metric.in_report]
+    assert shown == [
+        *("accepted length", "α", "passes of the target", "residual trials per rejection"),
+        *("speed-up", *(f"speed-up at batch {size}" for size in (8, 32, 128, 256))),
+        *("speed-up ÷ accepted length", "FID ↓", "KID ↓", "precision ↑", "recall ↑"),
+        *("inception score ↑", "precision, VGG ↑", "recall, VGG ↑", "CLIP score ↑", "HPSv2.1 ↑"),
+        *("ImageReward ↑", "PickScore ↑", "aesthetic score ↑", "GenEval ↑"),
+        *("attribute accuracy ↑", "KL bound per token ↓"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "keys"),
+    [
+        ("gain", "accepted_length speedup"),
+        ("quality", "kl_per_token fid clip_score attribute_accuracy"),
+        (
+            "more",
+            "tv_bound kid precision recall inception_score hpsv2 image_reward pick_score aesthetic "
+            "geneval",
+        ),
+    ],
+)
+def test_the_axes_of_the_pareto_plots(axis: str, keys: str) -> None:
+    assert [metric.key for metric in METRICS if metric.in_pareto == axis] == keys.split()
+
+
+def test_what_is_compared_prompt_by_prompt_and_which_way_is_better() -> None:
+    paired = (
+        "accepted_length tv_bound kl_per_token logprob_per_token clip_score hpsv2 image_reward "
+        "pick_score aesthetic attribute_accuracy shape_accuracy colour_accuracy background_accuracy"
+    )
+    assert [metric.key for metric in METRICS if metric.paired] == paired.split()
+    worse = [metric.key for metric in METRICS if metric.higher_is_better is False]
+    assert worse == ["tv_bound", "kl_per_token", "fid", "kid"]
+    better = {metric.key for metric in METRICS if metric.higher_is_better}
+    assert better == {metric.key for metric in METRICS if metric.section == "quality"} - set(worse)
+
+
+def test_how_a_prompts_values_are_weighed() -> None:
+    assert {metric.key: metric.weight for metric in METRICS if metric.weight} == {
+        "accepted_length": "rounds"
+    }
+    assert [metric.key for metric in METRICS if metric.per_token] == ["logprob_per_token"]
+    assert [metric.key for metric in METRICS if metric.macro] == ["geneval"]

@@ -540,3 +540,17 @@ def test_the_size_of_the_set_of_the_first_draft(rule):
             assert sizes[row, place] == len(fitting[-1])
     assert sizes[~sizes.isnan()].unique().numel() > 1
     assert proximity(draft, verdict, p, Exact()).isnan().all()
+
+
+@pytest.mark.parametrize(("own", "moved"), [(0.3, 0.2), (0.0, 0.4), (0.5, 0.0), (0.0, 0.0)])
+def test_the_divergence_of_gathered_mass(own, moved):
+    """Jensen and Shannon's, of the two places that differ, by definition; 0 without mass."""
+    before, after = (own, moved), (own + moved, 0.0)
+    expected = sum(
+        side * math.log(2 * side / (one + other)) / 2
+        for one, other in zip(before, after, strict=True)
+        for side in (one, other)
+        if side
+    )
+    found = neighbourhood._jensen_shannon(torch.tensor(own), torch.tensor(moved))
+    assert float(found) == pytest.approx(expected, abs=1e-7)

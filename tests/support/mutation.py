@@ -38,6 +38,7 @@ PACKAGE = ROOT / "src" / "tempera"
 MODULES = ("decoding", "rules", "drafters", "exactness", "training/losses", "metrics")
 LAWS = "exactness/test_laws.py"
 MORE = {
+    "decoding/loop": ("decoding/test_round_graph.py",),
     "decoding": ("decoding/test_loop.py", "decoding/test_diagnostics.py", LAWS),
     "rules": (LAWS,),
     "drafters": ("drafters/test_jacobi.py", LAWS),
@@ -45,7 +46,7 @@ MORE = {
     "training": ("training/test_trainer.py",),
     "metrics": ("evaluation/test_run.py",),
 }
-"""Tests of a package that see faults of any of its modules, after the module's own."""
+"""Tests of a module beside its own, then those that see faults of any module of a package."""
 SECONDS = {FAST: 150, SLOW: 900}
 """Processor time that the tests of a mutant may take."""
 SILENT = ("override", "torch.inference_mode()", "torch.no_grad()", "cache", "runtime_checkable")
@@ -66,7 +67,8 @@ KINDS = (
 
 def tests_of(module: str) -> list[str]:
     """The test files of a module such as `rules/standard`, its own first."""
-    return list(dict.fromkeys([*test_files(module), *MORE.get(module.split("/")[0], ())]))
+    more = [*MORE.get(module, ()), *MORE.get(module.split("/")[0], ())]
+    return list(dict.fromkeys([*test_files(module), *more]))
 
 
 def module_paths(names: Sequence[str]) -> Iterator[Path]:

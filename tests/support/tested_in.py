@@ -11,7 +11,6 @@ TESTED_IN = {
     "continuous/test_mar.py": ("continuous/loop", "continuous/rules", "continuous/target"),
     "data/test_prepare.py": ("data/encoders", "data/estimate", "data/shards", "data/sources"),
     "decoding/test_loop.py": ("decoding/interfaces", "drafters/none"),
-    "decoding/test_round_graph.py": ("decoding/loop",),
     "drafters/test_eagle.py": (
         "drafters/cache_slots",
         "drafters/hidden_state_draft",
