@@ -709,7 +709,7 @@ def test_compile_fuses_and_compiles_the_target() -> None:
             ["compile=true", "model=mar_base", "method=ar"],
             "compile=true is for models with discrete tokens, but those of model=mar_base are",
         ),
-        (["compile=true", "device=cpu"], r"compile=true makes rounds slower on a CPU.*device=cuda"),
+        (["compile=true", "device=cpu"], r"compile=true does not pay on a CPU.*device=cuda"),
     ],
 )
 def test_compile_is_true_or_false_for_discrete_tokens_on_a_gpu(

@@ -134,7 +134,7 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
 
 def check_compile(cfg: DictConfig) -> None:
     """Raise TemperaError for a `compile` that is neither true nor false, and for true with a model
-    of continuous tokens or on a CPU, where plain steps are faster.
+    of continuous tokens or on a CPU, where it does not pay.
     """
     check_value(cfg, "compile", cfg.compile, bool)
     if not cfg.compile:
@@ -146,8 +146,8 @@ def check_compile(cfg: DictConfig) -> None:
         )
     if parse_device(cfg.device).type == "cpu":
         raise TemperaError(
-            "compile=true makes rounds slower on a CPU, where the compiler cannot read packed "
-            "weights and attention loads more of the cache: leave it out, or run on a GPU with "
+            "compile=true does not pay on a CPU: compiling takes minutes, and compiled rounds are "
+            "hardly faster, or slower where weights are packed. Leave it out, or run on a GPU with "
             "device=cuda."
         )
 
