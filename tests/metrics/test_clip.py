@@ -3,6 +3,7 @@ layouts, against a second writing of the networks (`reference_clip`).
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,9 +31,11 @@ from tempera.errors import TemperaError
 from tempera.metrics import hps
 from tempera.metrics.aesthetic import Aesthetic
 from tempera.metrics.clip import ClipScore
+from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.hps import HPS
 from tempera.metrics.pick_score import PickScore
 from tempera.metrics.standard import Adapter
+from tempera.metrics.weights import WeightsFile
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -183,3 +186,20 @@ def test_hps_pads_the_shorter_side() -> None:
     odd = hps._input(torch.full((1, 3, 3, 8), 255, dtype=torch.uint8), edge)[0]
     rows = (odd[:, :, 0] * deviation[:, None] + mean[:, None])[0]
     assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)
+
+
+def test_the_tokenizer_of_a_hub_model_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """open_clip itself would ask the hub again."""
+    names = ("open_clip_config.json", "open_clip_model.safetensors")
+    for name in names:
+        (tmp_path / name).touch()
+    files = tuple(WeightsFile(str(tmp_path), (name,)) for name in names)
+    network = SimpleNamespace(visual=SimpleNamespace(preprocess_cfg={}))
+    monkeypatch.setattr(ClipModel, "files", files)
+    monkeypatch.setattr(ClipModel, "network", lambda self: network)
+    monkeypatch.setattr(hps.import_open_clip(), "get_tokenizer", lambda name: name)
+    assert ClipModel("hf-hub:owner/name", None).tools()[1] == f"local-dir:{tmp_path}"
+    monkeypatch.setattr(ClipModel, "files", files[1:])
+    assert ClipModel("ViT-B-32", "openai").tools()[1] == "ViT-B-32"

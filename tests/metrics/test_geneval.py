@@ -18,7 +18,7 @@ from tempera.errors import TemperaError
 from tempera.metrics import detector as detectors
 from tempera.metrics import geneval
 from tempera.metrics.clip_model import ClipModel
-from tempera.metrics.colour_namer import colour_namer
+from tempera.metrics.colour_namer import _cut, colour_namer
 from tempera.metrics.detector import detect, load_detector
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.geneval import GenEval
@@ -249,3 +249,15 @@ def test_the_detectors_input(high: int, wide: int, inner: tuple[int, int]) -> No
     expected = (200 - torch.tensor(detectors.MEAN)) / torch.tensor(detectors.DEVIATION)
     torch.testing.assert_close(image[0, :, inner[0] - 1, inner[1] - 1], expected)
     assert not image[:, :, inner[0] :].any() and not image[..., inner[1] :].any()
+
+
+def test_an_object_is_cut_out_on_grey() -> None:
+    mask = np.zeros((4, 6), bool)
+    mask[1, 2] = True
+    cut = np.asarray(
+        _cut(torch.full((3, 4, 6), 7, dtype=torch.uint8), Found((1, 1, 5, 3), mask, 1))
+    )
+    assert cut.shape == (2, 4, 3)
+    assert cut[0, 1].tolist() == [7] * 3
+    cut = np.delete(cut.reshape(-1, 3), 1, 0)
+    assert (cut == 0x99).all()
