@@ -269,9 +269,12 @@ def test_every_method_generates(
 
 
 def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
-    cfg = resolves("draft=parallel", config="train_draft")
+    cfg = resolves("model=emu3", "draft=parallel", config="train_draft")
     assert instantiate(cfg.loss) == AcceptanceLoss(regression=2.0)
-    assert composed("method=parallel").drafter.path == f"{HydraConfig.get().run.dir}/draft"
+    trained = composed("model=emu3", "method=parallel").drafter.path
+    assert trained == f"{HydraConfig.get().run.dir}/draft"
+    shipped = composed("method=parallel").drafter.path
+    assert shipped == str(networks.SHIPPED / "parallel")
     chosen = composed("draft=parallel", "loss=eagle", config="train_draft")
     assert isinstance(instantiate(chosen.loss), EagleLoss)
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
@@ -279,11 +282,11 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
 
 def test_a_missing_parallel_draft_is_refused_with_the_command_that_trains_it() -> None:
     missing = (
-        "there is no directory outputs/train_draft/shapes-parallel/draft: train a draft with `.* "
-        "model=shapes draft=parallel`, give another"
+        "there is no directory outputs/train_draft/emu3-parallel/draft: train a draft with `.* "
+        "model=emu3 draft=parallel`, give another"
     )
     with pytest.raises(TemperaError, match=missing):
-        check_draft(composed("method=coolsd", "drafter=parallel", "delta=2"))
+        check_draft(composed("model=emu3", "method=coolsd", "drafter=parallel", "delta=2"))
 
 
 def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:

@@ -341,6 +341,7 @@ STAGES = [
     "measured",
     "independent",
     "draft",
+    "parallel",
     "clip",
     "kl",
     "kl_decoder",
@@ -358,6 +359,16 @@ DEPARTURES = {
             "mixed_precision=bf16",
         )
     },
+    "parallel": {
+        "steps": 2400,
+        "options": (
+            "draft=parallel",
+            "train_data=shapes_mixed",
+            "train_data.limit=2048",
+            "draft.features=[2,4,5]",
+            "mixed_precision=bf16",
+        ),
+    },
     "clip": {"steps": 1500, "batch_size": 128, "lr": 1e-3},
     "mar": {"further": ({"steps": 5000}, {"steps": 4000, "size": "large"})},
 }
@@ -371,6 +382,8 @@ SHORT = [
     "sampling.prompts=12 sampling.guidance=[1,2] sampling.top_k=[4] sampling.top1=[0,1]",
     "measured.prompts=12",
     "draft.steps=2 draft.options=['warmup_steps=0','batch_size=2','holdout=2','decodes=0']",
+    "parallel.steps=2 parallel.options=['draft=parallel','warmup_steps=0','batch_size=2',"
+    "'holdout=2','decodes=0']",
     "kl.steps=2 kl.batch_size=2 kl_decoder.steps=2 kl_decoder.batch_size=2",
     *(f"{name}.steps=2 {name}.scenes=5 {name}.batch_size=2" for name in ("mar", "mar_draft")),
     "mar.further=[{_target_:tempera.shapes.build.mar.Cycle,steps:2}]",
@@ -413,17 +426,18 @@ def test_all_stages_are_built_once_by_one_command_and_work_together(
         )
         assert bool(record["sha256"]) == (name not in WITHOUT_WEIGHTS), name
         assert all(map(math.isfinite, record["metrics"].values())), name
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("eval", ["method=eagle", "depth=2", "tree=chain", f"weights={tmp_path}"])
-    target = build_target(cfg)
-    drafter = build_drafter(cfg, target)
-    assert records["draft"]["sha256"]["model.safetensors"] == sha256(
-        tmp_path / "draft" / "model.safetensors"
-    )
-    with torch.no_grad():
-        target.begin(["a red ring"], drafter.nodes)
-        drafter.begin(["a red ring"])
-        assert drafter.propose(torch.rand(1, drafter.uniforms)).q.shape == (1, 2, 16)
+    for method, name in (("eagle", "draft"), ("parallel", "parallel")):
+        chosen = [f"method={method}", "depth=2", "tree=chain", f"weights={tmp_path}"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose("eval", chosen)
+        target = build_target(cfg)
+        drafter = build_drafter(cfg, target)
+        weights = tmp_path / name / "model.safetensors"
+        assert records[name]["sha256"]["model.safetensors"] == sha256(weights)
+        with torch.no_grad():
+            target.begin(["a red ring"], drafter.nodes)
+            drafter.begin(["a red ring"])
+            assert drafter.propose(torch.rand(1, drafter.uniforms)).q.shape == (1, 2, 16)
     assert records["target"]["sha256"]["../text_encoder/model.safetensors"] == sha256(
         tmp_path / "text_encoder" / "model.safetensors"
     )

@@ -102,8 +102,7 @@ def contexts() -> list[Context]:
     ]
     for method in methods:
         continuous = CONTINUOUS if method.startswith("cspd") else ()
-        untrained = ("drafter.path=random",) if method == "parallel" else ()  # it ships no draft
-        options = (*EVAL, f"method={method}", *continuous, *untrained)
+        options = (*EVAL, f"method={method}", *continuous)
         found.append(Context("eval/run.py", "eval", options))
     found += [
         Context("eval/run.py", "eval", (*EVAL, "method=ar", *CONTINUOUS)),

@@ -447,7 +447,7 @@ def _readme(values: dict[str, Any]) -> str:
     processes = values["processes"]
     return f"""# A draft for {values["model"]}
 
-An {values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
+{values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
 ({state}; steps: {values["steps"]}, seconds: {values["seconds"]:.0f}, processes: {processes}).
 Use it with `python eval/run.py drafter={values["drafter"]} drafter.path=<this directory>`.
 
