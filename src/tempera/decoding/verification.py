@@ -52,7 +52,7 @@ def verify(
             at(take(p, parents), draft.tokens) >= 1
         )
         path = _lay_out(tree, tree.reached(passed))
-        law = p[torch.arange(len(p), device=p.device), path.nodes.amax(-1) + 1]
+        law = p[torch.arange(len(p), device=p.device), path.stop]
     elif isinstance(draft, OneHotDraft) and isinstance(rule, OneHotRule):
         f = _test_one_hot(draft, p, rule)
         path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
@@ -71,13 +71,23 @@ def verify(
 
 @dataclass(frozen=True)
 class _AcceptedPath:
-    """The reached nodes by depth. slots: each node's depth, 0 if not reached, [B, N]; nodes: [B, 1
-    + L], -1 in column 0 and past the end; accepted: how many, [B].
+    """The reached nodes by depth.
+
+    Attributes:
+        slots: each node's depth, 0 if it is not reached, int64 [B, N].
+        nodes: the node reached at each depth 0..L, int64 [B, 1 + L]; -1 at the root and past the
+            end.
+        accepted: how many are reached, int64 [B].
     """
 
     slots: Tensor
     nodes: Tensor
     accepted: Tensor
+
+    @property
+    def stop(self) -> Tensor:
+        """Where the walk stops, counted 0..N with the root first, int64 [B]."""
+        return 1 + self.nodes.amax(-1)  # nodes are sorted by depth: the last one is the deepest
 
 
 def _lay_out(tree: Tree, reached: Tensor) -> _AcceptedPath:
@@ -155,10 +165,10 @@ def _replacement_of_one_hot(
     out of the children there.
     """
     tree, rows = draft.tree, torch.arange(len(p), device=p.device)
-    stop = path.nodes.amax(-1)  # nodes are sorted by depth; -1 is the root
-    law = p[rows, 1 + stop]
+    stop = path.stop
+    law = p[rows, stop]
     kept = law.gather(1, draft.tokens) * rule.residual_share(tree.depths.expand_as(draft.tokens))
-    rejected = (tree.parents == stop.unsqueeze(-1)).expand_as(kept)
+    rejected = (1 + tree.parents == stop.unsqueeze(-1)).expand_as(kept)
     rest = law.scatter_reduce(1, draft.tokens, kept.masked_fill(~rejected, torch.inf), "amin")
     return normalise(rest, otherwise=law)
 
@@ -175,9 +185,7 @@ def _replacement(draft: Draft, laws: Tensor, rule: Rule, path: _AcceptedPath) ->
     """
     tree = draft.tree
     rows = torch.arange(len(laws), device=laws.device)
-    stop = (
-        path.nodes.amax(-1) + 1
-    )  # nodes are sorted by depth: the largest is the deepest; 0 is the root
+    stop = path.stop
     last = tree.last_children[rows, stop] if tree.per_row else tree.last_children[stop]
     law, child = laws[rows, stop], last.clamp(min=0)
     residual = rule.residual(
