@@ -311,9 +311,8 @@ class MAR(nn.Module):
         """
         buffer, length = self.config.buffer, self.config.length
         grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
-        slots = (
-            torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])
-        )  # tokens that are not valid go to a spare position
+        # tokens that are not valid go to a spare position
+        slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])
         return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
 
 

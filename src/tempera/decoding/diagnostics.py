@@ -179,14 +179,9 @@ def _terms(
         )
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
         f = keep_probs(rule, target, q, depth)
-        kept, rejected = (
-            q * f,
-            q * (1 - f),
-        )  # not 1 - Σ q·f, which is not quite 0 where nothing is rejected
-        there, drawn = (
-            node >= 0,
-            rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth),
-        )
+        # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
+        kept, rejected, there = q * f, q * (1 - f), node >= 0
+        drawn = rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth)
         ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
         bound += torch.where(there & (tested > 0), tested * cost, 0.0)

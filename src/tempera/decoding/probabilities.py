@@ -100,9 +100,8 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p < 1:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)
-            beyond = (
-                ranked.cumsum(-1) - ranked >= self.top_p
-            )  # the tokens before this one already have the mass
+            # the tokens before this one already have the mass
+            beyond = ranked.cumsum(-1) - ranked >= self.top_p
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
@@ -137,9 +136,8 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A
     token without mass is never drawn.
     """
-    cdf = p.cumsum(
-        -1, dtype=torch.float64
-    )  # float64: a parallel float32 sum is not monotone, and could land on a token without mass
+    # float64: a parallel float32 sum is not monotone, and could land on a token without mass
+    cdf = p.cumsum(-1, dtype=torch.float64)
     threshold = u.unsqueeze(-1) * cdf[..., -1:]
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
 

@@ -239,9 +239,8 @@ class Tree:
         """
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
-        padded = torch.nn.functional.pad(
-            self.parents, (0, 1), value=-1
-        )  # the root's parent is the root: index -1 -> entry N
+        # with an entry N for the root, which is its own parent
+        padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)
         for _ in range(self.max_depth - 1):
             step = padded.gather(-1, torch.where(step < 0, self.nodes, step))
             lineage = lineage | (self.ids == step.unsqueeze(-1))

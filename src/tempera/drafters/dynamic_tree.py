@@ -67,13 +67,8 @@ class DynamicTreeDrafter:
                 f"nodes={nodes} is not possible: branches={branches} and depth={depth} expand to "
                 f"{most}; give 1 to {most}"
             )
-        self.model, self.vocab_size, self.branches, self.depth, self.nodes = (
-            model,
-            vocab_size,
-            branches,
-            depth,
-            nodes,
-        )
+        self.model, self.vocab_size = model, vocab_size
+        self.branches, self.depth, self.nodes = branches, depth, nodes
 
     @property
     def identity(self) -> str | None:
@@ -113,19 +108,15 @@ class DynamicTreeDrafter:
         law = self.model.roots().unsqueeze(1)
         tokens, scores = self._children(law, torch.zeros_like(law[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
-        sick, ancestors, first = (
-            law[..., 0].isnan().any(-1),
-            tokens.new_zeros((len(tokens), 1, 0), dtype=torch.bool),
-            0,
-        )
-        itself = torch.eye(self.branches, dtype=torch.bool, device=tokens.device).expand(
-            len(tokens), -1, -1
-        )
+        sick = law[..., 0].isnan().any(-1)
+        ancestors = tokens.new_zeros((len(tokens), 1, 0), dtype=torch.bool)
+        itself = torch.eye(self.branches, dtype=torch.bool, device=tokens.device)
+        itself = itself.expand(len(tokens), -1, -1)
+        first = 0  # index of the level's first candidate
         for depth in range(1, self.depth):
             best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.branches]
-            grown_from = (
-                best // self.branches
-            )  # a level lists the k children of each expanded node of the level above
+            # a level lists the k children of each expanded node of the level above
+            grown_from = best // self.branches
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
             law = self.model.expand(take(tokens, best), Frontier(depth, grown_from, ancestors))
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)

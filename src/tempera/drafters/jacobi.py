@@ -231,9 +231,8 @@ class SharedNoise:
         vocabulary = torch.arange(q.shape[-1], device=q.device)
         counters = 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary)
         coarse, fine = hashed(self._keys, counters), hashed(self._keys, counters + 1)
-        exponential = -torch.log1p(
-            -(coarse + fine * 2.0**-24)
-        )  # two draws: the minimum over V tokens decides and needs more than 24 bits
+        # two draws: the minimum over V tokens decides and needs more than 24 bits
+        exponential = -torch.log1p(-(coarse + fine * 2.0**-24))
         return (q / exponential.clamp_(min=1e-30)).argmax(-1)
 
     def draws(self, positions: Tensor) -> Tensor | None:

@@ -259,9 +259,8 @@ def compare(counts: Tensor, law: Tensor) -> LawComparison:
     rows = float(counts.sum())
     expected = rows * law
     tv = float(total_variation(counts / rows, law))
-    noise = float(
-        (law * (1 - law) / (2 * math.pi * rows)).sqrt().sum()
-    )  # ½ Σ E|N(0, law(1 - law)/rows)|
+    # ½ Σ E|N(0, law(1 - law)/rows)|
+    noise = float((law * (1 - law) / (2 * math.pi * rows)).sqrt().sum())
     if (counts[law <= 0] > 0).any():
         return LawComparison(0.0, tv, noise, int(rows))
     return LawComparison(_p_value(counts, expected), tv, noise, int(rows))

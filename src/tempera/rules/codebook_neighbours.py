@@ -207,10 +207,9 @@ def _nearest(codebook: Tensor, start: int, k: int, proximity: str) -> Tensor:
         distances = torch.rand(len(rows), len(vectors), generator=draws)
     else:
         vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
-        distances = torch.cdist(
-            vectors[rows], vectors, compute_mode="donot_use_mm_for_euclid_dist"
-        )  # equal codes at distance 0 exactly
-    distances.scatter_(
-        1, rows.unsqueeze(1), -1.0
-    )  # itself first, even where another code is the same vector
+        # without matrix products, so that equal codes have distance 0 exactly
+        exact = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(vectors[rows], vectors, compute_mode=exact)
+    # itself first, even where another code is the same vector
+    distances.scatter_(1, rows.unsqueeze(1), -1.0)
     return distances.argsort(dim=1, stable=True)[:, :k].clone()

@@ -84,12 +84,11 @@ class _Aggregated(ABC):
             masses = p[..., near]
             inside = self._inside(masses)
             rejected = (q[..., first : first + len(near)] - self._mass(masses)).clamp(min=0)
-            left = excess.sum(-1, keepdim=True) - (excess[..., near[:, 1:]] * inside).sum(
-                -1
-            )  # at x itself there is none: p ≤ Σ_A p < q
-            weight = torch.where(
-                rejected > 0, rejected / torch.maximum(left, rejected), 0.0
-            )  # left ≥ rejected but for rounding
+            # what [p - q]+ has in A(x); at x itself that is nothing, since p ≤ Σ_A p < q
+            within = (excess[..., near[:, 1:]] * inside).sum(-1)
+            left = excess.sum(-1, keepdim=True) - within
+            # left ≥ rejected but for rounding
+            weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)
             index = near[:, 1:].flatten().expand(*p.shape[:-1], -1)
             lost.scatter_add_(-1, index, (weight.unsqueeze(-1) * inside).flatten(-2))
             weights.append(weight)

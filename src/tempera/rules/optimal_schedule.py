@@ -19,8 +19,8 @@ CEILING = 100.0
 could draw.
 """
 
-
 _GRID = 33
+"""Values of ω that are tried at each of two depths."""
 
 
 @dataclass(frozen=True)
@@ -138,26 +138,14 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
         return (1.0,) * chains.length
     depths = range(chains.length)
     starts = [_spent(chains, order, expected_length, ceiling) for order in (depths, depths[::-1])]
-    starts.append(
-        tuple(
-            [
-                _solve(
-                    lambda omega: chains.expected_emitted([omega] * chains.length),
-                    expected_length,
-                    ceiling,
-                )
-            ]
-            * chains.length
-        )
-    )
+    starts.append(_uniform(chains, expected_length, ceiling))
     best = min(
         (_exchanged(chains, start, expected_length, ceiling) for start in starts),
         key=chains.tv_bound,
     )
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
-    needless = (
-        (1 / least).clamp(min=1).tolist()
-    )  # at this ω a depth accepts every token that the target could draw
+    # at this ω a depth accepts every token that the target could draw
+    needless = (1 / least).clamp(min=1).tolist()
     return tuple(min(omega, limit) for omega, limit in zip(best, needless, strict=True))
 
 
@@ -168,6 +156,15 @@ def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
     )
+
+
+def _uniform(chains: Chains, expected_length: float, ceiling: float) -> Omegas:
+    """The same ω at every depth."""
+
+    def emitted(omega: float) -> float:
+        return chains.expected_emitted((omega,) * chains.length)
+
+    return (_solve(emitted, expected_length, ceiling),) * chains.length
 
 
 def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling: float) -> Omegas:
@@ -187,15 +184,11 @@ def _adjusted(
     near to it as ω in 1..ceiling allows.
     """
     before, after = tuple(schedule[:depth]), tuple(schedule[depth + 1 :])
-    return (
-        *before,
-        _solve(
-            lambda omega: chains.expected_emitted((*before, omega, *after)),
-            expected_length,
-            ceiling,
-        ),
-        *after,
-    )
+
+    def emitted(omega: float) -> float:
+        return chains.expected_emitted((*before, omega, *after))
+
+    return *before, _solve(emitted, expected_length, ceiling), *after
 
 
 def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: float) -> float:

@@ -138,9 +138,8 @@ class Match:
         drawn = sample(p, draws)
         parents = (1 + tree.parents).expand_as(draft.tokens)
         reached = tree.reached(draft.tokens == drawn.gather(1, parents))
-        stop = (
-            (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)
-        )  # sorted by depth: the deepest
+        # nodes are sorted by depth: the last one that is reached is the deepest; 0 is the root
+        stop = (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)
         return reached, one_hot(drawn.gather(1, stop).squeeze(1), p.shape[-1])
 
 
@@ -196,9 +195,8 @@ class BlockVerification:
         steps = torch.nn.functional.pad(
             (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)
         )
-        weights = (
-            steps - steps.cummax(-1).values
-        ).exp()  # of the prefixes of 0..N tokens: the product since its last cut to 1
+        # of the prefixes of 0..N tokens: the product since its last cut to 1
+        weights = (steps - steps.cummax(-1).values).exp()
         lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - draft.q).clamp(min=0)
         wanting = lacking.sum(-1)[:, 1:].double()
         passing = [ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]]

@@ -278,17 +278,15 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     trainers write; averaged weights are preferred.
     """
     try:
-        with torch.serialization.safe_globals(
-            [argparse.Namespace]
-        ):  # LlamaGen's trainer saves its options with the weights
+        # LlamaGen's trainer saves its options with the weights
+        with torch.serialization.safe_globals([argparse.Namespace]):
             try:
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as problem:
                 if "mmap" not in str(problem):
                     raise
-                loaded = torch.load(
-                    path, map_location="cpu", weights_only=True
-                )  # the old format, without zip, cannot be mapped
+                # the old format, without zip, cannot be mapped
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise TemperaError(
             f"{path} holds more than tensors or is no PyTorch file, and reading it could run "

@@ -67,9 +67,8 @@ def split_target(network: Any, device: torch.device) -> None:
         _lay_out(layer)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     own = {parameter for parameter in decoder.parameters() if not isinstance(parameter, DTensor)}
-    fully_shard(
-        decoder, mesh=mesh, ignored_params=own
-    )  # layers under one root share streams and their buffers
+    # layers under one root share streams and their buffers
+    fully_shard(decoder, mesh=mesh, ignored_params=own)
     _move_rest(network, device)
     _pass(network)  # the first module called becomes the root; decoding would call a layer first
 
@@ -90,9 +89,8 @@ def in_step(network: Any) -> Iterator[None]:
     def announce(*_: Any) -> None:
         _passing(network, True)
 
-    announced = network.model.layers[0].register_forward_pre_hook(
-        announce, prepend=True
-    )  # before the layer is gathered
+    # first of the hooks, before the layer is gathered
+    announced = network.model.layers[0].register_forward_pre_hook(announce, prepend=True)
     try:
         yield
     finally:
