@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, no_clock
+from tempera.decoding.timing import Clock, no_clock, now
 from tempera.decoding.trees import Tree
 from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.pipeline import Method
@@ -447,16 +447,9 @@ def _spread(work: Callable[[], Any], device: torch.device, repeats: int) -> Spre
 
 
 def _timed(work: Callable[[], Any], device: torch.device) -> float:
-    _synchronise(device)
-    start = time.perf_counter()
+    start = now(device)
     work()
-    _synchronise(device)
-    return time.perf_counter() - start
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return now(device) - start
 
 
 def reset_memory(device: torch.device) -> None:

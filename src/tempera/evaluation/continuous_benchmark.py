@@ -4,7 +4,6 @@ Images are decoded whole: the time of a round depends on how many tokens are kno
 drafts are rejected and replaced. Timings are means over the rounds of an image.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -14,7 +13,7 @@ import torch
 
 from tempera.continuous.loop import ContinuousTrace, Decoding, Model, Speculative, counts
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, no_clock
+from tempera.decoding.timing import Clock, no_clock, now
 from tempera.errors import BenchmarkTooLarge
 from tempera.evaluation.benchmark import (
     Spread,
@@ -160,14 +159,12 @@ def _decoded(
     marks: list[float] = []
 
     def mark(steps: int, written: int) -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        marks.append(time.perf_counter())
+        marks.append(now(device))
         if clock is not None and steps <= prefill:
             clock.seconds.clear()
 
     streams = RandomStreams(seed, [str(row) for row in range(len(texts))], device)
-    marks.append(time.perf_counter())
+    marks.append(now(device))
     output = method.decode(target, streams, texts, clock=clock or no_clock, progress=mark)
     rounds = len(marks) - 1 - prefill
     assert isinstance(output.trace, ContinuousTrace)

@@ -3,7 +3,6 @@ how many of them each setting needs, and choose what to run for real.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +13,7 @@ from torch import Tensor
 from tempera.config.tuned import PLAIN
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Draft, Drafter
+from tempera.decoding.timing import now
 from tempera.decoding.verification import verify
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
@@ -208,10 +208,10 @@ def _time_begins(
     for _ in range(repeats):
         for name, drafter in drafters.items():
             for _ in range(2):  # the first one may allocate caches
-                start = _now(target.device)
+                start = now(target.device)
                 target.begin(texts, drafter.nodes)
                 drafter.begin(texts)
-                elapsed = _now(target.device) - start
+                elapsed = now(target.device) - start
             seconds[name].append(elapsed)
     return {name: Spread.of(values).median for name, values in seconds.items()}
 
@@ -294,16 +294,10 @@ def _verifying(tested: TestedRule, draft: Draft, p: Tensor, plan: TuningPlan) ->
     uniforms = torch.full((len(rows), 1 + draft.tree.nodes), 0.5, device=p.device)
     seconds = []
     for _ in range(1 + plan.repeats):
-        start = _now(p.device)
+        start = now(p.device)
         verify(draft, p, tested.rule, uniforms)
-        seconds.append(_now(p.device) - start)
+        seconds.append(now(p.device) - start)
     return Spread.of(seconds[1:]).median
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 @dataclass(frozen=True)
