@@ -10,21 +10,31 @@ from typing import Any
 import pytest
 from paths import ROOT
 from tiny_evaluation import network, tiny_options
+from tiny_networks import tiny_eagle, tiny_target
 
 from tempera.commands import tune as tune_command
 from tempera.config.compose import composed_run
 from tempera.config.tuned import has_own_draft
+from tempera.data.prompts import Prompt
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.parallel_network import ParallelModel
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.evaluation import tuning
+from tempera.evaluation.round_laws import TestedRule
 from tempera.evaluation.tuning import (
     Budget,
+    Candidate,
     Prediction,
     Trial,
     TuningPlan,
     fastest,
     front,
+    predict,
     try_out,
 )
+from tempera.rules.standard import BlockVerification, Exact
 
 SCRIPT = ROOT / "eval" / "tune.py"
 
@@ -107,6 +117,22 @@ def test_a_batch_that_evaluations_do_not_time_is_refused() -> None:
         TuningPlan(batch_size=3)
     with pytest.raises(TemperaError, match="repeats=0 is too small"):
         TuningPlan(repeats=0)
+
+
+def test_only_other_rules_are_compared_with_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a round was measured with the exact rule, which needs no correction."""
+    timed, verify = list[Any](), tuning.verify
+    monkeypatch.setattr(tuning, "verify", lambda *of: (timed.append(of[2]), verify(*of))[1])
+    target = tiny_target()
+    drafters = {"chain": StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(2))}
+    exact, block = (
+        Candidate((type(rule).__name__,), "eagle", "chain", TestedRule(rule, True, depth))
+        for rule, depth in ((Exact(), None), (BlockVerification(), 2))
+    )
+    prompts, plan = [Prompt("0", "one")], TuningPlan(repeats=1)
+    assert len(predict(target, drafters, [exact], prompts, plan)) == 2 and timed == []
+    assert len(predict(target, drafters, [exact, block], prompts, plan)) == 3
+    assert timed == 2 * [BlockVerification()] + 2 * [Exact()]
 
 
 @pytest.fixture

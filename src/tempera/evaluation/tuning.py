@@ -275,15 +275,18 @@ def _surplus(
     """
     found: dict[tuple[type, int], float] = {}
     for one in candidates:
-        depth = drafters[one.shape].depth
-        if one.tested is None or (type(one.tested.rule), depth) in found:
+        if one.tested is None:
             continue
-        ours, exact = (
-            _verifying(TestedRule(rule, True, depth), *recorder.latest, plan)
-            for rule in (one.tested.rule, Exact())
-        )
-        found[type(one.tested.rule), depth] = ours - exact
-    return found | {(Exact, depth): 0.0 for _, depth in found}
+        rule, depth = one.tested.rule, drafters[one.shape].depth
+        if isinstance(rule, Exact):
+            found[Exact, depth] = 0.0
+        elif (type(rule), depth) not in found:
+            ours, exact = (
+                _verifying(TestedRule(tested, True, depth), *recorder.latest, plan)
+                for tested in (rule, Exact())
+            )
+            found[type(rule), depth] = ours - exact
+    return found
 
 
 def _verifying(tested: TestedRule, draft: Draft, p: Tensor, plan: TuningPlan) -> float:
