@@ -1,12 +1,13 @@
 """The time of an evaluation, extrapolated on a clock that only the fakes advance."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny_evaluation import tiny_pipeline
+from tiny_evaluation import ToyEvaluator, tiny_pipeline
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +15,7 @@ from tempera.data.prompts import Prompt
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run_time import run_time
+from tempera.metrics.evaluators import Evaluator, Networks, NoEvaluator
 from tempera.runtime.cost import Time
 
 PROMPTS = [Prompt(str(number), "a cat") for number in range(5)]
@@ -68,10 +70,39 @@ class FakePipeline(Pipeline):
         return float(method.clock.seconds)
 
 
-def parts(pipeline: Pipeline, batch_size: int = 2, **options: Any) -> tuple[float, ...]:
+@dataclass
+class SlowEvaluator(ToyEvaluator):
+    """Two networks, each loaded in 7 seconds, that score a picture in a quarter of a second."""
+
+    clock: Any = None
+    missing: tuple[str, ...] = ()
+
+    @override
+    def absent(self) -> tuple[str, ...]:
+        return self.missing
+
+    @override
+    def load(self, device: torch.device) -> Iterator[Networks]:
+        def features(pictures: Tensor) -> Tensor:
+            self.clock.seconds += 0.25 * len(pictures)
+            return pictures[:, 0, 0, :1]
+
+        for _ in range(2):
+            self.clock.seconds += 7.0
+            yield Networks(features)
+
+
+def timed(pipeline: Pipeline, batch_size: int = 2, **options: Any) -> Time:
+    """Of the five prompts, without speed timing and metrics unless they are given."""
+    protocol: SpeedProtocol = options.pop("protocol", UNTIMED)
+    evaluator: Evaluator = options.pop("evaluator", NoEvaluator())
+    prompts: list[Prompt] = options.pop("prompts", PROMPTS)
+    return run_time(pipeline, prompts, batch_size, False, protocol, evaluator, **options)
+
+
+def parts(*args: Any, **options: Any) -> tuple[float, ...]:
     """Seconds of decoding, image decoder and speed timing."""
-    protocol = options.pop("protocol", UNTIMED)
-    return tuple(run_time(pipeline, PROMPTS, batch_size, False, protocol, **options).parts.values())
+    return tuple(timed(*args, **options).parts.values())[:3]
 
 
 def test_a_stretch_of_a_batch_is_extrapolated_to_all_images() -> None:
@@ -84,13 +115,32 @@ def test_a_stretch_of_a_batch_is_extrapolated_to_all_images() -> None:
 
 def test_several_batches_are_timed_if_they_are_short() -> None:
     assert parts(FakePipeline.make(), seconds=100.0) == (3 * 12, 2.5, 0)  # the last is smaller
-    assert run_time(FakePipeline.make(), PROMPTS, 2, False, UNTIMED).sample == "2 images"
+    assert timed(FakePipeline.make()).sample == "2 images"
 
 
 @pytest.mark.parametrize(("processes", "share"), [(2, 3), (5, 1), (9, 1)])
 def test_processes_share_the_images(processes: int, share: int) -> None:
-    found = parts(FakePipeline.make(), batch_size=1, processes=processes)
-    assert found == (share * 12, share * 0.5, 0)
+    found = timed(FakePipeline.make(), batch_size=1, processes=processes)
+    assert tuple(found.parts.values()) == (share * 12, share * 0.5, 0, 0)
+    assert found.processes == processes
+
+
+@pytest.mark.parametrize("count", [5, 200])
+def test_metrics_score_all_images_in_one_process(count: int) -> None:
+    pipeline: Any = FakePipeline.make()
+    evaluator = SlowEvaluator(clock=pipeline.method.clock)
+    prompts = [Prompt(str(number), "a cat") for number in range(count)]
+    time = timed(pipeline, prompts=prompts, evaluator=evaluator, processes=2)
+    assert time.parts["metrics"] == 2 * (7 + count * 0.25)
+    assert time.excluded == "start, downloads, reference images, bootstrap and report"
+
+
+def test_metrics_whose_weights_are_absent_are_not_loaded() -> None:
+    time = timed(FakePipeline.make(), evaluator=SlowEvaluator(missing=("clip", "vgg")))
+    assert time.parts["metrics"] == 0
+    assert time.excluded.endswith(
+        "report; nor metrics, as weights of clip, vgg are not on this machine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,8 +164,10 @@ def test_plain_autoregression_is_timed_twice() -> None:
 
 
 def test_tables_are_timed() -> None:
-    found = parts(tiny_pipeline(), batch_size=1, protocol=SpeedProtocol(), seconds=0.1)
-    assert min(found) > 0
+    found = timed(
+        tiny_pipeline(), 1, protocol=SpeedProtocol(), evaluator=ToyEvaluator(), seconds=0.1
+    )
+    assert min(found.parts.values()) > 0
 
 
 def test_the_sentence_of_a_time() -> None:
@@ -124,3 +176,4 @@ def test_the_sentence_of_a_time() -> None:
     assert str(time) == (
         "about 5 min (decoding 4.83 min, image decoder 10 s), from 4 images; not included: all"
     )
+    assert str(replace(time, processes=8)).startswith("about 5 min with 8 processes (decoding")

@@ -319,6 +319,7 @@ def test_the_time_of_an_evaluation_whose_weights_are_here(
         ({"expected_length": 3.0}, "expected_length= is found by decoding"),
         ({"compile": True}, "compile=true compiles rounds first"),
         ({"drafter": {**cfg.drafter, "path": "absent"}}, "there is no directory absent"),
+        ({"metrics": {**cfg.metrics, "names": []}}, "names lists no metric"),
     ):
         changed = copy.deepcopy(cfg)
         changed.update(changes)

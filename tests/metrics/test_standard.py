@@ -198,13 +198,14 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
     first = evaluator("some/brightness")
     first.check("large")
     assert first.memory(8, 8) == first.to_download() == file.stat().st_size
+    assert first.absent() == ["own"]
     assert hub.downloads().count("brightness.bin") == 0
     first.fetch()
     assert hub.downloads().count("brightness.bin") == 1
     hub.here(monkeypatch, offline=True)
     again = evaluator("some/brightness")
     again.check("large")
-    assert len(list(again.load(CPU))) == 1 and again.to_download() == 0
+    assert len(list(again.load(CPU))) == 1 and again.to_download() == 0 and not again.absent()
     with pytest.raises(TemperaError, match="some/other is not in the hub's cache.*run `hf"):
         evaluator("some/other").check("large")
 

@@ -26,6 +26,7 @@ from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import shared_directory
 from tempera.evaluation.run_identity import about, run_identity
 from tempera.evaluation.run_time import run_time
+from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.cost import Cost, Time
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import Tracker
@@ -60,7 +61,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
 
     protocol = instantiate(cfg.speed)
     if is_dry(cfg):
-        measured = partial(_measured, cfg, prompts, protocol, processes.count)
+        measured = partial(_measured, cfg, prompts, protocol, evaluator, processes.count)
         return dry(weighed(), measured, processes.is_main)
     check_values(cfg.tracking)
     evaluator.check(cfg.model.name)
@@ -92,24 +93,32 @@ def main(cfg: DictConfig) -> dict[str, float]:
 
 
 def _measured(
-    cfg: DictConfig, prompts: Sequence[Prompt], protocol: SpeedProtocol, processes: int
+    cfg: DictConfig,
+    prompts: Sequence[Prompt],
+    protocol: SpeedProtocol,
+    evaluator: Evaluator,
+    processes: int,
 ) -> Time:
     """The time of the run, from a few seconds of it. A rule's table is not kept.
 
     Raises:
-        TemperaError: there is no draft, or the run begins with work of unknown length.
+        TemperaError: there is no draft, metrics cannot be measured, or the run begins with work of
+            unknown length.
     """
     if cfg.expected_length is not None:
         raise TemperaError("expected_length= is found by decoding first")
     if cfg.compile:
         raise TemperaError("compile=true compiles rounds first, which takes minutes")
+    evaluator.check(cfg.model.name)
     build.check_draft(cfg)
     cfg = copy.deepcopy(cfg)
     with TemporaryDirectory() as directory:
         if "neighbours" in cfg:
             cfg.neighbours.directory = directory
         pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
-    return run_time(pipeline, prompts, cfg.batch_size, cfg.diagnostics, protocol, processes)
+    return run_time(
+        pipeline, prompts, cfg.batch_size, cfg.diagnostics, protocol, evaluator, processes
+    )
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:

@@ -82,6 +82,10 @@ class Evaluator(Protocol):
         """Bytes that `fetch` will download; downloads nothing."""
         return 0
 
+    def absent(self) -> Sequence[str]:
+        """Names of the networks that `load` would have to download; downloads nothing."""
+        return ()
+
     def memory(self, height: int, width: int) -> int:
         """Bytes on a device of the largest group of networks with a batch of pictures of this size,
         in pixels. Downloads nothing: if a file is not on this machine, only its size counts.

@@ -44,12 +44,13 @@ def score_pictures(
     todo = [prompt for prompt in prompts if prompt.id in missing]
     for first in track(range(0, len(todo), batch), "scoring", disable=not todo, transient=True):
         group = todo[first : first + batch]
-        store.add(_scored(networks, group, np.stack([picture(prompt) for prompt in group])))
+        store.add(score_batch(networks, group, np.stack([picture(prompt) for prompt in group])))
     return store.rows()
 
 
 @torch.inference_mode()
-def _scored(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -> list[Row]:
+def score_batch(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -> list[Row]:
+    """Score the prompts' pictures, uint8 [B, 3, h, w], together; returns a row for each."""
     images = torch.from_numpy(pictures)
     columns: dict[str, Any] = {"id": [prompt.id for prompt in prompts]}
     if networks.features is not None:

@@ -101,6 +101,10 @@ class StandardEvaluator(Evaluator):
                 file.path()
 
     @override
+    def absent(self) -> list[str]:
+        return [name for name in self._chosen[0] if not _is_here(self.networks[name])]
+
+    @override
     def memory(self, height: int, width: int) -> int:
         return max((_memory(self.networks[name], height, width) for name in self._chosen[0]),
                    default=0)  # fmt: skip
@@ -201,8 +205,13 @@ def _check(adapter: Adapter) -> None:
     """Check that all files are available; those on this machine are checked against the network."""
     for file in adapter.files:
         file.check()
-    if all(file.local for file in adapter.files):
+    if _is_here(adapter):
         adapter.network()
+
+
+def _is_here(adapter: Adapter) -> bool:
+    """Whether all files are on this machine."""
+    return all(file.local for file in adapter.files)
 
 
 def _memory(adapter: Adapter, height: int, width: int) -> int:
@@ -210,7 +219,7 @@ def _memory(adapter: Adapter, height: int, width: int) -> int:
     without data. The passes of a detector, which takes one picture at a time and only some prompts,
     are not counted.
     """
-    if not all(file.local for file in adapter.files):
+    if not _is_here(adapter):
         return sum(file.size() for file in adapter.files)
     pictures = torch.zeros(BATCH, 3, height, width, dtype=torch.uint8)
     prompts = [Prompt(str(number), "") for number in range(BATCH)]

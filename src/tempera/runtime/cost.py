@@ -86,11 +86,13 @@ class Time:
         parts: seconds of its parts, by name.
         sample: what was timed.
         excluded: what is not included.
+        processes: number of processes that share the work.
     """
 
     parts: Mapping[str, float]
     sample: str
     excluded: str
+    processes: int = 1
 
     @property
     def total(self) -> float:
@@ -99,8 +101,9 @@ class Time:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {duration(part)}" for name, part in self.parts.items() if part)
+        shared = f" with {self.processes} processes" if self.processes > 1 else ""
         return (
-            f"about {duration(self.total)} ({parts}), from {self.sample}; not included: "
+            f"about {duration(self.total)}{shared} ({parts}), from {self.sample}; not included: "
             f"{self.excluded}"
         )
 
