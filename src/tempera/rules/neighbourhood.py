@@ -274,24 +274,17 @@ class GSD(SharedResidual):
 
     def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""
-        near = self.neighbours.of(p)[token]
-        inside = self._inside(
-            p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape
-        )
+        near, inside = self._group(p, token)
         weight = self._weights(inside)
         return ratio((p.gather(-1, near) * weight).sum(-1), (q.gather(-1, near) * weight).sum(-1))
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        return torch.cat(
-            [
-                ratio((p[..., near] * weight).sum(-1), (q[..., near] * weight).sum(-1))
-                for near, weight in (
-                    (near, self._weights(inside)) for near, inside in self._groups(p)
-                )
-            ],
-            -1,
-        )
+        f = []
+        for near, inside in self._groups(p):
+            weight = self._weights(inside)
+            f.append(ratio((p[..., near] * weight).sum(-1), (q[..., near] * weight).sum(-1)))
+        return torch.cat(f, -1)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
@@ -306,10 +299,7 @@ class GSD(SharedResidual):
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
         one-hot laws, with groups by the untempered p.
         """
-        near = self.neighbours.of(p)[token]
-        inside = self._inside(
-            p, None if self.ranks is None else _ranks(p).gather(-1, near), near.shape
-        )
+        near, inside = self._group(p, token)
         return ((near == p.argmax(-1, keepdim=True)) & inside).any(-1)
 
     def keeps_each(self, p: Tensor) -> Tensor:
@@ -317,20 +307,23 @@ class GSD(SharedResidual):
         top = p.argmax(-1)[..., None, None]
         return torch.cat([((near == top) & inside).any(-1) for near, inside in self._groups(p)], -1)
 
+    def _group(self, p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """The neighbours of `token`, int64 [..., k], and which of them are in its group, bool
+        [..., k].
+        """
+        near = self.neighbours.of(p)[token]
+        ranks = None if self.ranks is None else _ranks(p).gather(-1, near)
+        return near, self._inside(p, ranks, near.shape)
+
     def _groups(self, p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Portions of the vocabulary: neighbours [M, k], and which of them are in the group, bool
+        """The same for the whole vocabulary in portions of M tokens: int64 [M, k], bool
         [..., M, k].
         """
         ranks = None if self.ranks is None else _ranks(p)
         for near, _ in _portions(self.neighbours.of(p), p):
-            yield (
-                near,
-                self._inside(
-                    p.unsqueeze(-2),
-                    None if ranks is None else ranks[..., near],
-                    (*p.shape[:-1], *near.shape),
-                ),
-            )
+            shape = (*p.shape[:-1], *near.shape)
+            of_near = None if ranks is None else ranks[..., near]
+            yield near, self._inside(p.unsqueeze(-2), of_near, shape)
 
     def _weights(self, inside: Tensor) -> Tensor:
         """How much each neighbour counts, [..., k]."""
@@ -342,7 +335,12 @@ class GSD(SharedResidual):
 
     def _inside(self, p: Tensor, ranks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         """Which neighbours, the code itself first, are in its group; where p is on one token each
-        code is alone. Ranks [..., k].
+        code is alone.
+
+        Args:
+            p: [..., V].
+            ranks: the neighbours' places in the order of p, [..., k]; None for static groups.
+            shape: of the result.
         """
         alone = torch.arange(shape[-1], device=p.device) == 0
         free = (p.amax(-1, keepdim=True) < 1).expand(shape)
