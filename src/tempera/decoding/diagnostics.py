@@ -16,7 +16,7 @@ from tempera.decoding.interfaces import (
     SharedResidual,
     Verdict,
 )
-from tempera.decoding.probabilities import at, normalise
+from tempera.decoding.probabilities import at, excess, kl_divergence, total_variation
 from tempera.decoding.trees import take
 from tempera.decoding.verification import keep_probs
 from tempera.errors import TemperaError
@@ -153,7 +153,7 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
     if not draft.tree.nodes:
         return truth.new_full(visited.shape, torch.nan)
     first = take(draft.tree.children.expand(len(truth), -1, -1), visited)[..., 0]
-    return torch.where(first >= 0, 0.5 * (truth - take(draft.q, first)).abs().sum(-1), torch.nan)
+    return torch.where(first >= 0, total_variation(truth, take(draft.q, first)), torch.nan)
 
 
 def _terms(
@@ -182,7 +182,7 @@ def _terms(
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0
         drawn = rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth)
-        ending = 0.5 * (kept + drawn - ideal).abs().sum(-1)
+        ending = total_variation(kept + drawn, ideal)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
         bound += torch.where(there & (tested > 0), tested * cost, 0.0)
         law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
@@ -192,6 +192,6 @@ def _terms(
         tested = tested * (chance if kept_child is None else (node != kept_child))
         if rank + 1 < draft.tree.max_children:
             target = rule.residual(target, q, token, depth)
-            ideal = normalise((ideal - kept).clamp(min=0), otherwise=ideal)
-    divergence = torch.where(law > 0, law * (law / truth).log(), 0.0).sum(-1).clamp(min=0)
+            ideal = excess(ideal, kept)
+    divergence = kl_divergence(law, truth).clamp(min=0)
     return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)

@@ -132,6 +132,13 @@ def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, mass / total, otherwise)
 
 
+def excess(p: Tensor, kept: Tensor) -> Tensor:
+    """Norm[p - kept]+ along the last dimension, the residual of most rules; p if nothing is left.
+    Both [..., V].
+    """
+    return normalise((p - kept).clamp(min=0), otherwise=p)
+
+
 def sample(p: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A
     token without mass is never drawn.
@@ -179,6 +186,9 @@ def ratio(p: Tensor, q: Tensor) -> Tensor:
 
 
 Tables = list[Tensor]
+"""Distributions by depth: entry t is [V^t, V], after every prefix of t tokens, or [C, V] along C
+chains.
+"""
 
 
 def total_variation(a: Tensor, b: Tensor) -> Tensor:

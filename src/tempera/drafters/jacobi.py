@@ -54,6 +54,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, Scores, TokenModel, Verdict
 from tempera.decoding.probabilities import (
     at,
+    excess,
     normalise,
     one_hot,
     ratio,
@@ -165,7 +166,7 @@ class Continue:
         source = places.clamp(max=q.shape[1] - 1)
         old, token = take(last.q, source), last.tokens.gather(1, source)
         kept = held & (keep < ratio(at(q, token), at(old, token)))
-        law = torch.where(held.unsqueeze(-1), normalise((q - old).clamp(min=0), otherwise=q), q)
+        law = torch.where(held.unsqueeze(-1), excess(q, old), q)
         return torch.where(kept, token, sample(law, draw))
 
     def draws(self, positions: Tensor) -> Tensor | None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import SharedResidual
-from tempera.decoding.probabilities import at, normalise, ratio
+from tempera.decoding.probabilities import at, excess, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.optimal import kl_residual
@@ -67,9 +67,7 @@ class _Aggregated(ABC):
         if self.residual_kind == "published":
             return normalise((self._moved(p, token) - q).clamp(min=0), otherwise=p)
         kept = torch.minimum(q, self._masses(p))
-        if self.residual_kind == "kl":
-            return kl_residual(p, kept)
-        return normalise((p - kept).clamp(min=0), otherwise=p)
+        return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The mean of the residual over the rejected tokens: see `interfaces.Rule`.
@@ -78,23 +76,22 @@ class _Aggregated(ABC):
         """
         if self.residual_kind != "published":
             return self.residual(p, q, torch.zeros_like(depth), depth)
-        excess = (p - q).clamp(min=0)
+        lacking = (p - q).clamp(min=0)
         lost, weights = torch.zeros_like(p), []
         for near, first in _portions(self.neighbours.of(p), p):
             masses = p[..., near]
             inside = self._inside(masses)
             rejected = (q[..., first : first + len(near)] - self._mass(masses)).clamp(min=0)
             # what [p - q]+ has in A(x); at x itself that is nothing, since p ≤ Σ_A p < q
-            within = (excess[..., near[:, 1:]] * inside).sum(-1)
-            left = excess.sum(-1, keepdim=True) - within
+            within = (lacking[..., near[:, 1:]] * inside).sum(-1)
+            left = lacking.sum(-1, keepdim=True) - within
             # left ≥ rejected but for rounding
             weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)
             index = near[:, 1:].flatten().expand(*p.shape[:-1], -1)
             lost.scatter_add_(-1, index, (weight.unsqueeze(-1) * inside).flatten(-2))
             weights.append(weight)
-        return normalise(
-            excess * (torch.cat(weights, -1).sum(-1, keepdim=True) - lost).clamp(min=0), otherwise=p
-        )
+        given = torch.cat(weights, -1).sum(-1, keepdim=True) - lost
+        return normalise(lacking * given.clamp(min=0), otherwise=p)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
@@ -289,11 +286,9 @@ class GSD(SharedResidual):
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
         if self.residual_kind == "published":
-            return normalise((p - q).clamp(min=0), otherwise=p)
+            return excess(p, q)
         kept = q * self.accept_probs(p, q, depth)
-        if self.residual_kind == "kl":
-            return kl_residual(p, kept)
-        return normalise((p - kept).clamp(min=0), otherwise=p)
+        return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for

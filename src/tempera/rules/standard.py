@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, SharedResidual
-from tempera.decoding.probabilities import at, normalise, one_hot, ratio, sample
+from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
 from tempera.errors import CoupledDraft, NotAChain, TemperaError
 from tempera.rules.optimal import kl_residual
 from tempera.rules.schedules import on_device
@@ -35,7 +35,7 @@ class Exact(SharedResidual):
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+."""
-        return normalise((p - q).clamp(min=0), otherwise=p)
+        return excess(p, q)
 
     def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
         """p. See `OneHotRule`."""
@@ -93,11 +93,9 @@ class Relaxed(SharedResidual):
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q·f]+, where q·f = min(q, ω_i·p); Norm[p - q]+; or Norm[c·p - q·f]+."""
         if self.residual_kind == "vanilla":
-            return normalise((p - q).clamp(min=0), otherwise=p)
+            return excess(p, q)
         kept = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
-        if self.residual_kind == "kl":
-            return kl_residual(p, kept)
-        return normalise((p - kept).clamp(min=0), otherwise=p)
+        return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
 
     def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p). See `OneHotRule`."""
