@@ -375,6 +375,25 @@ def test_the_time_of_a_training_whose_weights_are_here(
     assert seen["drawing"] is None
 
 
+def test_the_time_of_the_shapes_models_own_images_is_that_of_drawing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def run_time(*args: Any) -> Time:
+        seen.append(args[5])
+        return Time({"training images": 60.0}, "1 step", args[6])
+
+    monkeypatch.setattr(training_command, "run_time", run_time)
+    monkeypatch.setattr(training_command, "_weigh", lambda *_: cost(download=0))
+    drawn = ["train_data=shapes_mixed", "train_data.limit=40", "train_data.batch_size=8"]
+    cfg = composed(*drawn, "device=cpu", "dry_run=true", config="train_draft")
+    cfg.directory = str(tmp_path / "run")
+    assert train(cfg)["time"] == 60
+    assert seen == [Drawing(40, WORDS, 8)]
+    assert "not included: downloads\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_weighed_without_its_files_and_the_time_is_unknown(

@@ -151,8 +151,8 @@ def _cost(cfg: DictConfig, parts: dict[str, Any], recipe: Recipe) -> Cost:
 
 
 def _draws(cfg: DictConfig) -> bool:
-    """Whether the target generates the training images."""
-    return str(cfg.train_data._target_).endswith(".generated_codes")
+    """Whether the target generates the training images, or a part of them."""
+    return str(cfg.train_data._target_).endswith((".generated_codes", ".mixed_codes"))
 
 
 def _downloads(cfg: DictConfig) -> bool:
