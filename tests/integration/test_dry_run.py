@@ -168,6 +168,29 @@ def test_the_sentences_of_a_cost() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_on_a_processor_that_is_slow_at_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, fast: bool
+) -> None:
+    monkeypatch.setattr(costs, "computes_bfloat16", lambda device: fast)
+    dry = ["dry_run=true", "device=cpu", f"directory={tmp_path}"]
+    train(composed(*dry, "mixed_precision=bf16", config="train_draft"))
+    evaluate(composed(*dry, "dtype=bfloat16", "limit=2", "batch_size=2"))
+    said = capsys.readouterr().out
+    assert ("mixed_precision=bf16 is several times as slow as mixed_precision=no" in said) != fast
+    assert ("dtype=bfloat16 is several times as slow as dtype=float32" in said) != fast
+
+
+@pytest.mark.slow
+def test_float32_is_never_called_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(costs, "computes_bfloat16", lambda device: False)
+    train(composed("dry_run=true", "device=cpu", f"directory={tmp_path}", config="train_draft"))
+    assert "slow" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["coolsd", "coolsd drafter.dtype=bfloat16", "sjd"])
 def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
     method: str, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 
 from tempera.commands import train
+from tempera.commands.costs import tell_slow_bfloat16
 from tempera.config.compose import composed, written
 from tempera.config.instantiate import check_value, instantiate
 from tempera.errors import TemperaError
@@ -149,6 +150,9 @@ def main(cfg: DictConfig) -> None:
         elif is_built(output / stage, settings[stage]):
             log.info("%s is built", stage)
         else:
+            if getattr(settings[stage], "bf16", False):
+                device = torch.device("cpu")
+                tell_slow_bfloat16(f"{stage}.bf16=true", f"{stage}.bf16=false", device)
             STAGES[stage](output, settings[stage], report)
     if not cfg.rebuild:
         stages.write_readme(output)

@@ -16,6 +16,7 @@ from tempera.runtime.cost import Cost, Time, largest_batch
 from tempera.runtime.distributed import Processes
 from tempera.runtime.hub import CannotReach
 from tempera.runtime.pretrained import PretrainedFiles
+from tempera.runtime.processor import computes_bfloat16
 
 AUTO = "auto"
 """What an option is set to for a size that fits the device."""
@@ -109,6 +110,18 @@ def dry(cost: Cost | None, measure: Callable[[], Time], tell: bool) -> dict[str,
     if tell:
         print(f"time: {line}")
     return found
+
+
+def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
+    """Print that an option makes a processor compute what it is slow at; nothing on others.
+
+    Args:
+        option: that asks for bfloat16, as `name=value`.
+        instead: what to give for float32.
+        device: of the networks.
+    """
+    if not computes_bfloat16(device):
+        print(f"{option} is several times as slow as {instead} on this processor, without AVX-512")
 
 
 def to_download(files: Sequence[PretrainedFiles]) -> int | None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import chosen_batch, dry, is_dry, weigh
+from tempera.commands.costs import chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
@@ -40,6 +41,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     check_suited(cfg)
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
+    if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
+        tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator = instantiate(cfg.metrics)

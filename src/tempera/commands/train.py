@@ -9,7 +9,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import AUTO, dry, is_dry, weigh
+from tempera.commands.costs import AUTO, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
@@ -44,6 +44,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     recipe = _recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
+    if processes.is_main and recipe.mixed_precision == "bf16":
+        device = build.parse_device(cfg.device)
+        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)
     parts = {"recipe": recipe, "loss": loss, "processes": processes.count}
     if is_dry(cfg):
         parts["recipe"] = _split(cfg, parts, processes.is_main)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tempera.runtime.processor import computes_bfloat16
+
 ROWS = 16
 """Number of rows that weights are packed for. Blocks chosen for 2 to 64 rows are equally fast at 1
 to 240 rows; blocks chosen for one row are not.
@@ -123,7 +125,7 @@ def packs(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return computes_bfloat16(weight.device)
     if weight.dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32 and weight.numel() >= SMALL
