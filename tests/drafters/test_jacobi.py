@@ -190,7 +190,7 @@ class OldLabel(Jacobi):
     """A kept guess keeps the distribution that it was first drawn from as its q."""
 
     def propose(self, uniforms):
-        last = None if self._fresh else self._guesses
+        last = None if self._is_first else self._guesses
         draft = super().propose(uniforms)
         if last is None:
             return draft

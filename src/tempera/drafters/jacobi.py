@@ -261,6 +261,7 @@ class Jacobi:
 
     tree = None
     identity = None
+    _is_first: bool  # whether the next round is the first one of a batch
     _emitted: Tensor  # tokens emitted by the last round, [B, 1]; at first a whole window
     _base: Tensor  # position of the last round's first token, [B, 1]
     _p: Tensor  # the last round's distributions, [B, 1 + N, V]
@@ -289,16 +290,17 @@ class Jacobi:
         self.target, self.shape, self.refresh = target, shape, refresh
         self.entrance = Entrance(initialisation, target, shape.length, refinement)
         self._further = shape.levels * (shape.branches - 1)
-        self.uniforms = self._count(0)
+        self._first_draws, self._later_draws = refresh.uniforms(shape.length, target.length)
+        self.uniforms = self._further + self._first_draws
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch. All positions of the first window are new."""
-        self.uniforms = self._count(0)
-        self._fresh = True
+        self.uniforms = self._further + self._first_draws
+        self._is_first = True
 
     def propose(self, uniforms: Tensor) -> Draft:
         """Refresh the guesses and append new positions. See `interfaces.Drafter.propose`."""
-        if self._fresh:
+        if self._is_first:
             self._start(uniforms)
         places = self._emitted + self._ahead
         positions = self._base + places
@@ -306,7 +308,7 @@ class Jacobi:
         further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
         q = self._laws(places, sources, found)
         tokens = self.refresh.tokens(
-            q, self._guesses, places, positions, uniforms[:, : self._count(1) - self._further]
+            q, self._guesses, places, positions, uniforms[:, : self._later_draws]
         )
         if self.entrance.kind.endswith("repeat"):
             self._image.scatter_(1, positions, tokens)
@@ -318,8 +320,8 @@ class Jacobi:
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Store the target's distributions and each row's progress."""
-        self._fresh = False
-        self.uniforms = self._count(1)
+        self._is_first = False
+        self.uniforms = self._further + self._later_draws
         if self.entrance.lookback:
             known = torch.cat([self._history, take(self._p, self._reading)], 1)
             self._history = take(
@@ -336,10 +338,6 @@ class Jacobi:
         self._p = scores.p
         stop = verdict.visited.gather(1, verdict.accepted.unsqueeze(1))
         self._reading = self.shape.reading[stop.squeeze(1)]
-
-    def _count(self, round: int) -> int:
-        """Uniform draws per row in the first round (0) or a later one (1)."""
-        return self._further + self.refresh.uniforms(self.shape.length, self.target.length)[round]
 
     def _start(self, uniforms: Tensor) -> None:
         """Set the state in which every position of the window is new and has no neighbour."""
