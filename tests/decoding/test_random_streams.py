@@ -54,6 +54,13 @@ def test_draws_are_uniform_and_uncorrelated():
     assert abs((centred[1:] * centred[:-1]).mean()) < 5 * noise
 
 
+def test_every_prompt_needs_its_stream():
+    streams = RandomStreams(0, ["a", "b"])
+    streams.check(["one", "another"])
+    with pytest.raises(TemperaError, match="there are 3 prompts but 2 random streams; give one"):
+        streams.check(["one", "another", "a third"])
+
+
 def test_no_draws_and_no_rows():
     assert RandomStreams(0, ["a"]).next(0).shape == (1, 0)
     assert RandomStreams(0, []).next(3).shape == (0, 3)

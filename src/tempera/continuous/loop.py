@@ -252,7 +252,8 @@ class Decoding(ABC):
             prompts: B prompts.
             diagnostics: ignored: continuous tokens have none.
             clock: times the parts of a round.
-            progress: called with the round and the tokens of the slowest row.
+            progress: called after each step with (steps so far, tokens so far over all rows, as if
+                all were as slow as the slowest).
             drafts: stays empty: continuous tokens have no ids.
 
         Returns:
@@ -262,11 +263,7 @@ class Decoding(ABC):
             TemperaError: the numbers of prompts and streams differ, or a draft does not fit the
                 target.
         """
-        if len(prompts) != len(streams.ids):
-            raise TemperaError(
-                f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give "
-                "one prompt id per prompt"
-            )
+        streams.check(prompts)
         self._begin(target, prompts)
         depth = self.depth(target.length)
         canvas = _TokenBuffer(target, Noise(streams), depth, streams.device)

@@ -28,7 +28,7 @@ from tempera.decoding.round_graph import BatchSize, RoundGraphs
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import Trace
 from tempera.decoding.verification import verify
-from tempera.errors import NaNProbabilities, TemperaError
+from tempera.errors import NaNProbabilities
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def decode(
         NaNProbabilities: the target or the draft gave NaN.
         TemperaError: prompts and streams differ in number.
     """
-    _check(prompts, streams)
+    streams.check(prompts)
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts)
     images = Images.blank(len(prompts), target.length, drafter.depth, streams.device, diagnostics)
     play = partial(play_round, target, drafter, rule, images)
-    states = None if graphs is None or clock is not no_clock else _states(target, drafter)
+    states = _states(target, drafter) if clock is no_clock else None
     if graphs is None or states is None:
         rounds = _rounds(partial(play, clock=clock), drafter, images, streams, clock)
     else:
@@ -175,15 +175,6 @@ class Images:
 
     def expect(self, longest: int) -> None:
         """Depend on nothing else."""
-
-
-def _check(prompts: list[str], streams: RandomStreams) -> None:
-    """Raise TemperaError unless every prompt has its stream."""
-    if len(prompts) != len(streams.ids):
-        raise TemperaError(
-            f"there are {len(prompts)} prompts but {len(streams.ids)} random streams; give one "
-            "prompt id per prompt"
-        )
 
 
 def _states(target: Target, drafter: Drafter) -> tuple[RoundState, ...] | None:

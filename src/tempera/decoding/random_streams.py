@@ -47,6 +47,14 @@ class RandomStreams:
         self._counter = 0
         self._block = torch.empty(len(ids), 0, device=device)
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raise TemperaError unless there is one stream for each prompt."""
+        if len(prompts) != len(self.ids):
+            raise TemperaError(
+                f"there are {len(prompts)} prompts but {len(self.ids)} random streams; give one "
+                "prompt id per prompt"
+            )
+
     def next(self, count: int) -> Tensor:
         """The next `count` draws of every row, float32 [B, count], multiples of 2⁻²⁴ in [0, 1)."""
         if count > self._block.shape[1]:
