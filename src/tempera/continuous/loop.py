@@ -9,7 +9,7 @@ independently.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +71,7 @@ class Model(ImageModel, Protocol):
         """
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ContinuousTrace(Trace):
     """Record of a batch in decoding order: `place` and `origin` as in `Trace`. Continuous tokens
     have no probabilities.
@@ -85,11 +85,11 @@ class ContinuousTrace(Trace):
         proposed: how many tokens were drafted in the round that emitted it, int64 [B, T].
     """
 
-    order: Tensor = field(default_factory=lambda: torch.empty(0))
-    trials: Tensor = field(default_factory=lambda: torch.empty(0))
-    failures: Tensor = field(default_factory=lambda: torch.empty(0))
-    passes: Tensor = field(default_factory=lambda: torch.empty(0))
-    proposed: Tensor = field(default_factory=lambda: torch.empty(0))
+    order: Tensor
+    trials: Tensor
+    failures: Tensor
+    passes: Tensor
+    proposed: Tensor
 
     @classmethod
     def begin(cls, order: Tensor, max_depth: int) -> "ContinuousTrace":
@@ -99,10 +99,10 @@ class ContinuousTrace(Trace):
             torch.zeros_like(order, dtype=dtype) for dtype in (torch.int16, torch.int8)
         )
         return cls(
-            max_depth,
-            place,
-            origin,
-            torch.zeros_like(order[:, :0]),
+            max_depth=max_depth,
+            place=place,
+            origin=origin,
+            logprob=torch.zeros_like(order[:, :0]),
             order=order,
             trials=none,
             failures=none,
@@ -138,8 +138,19 @@ class ContinuousTrace(Trace):
         return replace(self, **changed)
 
 
-class _TokenBuffer:
-    """The images of a batch during decoding."""
+class _Canvas:
+    """The images of a batch as far as they are decoded.
+
+    Args:
+        model: the target, for its sizes.
+        noise: the rows' random draws, the first of which are the orders of decoding.
+        max_depth: L, most drafted tokens of a round.
+        device: device of the images.
+
+    Attributes:
+        context: the decoded tokens, one sequence per image, R = B.
+        trace: their record.
+    """
 
     def __init__(self, model: Model, noise: Noise, max_depth: int, device: torch.device) -> None:
         self.noise, self.length = noise, model.length
@@ -172,10 +183,8 @@ class _TokenBuffer:
         trace = self.trace
         trace.place = put(trace.place, (1 + ahead).expand_as(slots))
         trace.origin = put(trace.origin, verdict.origin)
-        trace.trials, trace.failures = (
-            put(trace.trials, verdict.trials),
-            put(trace.failures, verdict.failures),
-        )
+        trace.trials = put(trace.trials, verdict.trials)
+        trace.failures = put(trace.failures, verdict.failures)
         trace.proposed = put(trace.proposed, torch.full_like(slots, proposed))
         known = (context.known + verdict.emitted).clamp(max=self.length)
         self.context = replace(context, tokens=put(context.tokens, verdict.tokens), known=known)
@@ -266,7 +275,7 @@ class Decoding(ABC):
         streams.check(prompts)
         self._begin(target, prompts)
         depth = self.depth(target.length)
-        canvas = _TokenBuffer(target, Noise(streams), depth, streams.device)
+        canvas = _Canvas(target, Noise(streams), depth, streams.device)
         for step, least in enumerate(self._steps(canvas, target, clock)):
             if progress is not None:
                 progress(step + 1, least * len(prompts))
@@ -277,7 +286,7 @@ class Decoding(ABC):
         target.begin(prompts)
 
     @abstractmethod
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
+    def _steps(self, canvas: _Canvas, target: Model, clock: PartTimer) -> Iterator[int]:
         """Decode step by step until all images are complete; yields the slowest row's number of
         tokens after each step.
         """
@@ -314,7 +323,7 @@ class Parallel(Decoding):
         """See `Decoding`."""
         return {"method": "parallel", "draft": None, "verification": repr(self), "branching": None}
 
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
+    def _steps(self, canvas: _Canvas, target: Model, clock: PartTimer) -> Iterator[int]:
         for count in counts(target.length, self.steps or target.length):
             canvas.count_passes(1)
             _predict(canvas, target, count, clock)
@@ -355,7 +364,7 @@ class DraftAlone(Decoding):
         super()._begin(target, prompts)
         self.drafter.begin(prompts)
 
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
+    def _steps(self, canvas: _Canvas, target: Model, clock: PartTimer) -> Iterator[int]:
         for count in counts(target.length, self.steps or target.length):
             _predict(canvas, self.drafter, count, clock)
             yield canvas.context.reach
@@ -416,7 +425,7 @@ class Speculative(Decoding):
         super()._begin(target, prompts)
         self.drafter.begin(prompts)
 
-    def _steps(self, canvas: _TokenBuffer, target: Model, clock: PartTimer) -> Iterator[int]:
+    def _steps(self, canvas: _Canvas, target: Model, clock: PartTimer) -> Iterator[int]:
         sizes = counts(target.length, self.steps or target.length)
         for size in self.rule.prefilled(self.prefill, sizes):
             canvas.count_passes(1)
@@ -427,9 +436,7 @@ class Speculative(Decoding):
             least = self._round(canvas, target, self.rule.drafted(least, self.gamma, sizes), clock)
             yield least
 
-    def _round(
-        self, canvas: _TokenBuffer, target: Model, sizes: Sequence[int], clock: PartTimer
-    ) -> int:
+    def _round(self, canvas: _Canvas, target: Model, sizes: Sequence[int], clock: PartTimer) -> int:
         """Draft `sizes` tokens, one entry per drafting step; verify and append them. Returns the
         slowest row's number of tokens.
         """
@@ -452,7 +459,7 @@ class Speculative(Decoding):
             least, rows = canvas.look(verdict.unfinished)
         return least
 
-    def _draft(self, canvas: _TokenBuffer, sizes: Sequence[int]) -> Proposal:
+    def _draft(self, canvas: _Canvas, sizes: Sequence[int]) -> Proposal:
         """Draft `sizes` tokens, one entry per drafting step."""
         draft, context = self.drafter, canvas.context
         noise = canvas.noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
@@ -501,10 +508,8 @@ class Speculative(Decoding):
                 f"{target.channels}; "
                 "take a draft that was trained with the same image tokenizer."
             )
-        if (draft.denoiser.stages, draft.denoiser.last_noise) != (
-            target.denoiser.stages,
-            target.denoiser.last_noise,
-        ):
+        own, other = (model.denoiser for model in (draft, target))
+        if (own.stages, own.last_noise) != (other.stages, other.last_noise):
             raise TemperaError(
                 "draft and target must have the same denoising steps; give both the same "
                 "denoising_steps and last_noise."
@@ -524,27 +529,22 @@ def counts(length: int, steps: int) -> list[int]:
         )
     masked, taken = length, []
     for step in range(steps):
-        left = (
-            max(1, min(masked - 1, math.floor(length * math.cos(math.pi / 2 * (step + 1) / steps))))
-            if step < steps - 1
-            else 0
-        )
+        share = math.cos(math.pi / 2 * (step + 1) / steps)
+        left = max(1, min(masked - 1, math.floor(length * share))) if step < steps - 1 else 0
         taken.append(masked - left)
         masked = left
     return taken
 
 
-def _predict(canvas: _TokenBuffer, target: Model, count: int, clock: PartTimer) -> None:
-    """One step of the target alone: draw the next `count` tokens; all rows have the same length."""
-    context, stages = canvas.context, target.denoiser.stages
+def _predict(canvas: _Canvas, model: Model, count: int, clock: PartTimer) -> None:
+    """One step of one model alone: draw the next `count` tokens; all rows have the same length."""
+    context, stages = canvas.context, model.denoiser.stages
     with clock("target"):
-        places, _ = _next_places(context, count, target.length)
-        conditions = target.conditions(
-            context, places, (context.known + count).unsqueeze(1).expand_as(places)
-        )
-        tokens = denoise_all(
-            target.denoiser, conditions, canvas.noise.normal(count, stages + 1, target.channels)
-        ).token
+        places, _ = _next_places(context, count, model.length)
+        after = (context.known + count).unsqueeze(1).expand_as(places)
+        conditions = model.conditions(context, places, after)
+        noise = canvas.noise.normal(count, stages + 1, model.channels)
+        tokens = denoise_all(model.denoiser, conditions, noise).token
     with clock("commit"):
         none = torch.zeros_like(places)
         canvas.emit(
