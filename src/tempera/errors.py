@@ -143,7 +143,10 @@ class NotADensityRule(TemperaError):
     rule: str
 
     def __str__(self) -> str:
-        return f"{self.rule} is no rule for continuous tokens; choose CSpD or MaximalCoupling"
+        return (
+            f"{self.rule} is no rule for continuous tokens; choose CSpD, "
+            "MaximalCoupling or PathCoupling"
+        )
 
 
 @dataclass(eq=False)
@@ -380,13 +383,6 @@ class CannotCompile(TemperaError):
         )
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """Any text on one printable line of at most `most` characters, for a sentence about it."""
-    line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
 @dataclass(eq=False)
 class NoReference(TemperaError):
     """Metrics compare with real images, and none are given. metrics: their titles."""
@@ -435,6 +431,13 @@ class OtherWorld(TemperaError):
             "the shipped networks evaluate pictures of the shapes world, not of "
             f"{self.model}; take published networks, or none"
         )
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Any text on one printable line of at most `most` characters, for a sentence about it."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def main_guard(main: Callable[P, T]) -> Callable[P, T]:

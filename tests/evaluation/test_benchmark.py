@@ -148,7 +148,7 @@ def test_impossible_benchmarks_raise_one_sentence():
     ):
         with pytest.raises(TemperaError, match=what):
             benchmark.BenchmarkPlan(**options)
-    with pytest.raises(TemperaError, match="is too short to time 99"):
+    with pytest.raises(TemperaError, match=f"is too short to time 99: give at most {LENGTH}"):
         benchmark.Excerpt(target, 99)
 
 

@@ -176,8 +176,8 @@ class Excerpt:
         self.start = (target.length - length) // 2
         if self.start < 0:
             raise TemperaError(
-                f"an image of {target.length} tokens is too short to time {length}: give fewer "
-                "repeats."
+                f"an image of {target.length} tokens is too short to time {length}: give at most "
+                f"{target.length}."
             )
 
     @property
