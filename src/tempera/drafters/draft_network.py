@@ -136,6 +136,14 @@ class DraftNetwork(nn.Module, ABC):
         network.identity = sha256_file(place / WEIGHTS)[:16]
         return network
 
+    def initialise_linears(self) -> None:
+        """Start linear layers as `transformers` does: weights normal with σ = 0.02, biases 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
     def check(self, target: TransformerTarget) -> None:
         """Refuse a target this draft was not trained for.
 

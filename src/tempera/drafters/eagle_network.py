@@ -95,11 +95,7 @@ class EagleModel(DraftNetwork):
         self.layer, self.rotary = (
             decoder_layer(config.family, config.network) if make_layer is None else make_layer()
         )
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.initialise_linears()
 
     @property
     def layers(self) -> tuple[nn.Module, ...]:

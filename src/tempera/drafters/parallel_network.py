@@ -95,11 +95,7 @@ class ParallelModel(DraftNetwork):
 
     def _initialise(self) -> None:
         """As EAGLE's draft; the Markov head starts at zero."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.initialise_linears()
         for vector in (self.mask_embed, self.mask_hidden):
             nn.init.normal_(vector, std=0.02)
         if self.markov_in is not None and self.markov_out is not None:
