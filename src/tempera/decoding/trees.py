@@ -298,7 +298,7 @@ class Tree:
         return torch.nn.functional.pad(self.children, (1, 0), value=-1).amax(-1)
 
     @cached_property
-    def sibling_tests(self) -> tuple["SiblingTest", ...]:
+    def sibling_tests(self) -> tuple[SiblingTest, ...]:
         """The tests of verification, one per sibling rank; K of them."""
         if self.per_row:
             fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
@@ -309,7 +309,7 @@ class Tree:
             for rank in range(len(columns))
         )
 
-    def _own_test(self, rank: int, fruitful: Tensor) -> "SiblingTest":
+    def _own_test(self, rank: int, fruitful: Tensor) -> SiblingTest:
         """The test of a rank with each row's own parents, of those sorted by their number of
         children: at most N ÷ k nodes have k.
         """
@@ -339,7 +339,10 @@ def tree_names() -> list[str]:
     return sorted(_named_paths())
 
 
-def _shared_test(children: list[int], earlier: list[int], device: torch.device) -> "SiblingTest":
+def _shared_test(children: list[int], earlier: list[int], device: torch.device) -> SiblingTest:
+    """The test of a rank in a static tree, from the children of this rank and of the rank before
+    that the root and every node have; -1 for none.
+    """
     parents = [parent for parent, child in enumerate(children) if child >= 0]
     nodes = [children[parent] for parent in parents]
     ids = torch.tensor(nodes, dtype=torch.int64, device=device)
@@ -352,6 +355,7 @@ def _shared_test(children: list[int], earlier: list[int], device: torch.device) 
 
 
 def _index(positions: list[int], device: torch.device) -> Index:
+    """Positions as a slice if they run without a gap; there is at least one."""
     first = positions[0]
     if positions == list(range(first, first + len(positions))):
         return slice(first, first + len(positions))
@@ -394,29 +398,35 @@ def _measure(parents: Tensor) -> tuple[int, int]:
 
 
 def _levels(parents: list[int], children: list[list[int]], device: torch.device) -> list[TreeLevel]:
-    def tensor(values: list[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    """The levels of a static tree, from the top.
 
-    lineage: dict[int, set[int]] = {-1: set()}
+    Args:
+        parents: of the nodes.
+        children: of the root and of every node, padded with -1.
+        device: of the levels.
+    """
+
+    def tensor(values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    offspring = [[child for child in family if child >= 0] for family in children]
+    lineage: dict[int, set[int]] = {-1: set()}  # the node itself and its ancestors
     levels: list[TreeLevel] = []
-    above, seen, depth = [-1], list[int](), 1
+    above, seen, depth = [-1], list[int](), 1  # inner nodes of the level above, and of all so far
     while True:
-        families = [[child for child in children[1 + parent] if child >= 0] for parent in above]
+        families = [offspring[1 + parent] for parent in above]
         nodes = sorted(child for family in families for child in family)
         if not nodes:
             return levels
         width = max(map(len, families))
         slots = [family + family[-1:] * (width - len(family)) for family in families]
-        slot = {
-            child: row * width + rank
-            for row, family in enumerate(families)
-            for rank, child in enumerate(family)
-        }
-        picks = [slot[node] for node in nodes]
+        flat = [child for family in slots for child in family]
+        picks = [flat.index(node) for node in nodes]
         for node in nodes:
             lineage[node] = lineage[parents[node]] | {node}
-        inner = [node for node in nodes if children[1 + node] and children[1 + node][0] >= 0]
+        inner = [node for node in nodes if offspring[1 + node]]
         seen = seen + inner
+        ancestors = tensor([[int(other in lineage[node]) for other in seen] for node in inner])
         levels.append(
             TreeLevel(
                 depth=depth,
@@ -424,14 +434,10 @@ def _levels(parents: list[int], children: list[list[int]], device: torch.device)
                 slots=tensor(slots),
                 picks=tensor(picks),
                 run=slice(nodes[0], nodes[-1] + 1),
-                full=picks == list(range(len(above) * width)),
+                full=picks == list(range(len(flat))),
                 inner=tensor([nodes.index(node) for node in inner]),
                 inner_parents=tensor([above.index(parents[node]) for node in inner]),
-                ancestors=tensor(
-                    [[int(other in lineage[node]) for other in seen] for node in inner]
-                )
-                .bool()
-                .view(len(inner), len(seen)),
+                ancestors=ancestors.bool().view(len(inner), len(seen)),
             )
         )
         above, depth = inner, depth + 1
