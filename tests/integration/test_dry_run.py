@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from hub import Hub
-from paths import SUPPORT
+from paths import ROOT, SUPPORT
 from tiny_targets import FAMILIES, composed, write_llamagen_text, write_lumina, write_mar
 
 from tempera.commands import costs
@@ -376,7 +376,7 @@ def test_the_time_of_a_training_whose_weights_are_here(
     monkeypatch.chdir(tmp_path)
     seen = {}
 
-    def run_time(target: Any, draft: Any, codes: Any, *rest: Any) -> Time:
+    def run_time(target: Any, draft: Any, codes: Any, *rest: Any, processes: Any) -> Time:
         seen.update(codes=codes, recipe=rest[1], drawing=rest[2])
         return Time({"steps": 60.0}, "1 step", rest[3])
 
@@ -403,7 +403,7 @@ def test_the_time_of_the_shapes_models_own_images_is_that_of_drawing_them(
 ) -> None:
     seen = []
 
-    def run_time(*args: Any) -> Time:
+    def run_time(*args: Any, processes: Any) -> Time:
         seen.append(args[5])
         return Time({"training images": 60.0}, "1 step", args[6])
 
@@ -415,6 +415,30 @@ def test_the_time_of_the_shapes_models_own_images_is_that_of_drawing_them(
     assert train(cfg)["time"] == 60
     assert seen == [Drawing(40, WORDS, 8)]
     assert "not included: downloads\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["false", "true"], ids=["whole", "FSDP"])
+def test_the_time_of_two_training_processes(split: str, tmp_path: Path) -> None:
+    options = ["dry_run=true", "device=cpu", "batch_size=2", "holdout=2", "decodes=1", "depth=1"]
+    done = subprocess.run(
+        [*TORCHRUN, str(ROOT / "train_draft/main.py"), *options, "matrix_lr=0", "ttt_steps=0"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            "ACCELERATE_USE_FSDP": split,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall("time: about .* with 2 processes \\(steps .*, validation", done.stdout)
+    assert done.stdout.count("time:") == 1
 
 
 @pytest.mark.slow

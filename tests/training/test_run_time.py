@@ -1,17 +1,21 @@
 """The time of a training run, extrapolated on a clock that only the fakes advance."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from accelerate.state import AcceleratorState
 from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target
 
+from tempera.runtime.distributed import Processes
 from tempera.training import run_time as module
 from tempera.training.losses import EagleLoss
 from tempera.training.recipe import Recipe
 from tempera.training.run_time import Drawing, run_time
 from tempera.training.trainer import TrainingRun
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -50,12 +54,24 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, list[Any]]:
     return clock, done
 
 
+class Sharing(Processes):
+    """One process of several, all with the same clock, whose main one says what `says` holds."""
+
+    def __init__(self, count: int, says: Sequence[bool] = ()) -> None:
+        super().__init__(cpu=True)
+        self.count, self.says = count, iter(says)
+
+    def gather(self, value: T) -> list[T]:
+        return [next(self.says, value), value]  # type: ignore[list-item]
+
+
 def timed(clock: Clock | None, drawing: Drawing | None = None, **options: Any) -> Any:
     target = tiny_target()
+    processes = options.pop("processes", None)
     recipe = Recipe(**{**RECIPE, **options})
     return run_time(
         target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, drawing,
-        seconds=5.0, clock=clock,
+        seconds=5.0, clock=clock, processes=processes,
     )  # fmt: skip
 
 
@@ -83,6 +99,13 @@ def test_a_long_step_is_timed_once_and_few_are_all_timed(monkeypatch: pytest.Mon
     assert done[:4] == [0, 1, 2, "validate"]
 
 
+def test_processes_take_as_many_steps_as_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, done = faked(monkeypatch)
+    time = timed(clock, steps=100, processes=Sharing(2, [True] * 6 + [False]))
+    assert done == [*range(8), "validate", "save"]
+    assert time.sample == "7 steps" and time.processes == 2
+
+
 def test_the_images_that_the_target_draws_are_extrapolated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,6 +123,10 @@ def test_the_images_that_the_target_draws_are_extrapolated(
     assert time.parts["training images"] == 30 / 4 * tiny_target().length
     timed(clock, Drawing(3, "a red ring", 4), steps=1)
     assert sizes == [4, 4, 3, 3]
+    for count, share in ((2, 2 / 4), (3, 2 / 4), (9, 1 / 4)):  # of the four batches of a shard
+        shared = timed(clock, Drawing(32, "a red ring", 4), steps=1, processes=Sharing(count))
+        assert shared.parts["training images"] == 32 / 4 * share * tiny_target().length
+        assert shared.processes == count
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if is_dry(cfg):
         parts["recipe"] = _split(cfg, parts, processes.is_main)
         cost = _weigh(cfg, parts, processes.is_main)
-        return dry(cost, lambda: _measured(cfg, parts), processes.is_main)
+        return dry(cost, lambda: _measured(cfg, parts, processes), processes.is_main)
     check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
     parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
@@ -184,17 +184,15 @@ def _about(cfg: DictConfig, recipe: Recipe) -> int:
     return max(1, math.ceil(float(cfg.epochs) * 0.95 * int(cfg.limit) / recipe.batch_size))
 
 
-def _measured(cfg: DictConfig, parts: dict[str, Any]) -> Time:
+def _measured(cfg: DictConfig, parts: dict[str, Any], processes: Processes) -> Time:
     """The time of the run, from a few seconds of it. Images that are made before the first step are
     blank ones here.
 
     Raises:
-        TemperaError: there are several processes, or the training data are not here.
+        TemperaError: the training data are not here, or training is not possible.
     """
-    if parts["processes"] > 1:
-        raise TemperaError("only one process is timed: leave out torchrun or accelerate")
     recipe: Recipe = parts["recipe"]
-    target: Any = build.build_target(cfg)
+    target: Any = build.build_target(cfg, split_target if launched() else None)
     caption, made = _caption(cfg), "limit" in cfg.train_data
     codes: Codes = (
         BlankCodes(caption, target.length)
@@ -207,13 +205,14 @@ def _measured(cfg: DictConfig, parts: dict[str, Any]) -> Time:
         )
     )
     drawing = None
-    if _draws(cfg) and cfg.train_data.limit is not None:
+    if _draws(cfg) and not launched() and cfg.train_data.limit is not None:
         drawing = Drawing(cfg.train_data.limit, caption, cfg.train_data.batch_size)
     draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
     steps = _about(cfg, recipe) if made else _steps(cfg, codes, recipe.batch_size)
     later = "downloads and encoding of training images" if made and not drawing else "downloads"
+    recipe = replace(recipe, steps=steps)
     return run_time(
-        target, draft, codes, parts["loss"], replace(recipe, steps=steps), drawing, later
+        target, draft, codes, parts["loss"], recipe, drawing, later, processes=processes
     )
 
 

@@ -23,6 +23,8 @@ from tempera.training.fsdp import launched
 
 HOLDOUT = 20
 """One image in 20 is held out: 5%."""
+SHARD_BATCHES = 4
+"""Batches in a shard of generated images; processes share the batches of a shard."""
 
 
 class Codes(Protocol):
@@ -144,7 +146,7 @@ def generated_codes(
         )
     _enough(source, limit)
     encoder = target_encoder(target, tokenizer, seed)
-    options = {"shard_size": 4 * batch_size, "batch_size": batch_size, "limit": limit}
+    options = {"shard_size": SHARD_BATCHES * batch_size, "batch_size": batch_size, "limit": limit}
     _encode(source, encoder, shards, processes, max_broken=max_broken, **options)
     return shard_codes(target, tokenizer, directory, str(shards), seed)
 

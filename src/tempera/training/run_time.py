@@ -17,8 +17,10 @@ from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
 from tempera.runtime.cost import Time
+from tempera.runtime.distributed import Processes
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import Codes
+from tempera.training import fsdp
+from tempera.training.dataset import SHARD_BATCHES, Codes
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import TrainingRun
@@ -48,27 +50,34 @@ def run_time(
     excluded: str = "downloads",
     seconds: float = SECONDS,
     clock: Callable[[], float] | None = None,
+    processes: Processes | None = None,
 ) -> Time:
     """Take steps until the time is up, validate and save once, and extrapolate.
 
     Args:
-        target, draft, codes, loss, recipe: as for `tempera.training.trainer.train`, in one process.
+        target, draft, codes, loss, recipe: as for `tempera.training.trainer.train`.
         drawing: the images that the target generates first.
         excluded: what else comes before the first step.
         seconds: how long steps are taken, and how long images are drawn.
         clock: the time in seconds; by default that of the target's device.
+        processes: those that train together; each must call this function. By default only this
+            one.
     """
-    clock = clock or partial(timing.now, target.device)
-    drawn = _drawn(target, drawing, clock, seconds) if drawing else 0.0
-    cpu = target.device.type == "cpu"
+    clock, cpu = clock or partial(timing.now, target.device), target.device.type == "cpu"
+    processes = processes or Processes(cpu)
+    drawn = _drawn(target, drawing, clock, seconds, processes.count) if drawing else 0.0
     with TemporaryDirectory() as directory:
         run = TrainingRun(
             target, draft.to(target.device), codes, loss, recipe, Path(directory),
             Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu), quiet=True,
+            sharded=fsdp.launched(),
         )  # fmt: skip
         run.step(0)  # to warm up
         steps, begin = 0, clock()
-        while not steps or (steps < recipe.steps and clock() - begin < seconds):
+        # all take as many steps as the main process
+        while not steps or (
+            steps < recipe.steps and processes.gather(clock() - begin < seconds)[0]
+        ):
             steps += 1
             run.step(steps)
         stepped = clock()
@@ -85,13 +94,18 @@ def run_time(
         },
         f"{steps} steps",
         excluded,
+        processes.count,
     )
 
 
 def _drawn(
-    target: TransformerTarget, drawing: Drawing, clock: Callable[[], float], seconds: float
+    target: TransformerTarget,
+    drawing: Drawing,
+    clock: Callable[[], float],
+    seconds: float,
+    processes: int,
 ) -> float:
-    """Seconds that the target takes to draw the images."""
+    """Seconds that the target takes to draw the images, whose shards the processes share."""
     size = min(drawing.batch_size, drawing.count)
     streams = RandomStreams(0, [str(number) for number in range(size)], target.device)
 
@@ -100,4 +114,5 @@ def _drawn(
         return decode(target, NoDraft(), Exact(), streams, captions, progress=progress)
 
     timing.batch_seconds(draw, size * target.length, clock, 0.0)  # to warm up
-    return drawing.count / size * timing.batch_seconds(draw, size * target.length, clock, seconds)
+    batches = drawing.count / size * ceil(SHARD_BATCHES / processes) / SHARD_BATCHES
+    return batches * timing.batch_seconds(draw, size * target.length, clock, seconds)
