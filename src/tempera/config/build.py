@@ -386,10 +386,8 @@ def parse_device(name: str) -> torch.device:
             raise RuntimeError(name)
         if device.type != "cuda":
             torch.empty(0, device=device)
-        elif (
-            (device.index or 0) >= torch.cuda.device_count()
-        ):  # counting needs no tensor, which would take memory on the first device
-            raise RuntimeError(name)
+        elif (device.index or 0) >= torch.cuda.device_count():
+            raise RuntimeError(name)  # counted: a tensor would take memory on the first device
     except (RuntimeError, AssertionError, ImportError):
         raise TemperaError(
             f"`device={shortened(str(name))}` is not on this machine; use auto, cpu, cuda or cuda:N"

@@ -194,13 +194,10 @@ class NoiseSchedule:
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
         beta = 1 - self.kept / before
         posterior = beta * (1 - before) / (1 - self.kept)
-        posterior[0] = posterior[
-            1
-        ]  # the first variance is 0 and has no finite logarithm to interpolate
-        clean, current = (
-            beta * before.sqrt() / (1 - self.kept),
-            (1 - before) * (1 - beta).sqrt() / (1 - self.kept),
-        )
+        # the first variance is 0 and has no finite logarithm to interpolate
+        posterior[0] = posterior[1]
+        clean = beta * before.sqrt() / (1 - self.kept)
+        current = (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
         middle, slope = (beta.log() + posterior.log()) / 4, (beta.log() - posterior.log()) / 4
         self._tables = torch.stack(
             [

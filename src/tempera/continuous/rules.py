@@ -257,10 +257,11 @@ class CSpDReferenceCode:
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p, q, token = _last(target), _last(proposal.path), proposal.path.token
         count = token.shape[1]
-        wide = [
+        # normalisation is widened too, but equally in both densities, so that this cancels
+        above, below = (
             kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)
-        ]  # the factor's own density cancels
-        kept = noise.uniform(count).double().log() <= before + wide[0] - wide[1]
+        )
+        kept = noise.uniform(count).double().log() <= before + above - below
         p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
         drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)

@@ -33,6 +33,8 @@ from tempera.runtime.files import read_json, regular_file
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
 """Names of columns or fields that are tried in turn if none is given."""
+OUTSIDE = "its file name points outside the data set"
+"""Why an entry is broken whose image is elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,9 @@ class ImageFolder(Source):
 
     @override
     def count(self) -> int | None:
-        return (
-            len(self.images) if self.metadata is None else sum(1 for _ in self._rows(self.metadata))
-        )
+        if self.metadata is None:
+            return len(self.images)
+        return sum(1 for _ in self._rows(self.metadata))
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
@@ -224,9 +226,8 @@ class TarShards(Source):
 
     @override
     def count(self) -> int | None:
-        records = [
-            file.with_name(f"{file.stem}_stats.json") for file in self.files
-        ]  # img2dataset writes one beside each archive
+        # img2dataset writes one beside each archive
+        records = [file.with_name(f"{file.stem}_stats.json") for file in self.files]
         try:
             return sum(int(json.loads(record.read_text())["successes"]) for record in records)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -300,11 +301,11 @@ class ParquetShards(Source):
 
     @override
     def describe(self) -> dict[str, Any]:
-        columns = {"image": self.image, "caption": self.caption}
         return {
             "kind": "parquet",
             "files": len(self.files),
-            **columns,
+            "image": self.image,
+            "caption": self.caption,
             "fingerprint": _fingerprint(self.files),
         }
 
@@ -342,9 +343,8 @@ class ParquetShards(Source):
                     f"right one with {option}=."
                 )
         group = position = 0
-        while (
-            position + (rows := opened.metadata.row_group(group).num_rows) <= skip
-        ):  # skip is a row of this file
+        # the loop ends, because `skip` is a row of this file
+        while position + (rows := opened.metadata.row_group(group).num_rows) <= skip:
             group, position = group + 1, position + rows
         for number in range(group, opened.num_row_groups):
             end = position + opened.metadata.row_group(number).num_rows
@@ -361,11 +361,8 @@ class ParquetShards(Source):
                                 file.parent,
                             )
                         position += 1
-            except (
-                pa.ArrowException,
-                OSError,
-                ValueError,
-            ) as problem:  # the rest of the group cannot be read row by row
+            except (pa.ArrowException, OSError, ValueError) as problem:
+                # the rest of the group cannot be read row by row
                 for lost in range(max(position, skip), end):
                     yield Broken(f"{file} row {lost}", f"unreadable row group ({_reason(problem)})")
             position = end
@@ -415,12 +412,13 @@ class CocoCaptions(Source):
 
     @override
     def describe(self) -> dict[str, Any]:
-        kind = {
+        return {
             "kind": "coco",
             "path": str(self.path),
             "images": str(self.images) if self.images else None,
+            "per_image": self.per_image,
+            "fingerprint": _fingerprint([self.path]),
         }
-        return {**kind, "per_image": self.per_image, "fingerprint": _fingerprint([self.path])}
 
     @override
     def count(self) -> int | None:
@@ -544,11 +542,9 @@ class Dataset(Source):
 
         try:
             stream = datasets.load_dataset(**self.options, streaming=True)
-            return (
-                stream.cast_column(self.image, datasets.Image(decode=False))
-                if self.image
-                else stream
-            )
+            if self.image:
+                stream = stream.cast_column(self.image, datasets.Image(decode=False))
+            return stream
         except Exception as problem:  # a builder may raise anything
             raise TemperaError(
                 f"datasets cannot load {self.options['path']} ({_reason(problem)}): check path "
@@ -563,9 +559,6 @@ def _entry(where: str, key: str, caption: Any, image: EncodedPicture | None) -> 
     if not _is_text(caption) or not _is_text(key):
         return Broken(where, "its caption or its name is not UTF-8 text")
     return Entry(where, key, " ".join(caption.split()), image)
-
-
-OUTSIDE = "its file name points outside the data set"
 
 
 def _is_text(text: str) -> bool:
@@ -586,13 +579,14 @@ def _fault(folder: Path, name: str) -> str | None:
 
 
 def _caption_of(row: Any, name: str | None) -> Any:
+    """A row's value under a name, or without one the first that it has under `CAPTION_NAMES`; None
+    if there is none.
+    """
     if not isinstance(row, dict):
         return None
-    return (
-        row.get(name)
-        if name
-        else next((row[known] for known in CAPTION_NAMES if row.get(known)), None)
-    )
+    if name:
+        return row.get(name)
+    return next((row[known] for known in CAPTION_NAMES if row.get(known)), None)
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:

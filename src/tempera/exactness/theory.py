@@ -127,9 +127,8 @@ def decoded_law(p: Tables, q: Tables, rule: Rule, length: int, tokens: int) -> T
     Drafts past the end of the image are dropped.
     """
     vocab_size = p[0].shape[-1]
-    begins = [
-        torch.zeros(vocab_size**t, dtype=p[0].dtype) for t in range(tokens + 1)
-    ]  # probability that a round begins at each prefix
+    # probability that a round begins at each prefix
+    begins = [torch.zeros(vocab_size**t, dtype=p[0].dtype) for t in range(tokens + 1)]
     begins[0][0] = 1
     for t in range(tokens):
         inside = min(length, tokens - t)
@@ -156,9 +155,8 @@ def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tenso
     Drafts past the end of the image are dropped. If fewer tokens than siblings have mass, the last
     one is repeated.
     """
-    begins = [
-        torch.zeros(p[0].shape[-1] ** t, dtype=p[0].dtype) for t in range(tokens + 1)
-    ]  # that a round begins at each prefix
+    # probability that a round begins at each prefix
+    begins = [torch.zeros(p[0].shape[-1] ** t, dtype=p[0].dtype) for t in range(tokens + 1)]
     begins[0][0] = 1
     children = [[child for child in family if child >= 0] for family in tree.children.tolist()]
     for t in range(tokens):
