@@ -9,7 +9,7 @@ rounds are compiled or both are not.
 
 import resource
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, no_clock, now
+from tempera.decoding.timing import Clock, PartTimer, no_clock, now
 from tempera.decoding.trees import Tree
 from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.pipeline import Method
@@ -379,7 +379,8 @@ def time_rounds(
     target: TransformerTarget, methods: Mapping[str, Method], prompts: list[str], repeats: int
 ) -> dict[str, Spread]:
     """Time rounds of the methods in turn, by name, in `repeats` excerpts of a few tokens each, from
-    the middle of an image.
+    the middle of an image. The first round of an excerpt, before which text and prefix are read,
+    does not count.
     """
     longest = 2 * (1 + max(method.drafter.depth for method in methods.values()))
     excerpts = {
@@ -390,9 +391,9 @@ def time_rounds(
     warm_up = WARM_UPS if any(method.graphs for method in methods.values()) else 1
     for repeat in range(-warm_up, repeats):
         for name, method in methods.items():
-            rounds, elapsed = _excerpt(excerpts[name], method, prompts, repeat, None)
+            ends = _excerpt(excerpts[name], method, prompts, repeat)
             if repeat >= 0:
-                seconds[name].append(elapsed / rounds)
+                seconds[name].append((ends[-1] - ends[0]) / max(1, len(ends) - 1))
     return {name: Spread.of(values) for name, values in seconds.items()}
 
 
@@ -404,28 +405,28 @@ def _time_parts(
     parts: dict[str, list[float]] = {}
     for repeat in range(repeats):
         clock = Clock(target.device)
-        rounds, _ = _excerpt(excerpt, method, prompts, repeat, clock)
+        rounds = len(_excerpt(excerpt, method, prompts, repeat, clock))
         for name, spent in clock.seconds.items():
             parts.setdefault(name, []).append(spent / rounds)
     return {part: Spread.of(values) for part, values in parts.items()}
 
 
 def _excerpt(
-    target: Excerpt, method: Method, prompts: list[str], seed: int, clock: Clock | None
-) -> tuple[int, float]:
-    """Rounds and seconds of one excerpt, without its beginning (text and prefix)."""
-    marks: list[float] = []
+    target: Excerpt,
+    method: Method,
+    prompts: list[str],
+    seed: int,
+    clock: PartTimer = no_clock,
+) -> list[float]:
+    """The times in seconds at which the rounds of one excerpt ended."""
+    ends: list[float] = []
 
     def mark(rounds: int, written: int) -> None:  # the number was read: the round has ended
-        marks.append(time.perf_counter())
+        ends.append(time.perf_counter())
 
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
-    method.decode(target, streams, prompts, progress=mark, clock=clock or no_clock)
-    return (
-        (len(marks) - 1, marks[-1] - marks[0])
-        if len(marks) > 1 and clock is None
-        else (len(marks), 0.0)
-    )
+    method.decode(target, streams, prompts, progress=mark, clock=clock)
+    return ends
 
 
 def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:
@@ -481,50 +482,36 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     columns = report.columns
     first = {column.compiled: column for column in reversed(columns)}
 
-    def timed(name: str, of: Callable[[BenchmarkColumn], Spread]) -> tuple[str, ...]:
-        return name, *(cell(of(column)) for column in columns)
+    def timed(name: str, spreads: Iterable[Spread]) -> tuple[str, ...]:
+        return name, *map(cell, spreads)
 
-    def shown(name: str, of: Callable[[BenchmarkColumn], str]) -> tuple[str, ...]:
-        return name, *map(of, columns)
-
-    lines = [
-        timed(_pass_name(n), lambda column, n=n: column.target[n])  # type: ignore[misc]
-        for n in columns[0].target
-    ]
-    lines.append(timed("sampling, inside the target's", lambda column: column.sampling))
-    lines += [
-        timed(f"round: {part}", lambda column, part=part: column.parts[part])  # type: ignore[misc]
-        for part in columns[0].parts
-    ]
-    lines.append(
-        shown(
+    return [
+        *(timed(_pass_name(n), (one.target[n] for one in columns)) for n in columns[0].target),
+        timed("sampling, inside the target's", (one.sampling for one in columns)),
+        *(
+            timed(f"round: {part}", (one.parts[part] for one in columns))
+            for part in columns[0].parts
+        ),
+        (
             f"round: one of {report.depth} draft steps",
-            lambda column: milliseconds(column.parts["draft"].median / report.depth),
-        )
-    )
-    lines.append(timed("round of the method", lambda column: column.method))
-    lines.append(shown("verify + commit, of it", lambda column: f"{100 * _small(column):.1f}%"))
-    lines.append(timed("round of AR", lambda column: column.ar))
-    lines.append(
-        shown(
-            "bandwidth limit of AR",
-            lambda column: (
-                f"{milliseconds(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
-            ),
-        )
-    )
-    lines.append(shown("speed-up ÷ accepted length", _ratio))
-    lines.append(shown("memory at the peak, GiB", lambda column: f"{column.memory / 2**30:.2f}"))
-    lines.append(shown("images/s of AR", lambda column: f"{column.images:.3g}"))
-    lines.append(
-        shown(
+            *(milliseconds(one.parts["draft"].median / report.depth) for one in columns),
+        ),
+        timed("round of the method", (one.method for one in columns)),
+        ("verify + commit, of it", *(f"{100 * _small(one):.1f}%" for one in columns)),
+        timed("round of AR", (one.ar for one in columns)),
+        ("bandwidth limit of AR", *map(_limit, columns)),
+        ("speed-up ÷ accepted length", *map(_ratio, columns)),
+        ("memory at the peak, GiB", *(f"{one.memory / 2**30:.2f}" for one in columns)),
+        ("images/s of AR", *(f"{one.images:.3g}" for one in columns)),
+        (
             "and over the first column",
-            lambda column: f"{column.images / first[column.compiled].images:.2f}×",
-        )
-    )
-    for n in columns[0].speedups:
-        lines.append(shown(f"at accepted length {n:g}", lambda column, n=n: _gain(column, n)))  # type: ignore[misc]
-    return lines
+            *(f"{one.images / first[one.compiled].images:.2f}×" for one in columns),
+        ),
+        *(
+            (f"at accepted length {length:g}", *(_gain(one, length) for one in columns))
+            for length in columns[0].speedups
+        ),
+    ]
 
 
 def _pass_name(tokens: int) -> str:
@@ -533,6 +520,10 @@ def _pass_name(tokens: int) -> str:
 
 def _gain(column: BenchmarkColumn, length: float) -> str:
     return f"{column.speedups[length]:.2f}×, {column.speedups[length] * column.images:.3g} images/s"
+
+
+def _limit(column: BenchmarkColumn) -> str:
+    return f"{milliseconds(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
 
 
 def _ratio(column: BenchmarkColumn) -> str:
