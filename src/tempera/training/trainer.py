@@ -33,9 +33,13 @@ from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
 
 DRAFT = "draft"
+"""Where a run directory keeps its best draft."""
 METRICS = "metrics.json"
+"""What describes the draft, beside it."""
 FILES = (CONFIG, WEIGHTS)
 """The files of a saved draft."""
+_SHOWN = ("accepted_length", "top3", "tv")
+"""Validation metrics beside the progress bar."""
 
 
 def train(
@@ -431,9 +435,6 @@ def make_optimisers(
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Floating-point tensors as float32; integers unchanged."""
     return (tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)
-
-
-_SHOWN = ("accepted_length", "top3", "tv")
 
 
 def _readme(values: dict[str, Any]) -> str:
