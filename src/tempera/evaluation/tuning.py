@@ -96,6 +96,11 @@ class Candidate:
     shape: str
     tested: TestedRule | None = None
 
+    @property
+    def lossless(self) -> bool:
+        """Whether its images follow the target's law."""
+        return self.tested is None or self.tested.lossless
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -103,7 +108,7 @@ class Prediction:
 
     Attributes:
         options: see `Candidate`.
-        lossless: whether its images follow the target's law.
+        lossless: see `Candidate`.
         speedup: over plain autoregression, at the batch size of the plan.
         tokens: tokens per second, over all images of a batch.
         round: milliseconds of a round.
@@ -176,7 +181,7 @@ def predict(
     ar = rounds[""].median
     plain = begins[""] + target.length * ar
     tokens = 1000 * plan.batch_size * target.length / plain
-    found = [Prediction(PLAIN, True, 1.0, tokens, ar, 1.0)]
+    found = [Prediction(PLAIN, True, speedup=1.0, tokens=tokens, round=ar, accepted_length=1.0)]
     laws = _laws(target, drafters, candidates, prompts, plan, progress)
     for candidate in candidates:
         law, extra = laws[candidate]
@@ -186,13 +191,13 @@ def predict(
         found.append(
             Prediction(
                 candidate.options,
-                candidate.tested is None or candidate.tested.lossless,
-                speedup,
-                speedup * tokens,
-                cost,
-                law.accepted_length,
-                law.kl_per_token,
-                law.tv_bound,
+                candidate.lossless,
+                speedup=speedup,
+                tokens=speedup * tokens,
+                round=cost,
+                accepted_length=law.accepted_length,
+                kl_per_token=law.kl_per_token,
+                tv_bound=law.tv_bound,
             )
         )
     return sorted(found, key=lambda one: -one.speedup)
