@@ -3,6 +3,8 @@ CUDA graph: it repeats operations on the recording's memory, without the code th
 """
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -330,6 +332,18 @@ def test_the_oldest_kind_of_round_is_forgotten(monkeypatch):
     for rule in (rules[0], rules[1], rules[0]):
         images(target, NoDraft(), rule, ["a"], graphs=graphs)
     assert len(recorder.tapes) == 3
+
+
+def test_a_kind_of_round_that_is_never_recorded_is_forgotten_too(monkeypatch):
+    monkeypatch.setattr(round_graph, "KINDS", 1)
+    monkeypatch.setattr(round_graph, "WARM_UP", 1000)
+    target, graphs = made(), RoundGraphs(TapeRecorder())
+    rules = [Exact(), Exact()]
+    first = weakref.ref(rules[0])
+    while rules:
+        images(target, NoDraft(), rules.pop(0), ["a"], graphs=graphs)
+    gc.collect()
+    assert first() is None
 
 
 def test_a_tape_records_without_running_and_replays_on_its_memory():

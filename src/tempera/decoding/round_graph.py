@@ -148,7 +148,7 @@ class RoundGraphs:
 
         expected = tuple(part.expect(longest) for part in parts)
         key = (id(memory), *map(id, owners), expected)
-        kind = self._kinds.setdefault(key, _Kind(owners))
+        kind = self._kind(key, owners)
         if kind.played < WARM_UP:
             kind.played += 1
             self.recorder.run(step)
@@ -156,8 +156,14 @@ class RoundGraphs:
         if kind.recording is None:
             kind.recording = self.recorder.record(step)
         kind.recording.replay()
-        if len(self._kinds) > KINDS:
-            del self._kinds[next(iter(self._kinds))]
+
+    def _kind(self, key: Hashable, owners: tuple[object, ...]) -> _Kind:
+        """The kind of rounds with this key; for a new one the oldest makes room."""
+        if key not in self._kinds:
+            if len(self._kinds) >= KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[key] = _Kind(owners)
+        return self._kinds[key]
 
 
 def _keep(parts: Sequence[RoundState], memory: Sequence[Tensor]) -> None:
