@@ -150,6 +150,16 @@ class NotADensityRule(TemperaError):
 
 
 @dataclass(eq=False)
+class NotADiscreteRule(TemperaError):
+    """A rule for continuous tokens met discrete ones. rule: its class."""
+
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} is no rule for discrete tokens; choose another, such as Exact"
+
+
+@dataclass(eq=False)
 class MissingWeights(TemperaError):
     """Published weights are not where they were sought.
 
@@ -391,8 +401,8 @@ class NoReference(TemperaError):
 
     def __str__(self) -> str:
         return (
-            f"{', '.join(self.metrics)} compare with real images, and none are given: give a "
-            "directory of images, or MS-COCO's"
+            f"no real images are given to compare with, which {' and '.join(self.metrics)} "
+            f"need{'s' if len(self.metrics) == 1 else ''}: give a directory of images, or MS-COCO's"
         )
 
 

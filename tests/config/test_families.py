@@ -80,6 +80,12 @@ def test_toy_data_and_a_real_model_are_refused(script: str, options: list[str], 
 
 
 @pytest.mark.slow
+def test_class_numbers_are_no_texts() -> None:
+    with pytest.raises(TemperaError, match="the class numbers of data=imagenet do not suit model="):
+        check_suited(composed("eval", ["data=imagenet"]))
+    check_suited(composed("eval", ["model=llamagen_b_c2i", "data=imagenet"]))
+
+
 def test_a_prompt_of_ones_own_needs_no_data() -> None:
     check_suited(composed("eval", ["model=lumina", "data=shapes", "prompt=a cat"]))
     check_suited(composed("eval", ["model=shapes", "data=parti"]))

@@ -47,6 +47,7 @@ FACTS = {
     errors.NotAChain: ("BlockVerification",),
     errors.NotAClass: ("prompt 1 of 1, 'dog'", 1000),
     errors.NotADensityRule: ("Exact",),
+    errors.NotADiscreteRule: ("CSpD",),
     errors.OtherCodebook: (Path("l2_5.safetensors"), "abc", "def"),
     errors.OtherSchedule: ("Priced", "prices", "relaxations"),
     errors.NoRange: (2.0, 1.0, "delta"),

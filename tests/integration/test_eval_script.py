@@ -161,8 +161,8 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
             ),
             (
                 ["metrics=real", "metrics.names=[fid]"],
-                "FID compare with real images, and none are given: give a directory of images, "
-                "or MS-COCO's (metrics.reference=DIR, or metrics.reference=coco)",
+                "no real images are given to compare with, which FID needs: give a directory of "
+                "images, or MS-COCO's (metrics.reference=DIR, or metrics.reference=coco)",
             ),
             (
                 ["metrics=real", "metrics.names=[hps]", "metrics.hps.weights=no.pt"],

@@ -152,7 +152,9 @@ def test_names(file: Path, images: Path) -> None:
     assert networks.identity == next(both.load(CPU)).identity
     with pytest.raises(UnknownMeasure, match="no metric owm: did you mean own.*own, clip_score"):
         standard_evaluator(["owm"], None, **named).check("large")
-    with pytest.raises(NoReference, match="FID compare with real images, and none are given"):
+    with pytest.raises(
+        NoReference, match="no real images are given to compare with, which FID needs"
+    ):
         standard_evaluator(["own"], None, **named).check("large")
     with pytest.raises(TemperaError, match="holds 0 images: give a directory of 16 or more"):
         standard_evaluator(["own"], str(file.parent / "none"), **named).check("large")
@@ -305,7 +307,7 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     evaluator.fetch()
     said = capsys.readouterr().out
     assert "left out: brightness.safetensors, which a metric reads, is not at no.pt" in said
-    assert "left out: FID compare with real images, and none are given" in said
+    assert "left out: no real images are given to compare with, which FID needs" in said
     (networks,) = evaluator.load(CPU)
     assert networks.identity.startswith("clip-")
     none = standard_evaluator(None, **nowhere, clip=Brightness("no.pt"))

@@ -20,7 +20,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     schedule.
     """
     build.check_tokens(cfg)
-    if cfg.get("tokens", "discrete") != "discrete":
+    if cfg.model.get("tokens", "discrete") != "discrete":
         raise TemperaError(
             f"`{command('calibrate')}` measures drafts of discrete tokens, for "
             "schedule=calibrated and schedule=optimal; methods for continuous tokens have no "

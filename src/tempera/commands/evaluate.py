@@ -19,7 +19,7 @@ from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.evaluation.estimate import estimate
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
@@ -80,7 +80,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     identity = run_identity(
         {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
     )
-    paper = OmegaConf.to_container(cfg.paper, resolve=True) if cfg.get("paper") else None
+    paper = _paper(cfg)
     data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else cfg.prompt}
     notes = about(device, _hydra(cfg, "overrides") or []) | {
         "paper": paper,
@@ -93,6 +93,17 @@ def main(cfg: DictConfig) -> dict[str, float]:
         return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})
 
     return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
+
+
+def _paper(cfg: DictConfig) -> Any:
+    """The option `paper` as plain values."""
+    node = cfg.get("paper")
+    if node is not None and not OmegaConf.is_dict(node):
+        raise TemperaError(
+            f"`paper={shortened(str(node))}` is not possible; it names a table of a "
+            "paper, as in paper.table=coolsd_table3"
+        )
+    return OmegaConf.to_container(node, resolve=True) if node else None
 
 
 def _measured(

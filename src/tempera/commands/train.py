@@ -40,7 +40,12 @@ from tempera.training.trainer import DRAFT, train
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
     check_suited(cfg)
-    build.check_tokens(cfg)
+    if cfg.model.get("tokens", "discrete") != "discrete":
+        raise TemperaError(
+            f"`{command('train')}` trains drafts of discrete tokens, but those of "
+            f"model={cfg.model.name} are continuous: its draft is a smaller MAR, as in "
+            "drafter=mar_base."
+        )
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     recipe = _recipe(cfg)
     loss: Loss = instantiate(cfg.loss)

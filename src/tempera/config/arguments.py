@@ -16,6 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 
+from tempera.config.messages import belongs_elsewhere, unknown_option
 from tempera.errors import TemperaError, shortened
 
 
@@ -131,6 +132,11 @@ def check_shape(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequen
     for key in default:
         if cfg._get_node(key, validate_access=False) is None:
             raise TemperaError(f"`{key!s}` cannot be removed: {_restoring(arguments, str(key))}")
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        added = name.startswith("+") and name[1:] not in default and "." not in name
+        if added and argument not in groups and belongs_elsewhere(name[1:], conf):
+            raise TemperaError(unknown_option(name[1:], conf, config_name, groups))
     _compare(cfg, default, default, "")
 
 

@@ -17,10 +17,12 @@ from tempera.config.instantiate import (
     check_values,
     from_options,
     instantiate,
+    needs,
 )
-from tempera.decoding.interfaces import Drafter, Rule, Target
+from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.trees import Tree
-from tempera.errors import TemperaError, shortened
+from tempera.errors import NotADiscreteRule, TemperaError, shortened
+from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
 from tempera.rules.standard import Exact
 from tempera.runtime.installation import command
@@ -35,6 +37,9 @@ METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
     "continuous": "method=ar, cspd, cspd_published or cspd_exact",
 }
+
+DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
+NO_DRAFT = "tempera.drafters.none.NoDraft"
 
 
 def build_text_encoder(cfg: DictConfig) -> nn.Module:
@@ -182,9 +187,53 @@ def check_method(cfg: DictConfig) -> None:
     """
     check_tokens(cfg)
     build_sampling(cfg)
-    for part in ("schedule", "rule"):
+    for part in ("schedule", "rule", "neighbours"):
         if part in cfg:
             check_values(cfg[part])
+    _check_drafter(cfg)
+    _check_rule(cfg)
+
+
+def _check_drafter(cfg: DictConfig) -> None:
+    """Raise TemperaError for a drafter of the other kind of tokens, for one that lacks a tree, and
+    for a schedule without a draft.
+    """
+    made, kind = str(cfg.drafter._target_), cfg.model.get("tokens", "discrete")
+    suited = {"tempera.drafters.": "discrete", "tempera.continuous.": "continuous"}
+    other = [of for place, of in suited.items() if made.startswith(place) and of != kind]
+    if made == NO_DRAFT:
+        if "schedule" in cfg:
+            raise TemperaError(
+                "the rule's schedule needs a draft, and this method has none: choose a method with "
+                "a draft, such as method=coolsd, or rule=exact."
+            )
+    elif other:
+        raise TemperaError(
+            f"model={cfg.model.name} has {kind} tokens, but the drafter is for {other[0]} ones: "
+            f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
+        )
+    elif "tree" not in cfg and needs(cfg.drafter, "tree"):
+        raise TemperaError(
+            "the drafter drafts along a tree, and the method has none: add +tree=chain, or choose "
+            "a method with a tree, such as method=eagle."
+        )
+
+
+def _check_rule(cfg: DictConfig) -> None:
+    """Raise TemperaError for a rule of the other kind of tokens, or with values out of range,
+    without the codebook. Schedules that are solved from statistics are not checked.
+    """
+    if "rule" not in cfg or "statistics" in cfg.get("schedule", ()):
+        return
+    offered = _schedule(cfg, max(build_tree(cfg).max_depth, 1))
+    if "neighbours" in cfg:
+        k = cfg.neighbours.get("k", 0)
+        if k < 1:
+            return  # refused with the size of the codebook
+        offered["neighbours"] = Neighbours(torch.empty(0, k, dtype=torch.int64), "l2", "")
+    rule = instantiate(cfg.rule, **offered)
+    if cfg.model.get("tokens", "discrete") == "discrete" and not isinstance(rule, Rule | JointRule):
+        raise NotADiscreteRule(type(rule).__name__)
 
 
 def check_length(cfg: DictConfig) -> None:
@@ -249,14 +298,7 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
     depths, and is raised to `floor` if there is one. A rule with `neighbours` gets those of the
     codebook of `model.tokenizer`, read from a file or computed.
     """
-    offered: dict[str, Any] = {}
-    if "schedule" in cfg:
-        tree = accepted(cfg.schedule, {"tree": build_tree(cfg)})
-        schedule = instantiate(cfg.schedule, length=depth, **tree)
-        if "floor" in cfg:
-            check_value(cfg, "floor", cfg.floor, float)
-            schedule = floored(schedule, cfg.floor)
-        offered["schedule"] = schedule
+    offered = _schedule(cfg, depth)
     if "neighbours" in cfg:
         check(cfg.rule, {"neighbours": None})  # before a table is computed
         offered["neighbours"] = instantiate(
@@ -264,6 +306,18 @@ def build_rule(cfg: DictConfig, depth: int) -> Rule:
         )
     rule: Rule = instantiate(cfg.rule, **offered)
     return rule
+
+
+def _schedule(cfg: DictConfig, depth: int) -> dict[str, Any]:
+    """The schedule of the method as an argument of its rule; no argument if it has none."""
+    if "schedule" not in cfg:
+        return {}
+    tree = accepted(cfg.schedule, {"tree": build_tree(cfg)})
+    schedule = instantiate(cfg.schedule, length=depth, **tree)
+    if "floor" in cfg:
+        check_value(cfg, "floor", cfg.floor, float)
+        schedule = floored(schedule, cfg.floor)
+    return {"schedule": schedule}
 
 
 def build_method(cfg: DictConfig, target: Any) -> Any:

@@ -32,10 +32,19 @@ OmegaConf.register_new_resolver("suited", suited, replace=True)
 
 def check_suited(cfg: DictConfig) -> None:
     """Raise TemperaError if prompts, images or metrics of the shipped toy world are combined with a
-    model of photographs.
+    model of photographs, or class numbers with a model of texts.
     """
     family = cfg.get("family")
-    if family is None or family.toy is not False:
+    if family is None or family.toy is None:
+        return
+    data, texts = cfg.get("data"), family.data not in ("imagenet", "shape_classes")
+    classes = OmegaConf.is_dict(data) and str(data.get("_target_")).endswith(".imagenet_prompts")
+    if classes and texts and cfg.get("prompt") is None:
+        raise TemperaError(
+            f"the class numbers of data=imagenet do not suit model={cfg.model.name}, which takes "
+            f"texts: leave data= out, which gives data={family.data}"
+        )
+    if family.toy is not False:
         return
     for group in ("data", "train_data", "source", "metrics"):
         node = cfg.get(group)

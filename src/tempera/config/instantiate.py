@@ -215,6 +215,19 @@ def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def needs(node: DictConfig, name: str) -> bool:
+    """Whether the node's target has an argument of this name without a default, which the node does
+    not set.
+    """
+    parameter = inspect.signature(_locate(node)).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty and name not in node
+
+
+def takes(node: DictConfig, name: str) -> bool:
+    """Whether the node's target has an argument of this name."""
+    return name in inspect.signature(_locate(node)).parameters
+
+
 def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
     """Convert `value` to the annotated type, for instance an integer to text. With an annotation
     that OmegaConf does not know, return it unchanged.
@@ -279,7 +292,8 @@ def _converted(node: DictConfig) -> DictConfig:
             value = node[key]
             if not inner and key in hints and not OmegaConf.is_config(value):
                 converted = check_value(node, str(key), value, hints[str(key)])
-                if type(converted) is not type(value) and not isinstance(converted, float):
+                whole = isinstance(value, int) and isinstance(converted, float)
+                if type(converted) is not type(value) and not whole:  # 2 stays 2, "2" becomes 2.0
                     node[key] = converted
             elif isinstance(value, DictConfig) and "_target_" in value:
                 node[key] = _converted(value)

@@ -46,6 +46,7 @@ from tempera.errors import (
     NotAChain,
     NotAClass,
     NotADensityRule,
+    NotADiscreteRule,
     OtherCodebook,
     OtherSchedule,
     OtherWorld,
@@ -81,6 +82,7 @@ OPTIONS: dict[type[BaseException], str] = {
     NotAChain: "tree=chain, or rule=exact",
     NotAClass: "as in prompt=207 or data=imagenet",
     NotADensityRule: "method=cspd, cspd_published or cspd_exact",
+    NotADiscreteRule: "rule=exact, relaxed or lantern",
     OtherCodebook: "neighbours.directory=DIR",
     OtherWorld: "metrics=real or metrics=none",
     OtherSchedule: "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
@@ -193,36 +195,48 @@ def _composition(text: str, conf: Path, config_name: str, arguments: Sequence[st
         advice = "add -m to run them all, or quote a value that contains commas"
         return f"'{ambiguous[1]}' gives several values: {advice}"
     if unknown := re.search(r"Could not override '([^']+)'", text):
-        return _unknown(unknown[1], conf, config_name, arguments)
+        return unknown_option(unknown[1], conf, config_name, arguments)
     return _first_line(text)
 
 
-def _unknown(option: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
+def unknown_option(option: str, conf: Path, config_name: str, arguments: Sequence[str]) -> str:
     """Say which choices of conf/ define the option, or which option was probably meant."""
-    default = _composed(conf, config_name, []) or OmegaConf.create(
-        {"hydra": {"runtime": {"choices": {}}}}
-    )
+    choices = [one for one in arguments if (conf / one.partition("=")[0]).is_dir() and "=" in one]
+    default = _composed(conf, config_name, choices) or _composed(conf, config_name, [])
+    chosen_of = {} if default is None else default.hydra.runtime.choices
     groups = {
-        group: _choices(conf, group)
-        for group in sorted(default.hydra.runtime.choices)
-        if (conf / group).is_dir()
+        group: _choices(conf, group) for group in sorted(chosen_of) if (conf / group).is_dir()
     }
-    choices = [argument for argument in arguments if argument.partition("=")[0] in groups]
-    if owners := _owners(option, conf, config_name, groups, choices):
+    choices = [choice for choice in choices if choice.partition("=")[0] in groups]
+    names = sorted({*_names(default or OmegaConf.create()), *groups} - {option})
+    head, _, tail = option.rpartition(".")
+    if head and tail in names:
+        return f"there is no option `{option}`: did you mean `{tail}`?"
+    optional = [group for group in groups if chosen_of[group] is None]
+    if owners := _owners(option, conf, config_name, groups, choices, optional):
         chosen = [choice for choice in choices if choice.partition("=")[0] in owners]
         where = f" with {' '.join(chosen)}" if chosen else ""
         methods = f"method={', '.join(owners.pop('method'))}" if "method" in owners else ""
         others = " and ".join(f"{group}={', '.join(choices)}" for group, choices in owners.items())
         home = f"{others} ({methods})" if others and methods else others or methods
         return f"there is no option `{option}`{where}: it belongs to {home}"
-    names = sorted({*_names(default), *groups} - {option})
-    near = difflib.get_close_matches(option, names, n=1)
+    near = [name for name in names if name.endswith(f".{option}")][:3]
+    near = near or difflib.get_close_matches(option, names, n=1, cutoff=0.7)
     hint = (
-        f"did you mean `{near[0]}`?"
+        f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
         if near
         else f"the options are {', '.join(name for name in names if '.' not in name)}"
     )
     return f"there is no option `{option}`: {hint}"
+
+
+def belongs_elsewhere(option: str, conf: Path) -> bool:
+    """Whether some choice of conf/ defines a top-level option of this name."""
+    return any(
+        re.search(rf"^{re.escape(option)}:", path.read_text(encoding="utf-8"), re.MULTILINE)
+        and "@package _global_" in path.read_text(encoding="utf-8")
+        for path in conf.glob("*/*.yaml")
+    )
 
 
 def _owners(
@@ -231,8 +245,10 @@ def _owners(
     config_name: str,
     groups: Mapping[str, Sequence[str]],
     chosen: Sequence[str],
+    optional: Sequence[str] = (),
 ) -> dict[str, list[str]]:
-    """By group, the choices that define an option which other choices of the group lack. They are
+    """By group, the choices that define an option which other choices of the group lack, or which
+    is missing because nothing of an `optional` group is chosen. They are
     tried with the choices of the command line if these compose, else with the defaults or a method.
     """
     methods = [[f"method={method}"] for method in groups.get("method", ())]
@@ -244,7 +260,7 @@ def _owners(
         bases = [others, [], *methods] if others else [[], *methods]
         tried = (_having(option, conf, config_name, base, group, choices) for base in bases)
         having = next((having for having in tried if having is not None), [])
-        if 0 < len(having) < len(choices):
+        if 0 < len(having) < len(choices) + (group in optional):
             found[group] = having
     return found
 

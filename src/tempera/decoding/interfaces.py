@@ -292,6 +292,7 @@ class DraftModel(Protocol):
         """See `Drafter.observe`."""
 
 
+@runtime_checkable
 class Rule(Protocol):
     """An acceptance rule: the acceptance probability f and its residual. Arguments broadcast over
     leading dimensions `...`; `depth` is 1-based, int64 [...].

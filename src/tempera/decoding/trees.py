@@ -141,9 +141,7 @@ class Tree:
         if length < 0:
             raise TemperaError(f"a chain cannot have {length} tokens; give a depth of 0 or more")
         if length > LONGEST:
-            raise TemperaError(
-                f"a chain of {length} tokens is longer than any image; give a smaller depth"
-            )
+            raise TemperaError(f"a chain of {length} tokens is longer than any image; draft fewer")
         return _chain(length)
 
     @classmethod

@@ -48,8 +48,8 @@ class Priced(SharedResidual):
         prices = schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
         if not all(0 <= price <= HIGHEST for price in prices):
             raise TemperaError(
-                f"a kept draft cannot cost {', '.join(f'{price:g}' for price in prices)} nats; "
-                f"give prices from 0 (exact decoding) to {HIGHEST:g}"
+                f"a kept draft cannot cost {', '.join(dict.fromkeys(map('{:g}'.format, prices)))} "
+                f"nats; give prices from 0 (exact decoding) to {HIGHEST:g}"
             )
         object.__setattr__(self, "prices", prices)
 

@@ -91,6 +91,6 @@ def _spend(delta: float, weights: list[float]) -> Omegas:
             "decoding, papers use 1.1 to 4)"
         )
     if not weights:
-        raise TemperaError("a schedule needs a draft length of at least 1")
+        raise TemperaError("a schedule needs a draft of at least 1 token; draft more")
     scale = delta * len(weights) / math.fsum(weights)
     return tuple(scale * weight for weight in weights)
