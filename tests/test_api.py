@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cases import slow_rows_but
@@ -83,6 +84,15 @@ WRONG_OPTIONS: list[tuple[dict, str]] = [
     ({"model": "shapes_mar"}, "has continuous tokens"),
     ({"limit": 2}, "`limit` is an option of evaluations"),
     ({"tracking": "none"}, "nothing is tracked here; leave it out"),
+    ({"seed": 5}, "`seed` is an argument of `generate`; leave it out"),
+    ({"replays": 3}, "nothing is written here"),
+    ({"hydra.run.dir": "x"}, "for the command line"),
+    ({"batch_size": "auto"}, "`batch_size=auto` is not possible; it must be a whole number"),
+    ({"batch_size": None}, "`batch_size=null` is not possible; it must be a whole number"),
+    ({"batch_size": 2.5}, "`batch_size=2.5` is not possible; it must be a whole number"),
+    ({"batch_size": 0}, "batch_size=0 is too small"),
+    ({"diagnostics": "often"}, "`diagnostics=often` is not possible; it must be true or false"),
+    ({"method": "eagle", "rule": "density"}, "CSpD is no rule for discrete tokens"),
 ]
 
 
@@ -92,6 +102,41 @@ def test_a_wrong_option_is_refused_in_one_sentence(options: dict, words: str) ->
         tempera.load(**options)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *(None, 1.5, True, b"a red ring", {"a red ring"}, {"a red ring": 1}, Path("prompts.txt")),
+        *([None], [["a red ring"]], [b"a red ring"], "\udcff", torch.tensor([1, 2])),
+    ],
+    ids=repr,
+)
+def test_what_is_no_text_is_no_prompt(prompts: object) -> None:
+    """Before the model is loaded: there is no weight of this one."""
+    with pytest.raises(TemperaError, match="is no prompt: give a text or a list of texts"):
+        tempera.generate(prompts, weights="/nowhere")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1], torch.tensor(3)], ids=repr)
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(TemperaError, match="seed=.* is not possible; it must be a whole number"):
+        tempera.generate("a red ring", seed=seed, weights="/nowhere")  # type: ignore[arg-type]
+
+
+def test_values_of_other_libraries() -> None:
+    loaded = tempera.load(
+        method="uniform_rsd",
+        delta=np.float64(2.5),
+        depth=np.int64(3),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert loaded.pipeline.method.rule.schedule == (2.5, 2.5, 2.5)
+    assert tempera.load(method="uniform_rsd", delta="2.5").pipeline.method.rule.schedule[0] == 2.5
+    prompts = np.array(["a red ring", "a blue star"])
+    numbers = loaded.generate(prompts, seed=np.int64(3)).tokens
+    assert torch.equal(numbers, loaded.generate(tuple(map(str, prompts)), seed=3).tokens)
 
 
 @pytest.mark.parametrize("prompts", ["", " ", [], ["a small red ring", ""]])

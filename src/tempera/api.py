@@ -4,9 +4,10 @@ Both take the groups and options of `conf/eval.yaml`, as the command line does, 
 one in the same sentence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
+from tempera.config.instantiate import check_value
 from tempera.data.prompts import Prompt, one_prompt
 from tempera.decoding.trace import Trace, joined
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.evaluation.pipeline import Pipeline
 
 NOT_HERE = {
@@ -27,6 +29,7 @@ NOT_HERE = {
     "dry_run": "an option of evaluations alone",
     "directory": "an option of evaluations: nothing is written here",
     "experiment": "for sweeps of evaluations",
+    "hydra": "for the command line",
     "launcher": "for sweeps of evaluations",
     "limit": "an option of evaluations: prompts are the first argument here",
     "matching": "an option of evaluations: lengths are not matched here",
@@ -36,6 +39,8 @@ NOT_HERE = {
     "paper": "for sweeps of evaluations",
     "plan": "an option of evaluations alone",
     "prompt": "an option of evaluations: prompts are the first argument here",
+    "replays": "an option of evaluations: nothing is written here",
+    "seed": "an argument of `generate`",
     "speed": "an option of evaluations: `Result.speed` is always there",
     "tracking": "an option of evaluations: nothing is tracked here",
 }
@@ -96,6 +101,10 @@ class LoadedModel:
         build.check_method(cfg)
         build.check_compile(cfg)
         build.check_length(cfg)
+        for name, kind in (("batch_size", int), ("diagnostics", bool)):
+            check_value(cfg, name, cfg[name], kind)
+        if cfg.batch_size < 1:
+            raise TemperaError(f"batch_size={cfg.batch_size} is too small: give at least 1.")
         target = build.build_fast_target(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg, target)
         self.batch_size: int = cfg.batch_size
@@ -103,8 +112,8 @@ class LoadedModel:
 
     def generate(self, prompts: str | Sequence[str], seed: int = 0) -> Result:
         """One image per prompt; see `tempera.generate`."""
-        named = _named([prompts] if isinstance(prompts, str) else prompts)
-        pipeline = replace(self.pipeline, seed=seed)
+        named = _named(_texts(prompts))
+        pipeline = replace(self.pipeline, seed=_whole(seed))
         batches = [
             named[first : first + self.batch_size]
             for first in range(0, len(named), self.batch_size)
@@ -164,7 +173,7 @@ def generate(
     `tempera-eval prompt=TEXT seed=SEED`. Equal prompts of one call get different images.
 
     Args:
-        prompts: a text or several; for a class-conditional model class numbers, `"207"`.
+        prompts: a text or several; for a class-conditional model class numbers, `207` or `"207"`.
         model: a name of `conf/model/`.
         method: a name of `conf/method/`.
         seed: of the random draws.
@@ -182,7 +191,8 @@ def generate(
     Traceback (most recent call last):
     tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to ...
     """
-    return load(model, method, **options).generate(prompts, seed)
+    texts, seed = _texts(prompts), _whole(seed)  # refused before weights are read
+    return load(model, method, **options).generate(texts, seed)
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
@@ -193,10 +203,49 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return [written(*option) for option in {"diagnostics": False, **options}.items()]
 
 
-def _named(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts under the ids that the command line gives them; repeated texts are numbered."""
+def _texts(prompts: Any) -> list[str]:
+    """The prompts as a list of texts; class numbers may be given as numbers.
+
+    Raises:
+        TemperaError: they are something else, or there are none.
+    """
+    single = isinstance(prompts, str | Integral)
+    unordered = isinstance(prompts, Mapping | Set | bytes)
+    texts = [prompts] if single else prompts
+    if unordered or not isinstance(texts, Iterable):
+        raise _no_prompt(prompts)
+    texts = list(texts)
+    for text in texts:
+        if isinstance(text, bool) or not isinstance(text, str | Integral) or not _is_utf8(text):
+            raise _no_prompt(text)
     if not texts:
         raise TemperaError("there are no prompts: give at least one text")
+    return [str(text) for text in texts]
+
+
+def _is_utf8(text: Any) -> bool:
+    """Whether a text can be stored; lone surrogates cannot."""
+    return str(text).isascii() or str(text).encode(errors="ignore").decode() == str(text)
+
+
+def _no_prompt(given: Any) -> TemperaError:
+    return TemperaError(
+        f"{shortened(repr(given))} is no prompt: give a text or a list of texts, as in "
+        'generate("a large green star"), or the number of a class'
+    )
+
+
+def _whole(seed: Any) -> int:
+    """The seed as an int."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TemperaError(
+            f"seed={shortened(repr(seed))} is not possible; it must be a whole number"
+        )
+    return int(seed)
+
+
+def _named(texts: Sequence[str]) -> list[Prompt]:
+    """Prompts under the ids that the command line gives them; repeated texts are numbered."""
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
     for text in texts:

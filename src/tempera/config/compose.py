@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,18 @@ def _written(value: Any) -> str:
             return "null"
         case bool():
             return str(value).lower()
-        case int() | float():
-            return repr(value)
+        case Integral():
+            return repr(int(value))  # numpy's too
+        case Real():
+            return repr(float(value))
         case str() | Path():
             return str(value) if _is_plain(str(value)) else quoted(str(value))
         case dict():
             return "{" + ",".join(f"{key}:{_written(inner)}" for key, inner in value.items()) + "}"
         case list() | tuple() | range():
             return "[" + ",".join(map(_written, value)) + "]"
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return _written(str(value).removeprefix("torch."))
     raise TemperaError(
         f"{value!r} cannot be an option: give a number, a text, true or false, None, or a list"
     )
