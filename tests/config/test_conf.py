@@ -29,12 +29,14 @@ from tempera.config.build import (
     build_tree,
     check_compile,
     check_draft,
+    check_method,
     check_tokens,
     make_fast,
     parse_device,
 )
 from tempera.config.cli import literal, named, script
 from tempera.config.instantiate import accepted, check, instantiate
+from tempera.config.messages import sentence
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
@@ -482,6 +484,18 @@ REFUSED = {
     "random, horizontal_repeat, vertical_repeat,",
     "method=sjd branches=2": "there is no option `branches` with method=sjd: it belongs to "
     "drafter=eagle2, sjd_pac (method=eagle2, ",
+    "sampling.top_k=5": "there is no option `sampling.top_k`: did you mean `top_k`?",
+    "model.sampling.top_k=5": "there is no option `model.sampling.top_k`: did you mean `top_k`?",
+    "length=5": "there is no option `length`: did you mean `tree.length`?",
+    "method=eagle +delta=2": "there is no option `delta` with method=eagle: it belongs to",
+    "method=optimal_rsd price=21": "a kept draft cannot cost 21 nats; give prices from 0",
+    "limit=4 prompt=star": "`limit=4` has no effect beside prompt=, which makes one image",
+    "prompt=star data=parti": "`data=parti` has no effect beside prompt=",
+    "prompt=star offset=3": "`offset=3` has no effect beside prompt=",
+    "speed.prompts=0 speed.batches=[8]": "`speed.batches=[8]` has no effect with speed.prompts=0",
+    "matching.prompts=3": "`matching.prompts=3` has no effect without expected_length=",
+    "drafter=sjd depth=3": "`depth=3` has no effect with this drafter, which has no draft tree",
+    "launcher=slurm": "`launcher=slurm` has no effect without -m",
     "drafter.pth=x": "there is no option `drafter.pth`: did you mean `drafter.path`?",
 }
 
@@ -515,6 +529,66 @@ def test_refused_in_one_sentence(arguments: str, command: Any) -> None:
     assert status == 1
     assert err.count("\n") == 1
     assert err.startswith(f"error: {REFUSED[arguments]}"), err
+
+
+NO_FIT = {
+    "method=eagle rule=density": "CSpD is no rule for discrete tokens; choose another, such as "
+    "Exact (rule=exact, relaxed or lantern)",
+    "method=eagle rule=coupling": "PathCoupling is no rule for discrete tokens",
+    "method=eagle drafter=mar": "model=shapes has discrete tokens, but the drafter is for "
+    "continuous ones: choose another drafter, such as drafter=eagle or sjd",
+    "model=shapes_mar method=cspd drafter=eagle": "model=shapes_mar has continuous tokens, but "
+    "the drafter is for discrete ones: choose another drafter, such as drafter=mar",
+    "method=sjd drafter=eagle": "the drafter drafts along a tree, and the method has none: add "
+    "+tree=chain",
+    "method=ar rule=relaxed": "the rule's schedule needs a draft, and this method has none",
+    "method=lantern delta=2": "delta=2 does not bound a distortion by measure=tvd",
+    "method=lanternpp lam=-1": "lam=-1 lets a token take nothing from its neighbours",
+    "method=gsd ranks=-1": "ranks=-1 is not a distance",
+    "delta=-1": "delta=-1 is not a relaxation budget",
+    "method=optimal_rsd price=-1": "a kept draft cannot cost -1 nats",
+    "schedule=linear ell=3": "ell=3 lets the relaxation reach 0",
+    "depth=-2": "a chain cannot have -2 tokens",
+}
+
+
+@pytest.mark.parametrize("options", slow_but(NO_FIT, "method=eagle rule=density"))
+def test_parts_that_do_not_fit_are_refused_before_weights_are_read(
+    options: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = composed(*options.split(), "weights=/nowhere")
+    with pytest.raises(TemperaError) as problem:
+        check_method(cfg)
+    assert sentence(problem.value, CONF, "eval", []).startswith(NO_FIT[options])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["schedule=calibrated", "schedule=optimal", "method=gsd drafter=eagle +tree=chain", "+note=1"],
+)
+def test_what_fits_is_not_refused(options: str) -> None:
+    check_method(composed(*options.split(), "weights=/nowhere"))
+
+
+def test_an_interruption_that_a_library_turned_into_another_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    @script("eval")
+    def interrupted(cfg: DictConfig) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AttributeError("half of a configuration")
+
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *quiet])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        interrupted()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
 
 
 def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def shortened(script: str, arguments: list[str]) -> list[str]:
     short = [
         option for option in SHORT[script] if option != "metrics=none" or "metrics" not in given
     ]
+    if "expected_length" not in given and "-m" not in arguments:
+        short = [option for option in short if not option.startswith("matching.")]
+    if "budget" not in given:
+        short = [option for option in short if not option.startswith(("prices=", "deltas="))]
     taken = {option.partition("=")[0] for option in short}
     kept = []
     for argument in arguments:

@@ -19,8 +19,10 @@ from omegaconf import DictConfig
 
 from tempera.config.arguments import check_arguments, check_shape
 from tempera.config.compose import composed_run, pasted, quoted
+from tempera.config.effects import check_effects
 from tempera.config.messages import sentence
 from tempera.config.tuned import is_auto, with_tuned
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.installation import conf_directory
 
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
+AGAIN = "interrupted; run the command again"
 STARTS_AGAIN = ("report", "bench", "calibrate")
 """Scripts that store no intermediate results and start over after an interruption."""
 LITERAL = ("prompt", "baseline")
@@ -62,14 +65,14 @@ def script(
             _hide_requests()
             try:
                 arguments = list(HydraConfig.get().overrides.task)
-                check_shape(cfg, conf, config_name, arguments)
+                _check(cfg, conf, config_name, arguments)
                 return main(_without_auto(cfg, config_name, arguments))
             except KeyboardInterrupt:
                 _exit_interrupted(_how_to_resume(config_name))
             except Exception as problem:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                if HydraConfig.get().mode == RunMode.MULTIRUN and not _is_interruption(problem):
                     raise  # the launcher names the point of the sweep
-                _exit_if_mistake(problem, conf, config_name)
+                _exit_if_mistake(problem, conf, config_name, _how_to_resume(config_name))
                 raise
 
         run = hydra.main(version_base="1.3", config_path=str(conf), config_name=config_name)(job)
@@ -86,7 +89,7 @@ def script(
                     check_arguments(conf, config_name, sys.argv[1:])
                     run()
                 except KeyboardInterrupt:
-                    _exit_interrupted("interrupted; run the command again")
+                    _exit_interrupted(AGAIN)
                 except Exception as problem:
                     _exit_if_mistake(problem, conf, config_name)
                     raise
@@ -95,6 +98,28 @@ def script(
         return entry
 
     return decorate
+
+
+def _check(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequence[str]) -> None:
+    """Check options against each other. Outside of a sweep, refuse what has no effect on a run by
+    itself, and say that an experiment is a sweep.
+
+    Raises:
+        TemperaError: an option has the wrong kind or no effect, or `launcher=` starts nothing.
+    """
+    check_shape(cfg, conf, config_name, arguments)
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return
+    check_effects(cfg, config_name, arguments)
+    for argument in arguments:
+        group, _, choice = argument.partition("=")
+        if group == "launcher" and choice != "local":
+            raise TemperaError(
+                f"`{argument}` has no effect without -m: it starts the runs of a sweep, and one "
+                "run is a sweep of one with -m"
+            )
+        if group == "experiment" and choice and started_as_main():
+            print(f"{argument} is a sweep, and this is one run of it: -m makes all its runs")
 
 
 def _hide_requests() -> None:
@@ -177,6 +202,13 @@ def _how_to_resume(config_name: str) -> str:
     return f"interrupted; the same command with {pasted(option, place)} goes on"
 
 
+def _is_interruption(problem: BaseException | None) -> bool:
+    """Whether an exception came from Ctrl-C: libraries that are interrupted may raise others."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem is not None
+
+
 def _exit_interrupted(message: str) -> NoReturn:
     """Exit with the status of Ctrl-C; the main process of a run prints a message."""
     if started_as_main():
@@ -184,8 +216,18 @@ def _exit_interrupted(message: str) -> NoReturn:
     sys.exit(INTERRUPTED)
 
 
-def _exit_if_mistake(problem: Exception, conf: Path, config_name: str) -> None:
-    """If the problem is a mistake of the user, print it as one sentence and exit with status 1."""
-    if message := sentence(problem, conf, config_name, sys.argv[1:]):
+def _exit_if_mistake(
+    problem: Exception, conf: Path, config_name: str, interrupted: str = AGAIN
+) -> None:
+    """If the problem is a mistake of the user, print it as one sentence and exit with status 1; if
+    it comes from Ctrl-C, or Ctrl-C comes now, exit with that message.
+    """
+    if _is_interruption(problem):
+        _exit_interrupted(interrupted)
+    try:
+        message = sentence(problem, conf, config_name, sys.argv[1:])
+    except KeyboardInterrupt:
+        _exit_interrupted(interrupted)
+    if message:
         print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
