@@ -486,6 +486,8 @@ REFUSED = {
     "drafter=eagle2, sjd_pac (method=eagle2, ",
     "sampling.top_k=5": "there is no option `sampling.top_k`: did you mean `top_k`?",
     "model.sampling.top_k=5": "there is no option `model.sampling.top_k`: did you mean `top_k`?",
+    "loss=eagle": "there is no option `loss` here: it belongs to python train_draft/main.py",
+    "stages=[target]": "there is no option `stages` here: it belongs to python train_draft/build",
     "length=5": "there is no option `length`: did you mean `tree.length`?",
     "method=eagle +delta=2": "there is no option `delta` with method=eagle: it belongs to",
     "method=optimal_rsd price=21": "a kept draft cannot cost 21 nats; give prices from 0",

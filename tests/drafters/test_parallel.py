@@ -264,9 +264,14 @@ def test_refusals_are_one_sentence(tmp_path):
     with pytest.raises(TemperaError, match="was trained for|hidden size"):
         other = tiny_target(network=llamagen(seed=5))
         build_parallel(str(tmp_path / "parallel"), other, Tree.chain(2))
-    with pytest.raises(TemperaError, match=r"config.json does not describe a draft \(Parallel"):
+    with pytest.raises(
+        TemperaError,
+        match=r"does not describe a draft of the kind parallel \(its fields are others\)",
+    ):
         build_parallel(str(tmp_path / "eagle"), target, Tree.chain(2))
-    with pytest.raises(TemperaError, match=r"config.json does not describe a draft \(Eagle"):
+    with pytest.raises(
+        TemperaError, match=r"config.json does not describe a draft of the kind eagle"
+    ):
         build_eagle(str(tmp_path / "parallel"), target, Tree.chain(2))
     for sizes, message in (
         ({"layers": 0}, "layers=0 is not possible: give 1 or more"),

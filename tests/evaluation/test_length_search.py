@@ -240,6 +240,8 @@ MISTAKES = [
         "the prompts that calibrate expected_length= include 2 of this evaluation's",
     ),
     (["method=coolsd", "expected_length=abc"], "`expected_length=abc` is not possible"),
+    (["method=coolsd", "expected_length=0.5"], "a round emits at least 1 token"),
+    (["method=coolsd", "expected_length=9"], "rounds of this draft emit at most 6 tokens"),
     (["expected_length=null", "matching.prompts=x"], "`matching.prompts=x` is not possible"),
 ]
 

@@ -88,6 +88,8 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/calibrate.py", "seed=abc", "`seed=abc` is not possible; it must be a whole number"),
         ("eval/calibrate.py", "batch_size=0", "batch_size=0 is too small"),
         ("eval/run.py", "depth=2000", "depth=2000"),
+        ("eval/run.py", "paper=abc", "`paper=abc` is not possible; it names a table"),
+        ("eval/run.py", "method=eagle rule=density", "CSpD is no rule for discrete tokens"),
         ("eval/tune.py", "budget=-1", "budget=-1 is not a budget"),
         ("eval/tune.py", "drafter.path=0", "drafter.path=DIR"),
         ("eval/tune.py", "depths=[[a]]", "`depths=[['a']]` is not possible; it must be a list"),

@@ -134,7 +134,10 @@ def main(cfg: DictConfig) -> None:
     unknown = [stage for stage in chosen if stage not in STAGES]
     if unknown:
         option = "rebuild" if cfg.rebuild else "stages"
-        raise TemperaError(f"{option}={unknown} are unknown; choose among {', '.join(STAGES)}")
+        raise TemperaError(
+            f"{option}= has no stage {', '.join(map(str, unknown))}; choose among "
+            f"{', '.join(STAGES)}"
+        )
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     output, settings = Path(str(cfg.output)), {stage: instantiate(cfg[stage]) for stage in chosen}

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import check_value, check_values, instantiate
+from tempera.config.instantiate import check_value, check_values, instantiate, takes
 from tempera.config.tuned import option_name
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Rule
@@ -61,6 +61,17 @@ def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) 
         raise TemperaError(
             "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
             "method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or gsd"
+        )
+    if not cfg.expected_length >= 1:
+        raise TemperaError(
+            f"expected_length={cfg.expected_length:g} is not possible: a round "
+            "emits at least 1 token; give more"
+        )
+    most = build.build_tree(cfg).max_depth + 1
+    if takes(cfg.drafter, "tree") and cfg.expected_length > most:
+        raise TemperaError(
+            f"expected_length={cfg.expected_length:g} is not possible: rounds of this "
+            f"draft emit at most {most} tokens; give less, or a deeper draft"
         )
     check_values(cfg.free_parameter)
     option = cfg.free_parameter.option

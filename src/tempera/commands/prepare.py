@@ -26,6 +26,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """
     if not isinstance(cfg.dry_run, bool):
         raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
+    build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     check_suited(cfg)
     source = build_source(cfg)

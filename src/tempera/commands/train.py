@@ -40,12 +40,7 @@ from tempera.training.trainer import DRAFT, train
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
     check_suited(cfg)
-    if cfg.model.get("tokens", "discrete") != "discrete":
-        raise TemperaError(
-            f"`{command('train')}` trains drafts of discrete tokens, but those of "
-            f"model={cfg.model.name} are continuous: its draft is a smaller MAR, as in "
-            "drafter=mar_base."
-        )
+    build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     recipe = _recipe(cfg)
     loss: Loss = instantiate(cfg.loss)

@@ -161,16 +161,31 @@ def check_tokens(cfg: DictConfig) -> None:
     """Raise TemperaError unless method and model have the same kind of tokens; the default is
     discrete.
     """
-    kinds = cfg.model.get("tokens", "discrete"), cfg.get("tokens", "discrete")
-    if kinds[0] not in METHODS_FOR:
-        raise TemperaError(
-            f"`model.tokens={kinds[0]}` is not possible; it must be {' or '.join(METHODS_FOR)}"
-        )
+    kinds = _tokens(cfg), cfg.get("tokens", "discrete")
     if kinds[1] not in (kinds[0], "any"):
         raise TemperaError(
             f"model={cfg.model.name} has {kinds[0]} tokens, but the method is for {kinds[1]} "
             "ones; choose another model, or a method for "
             f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}."
+        )
+
+
+def _tokens(cfg: DictConfig) -> str:
+    """The kind of the model's tokens."""
+    kind = cfg.model.get("tokens", "discrete")
+    if kind not in METHODS_FOR:
+        raise TemperaError(
+            f"`model.tokens={kind}` is not possible; it must be {' or '.join(METHODS_FOR)}"
+        )
+    return str(kind)
+
+
+def check_discrete(cfg: DictConfig, what: str) -> None:
+    """Raise TemperaError, which begins with `what`, for a model of continuous tokens."""
+    if _tokens(cfg) != "discrete":
+        raise TemperaError(
+            f"{what}, but those of model={cfg.model.name} are continuous: choose another model; a "
+            "MAR's draft is a smaller MAR, as in drafter=mar_base."
         )
 
 

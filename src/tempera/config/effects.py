@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, Node
 
 from tempera.config.instantiate import takes
 from tempera.errors import TemperaError
@@ -42,7 +42,7 @@ IDLE = {
             "give data=file path=FILE",
         ),
         _Idle(
-            ("speed.warmup", "speed.batches"),
+            ("speed.batches",),
             lambda cfg: cfg.speed.prompts == 0,
             "with speed.prompts=0, which skips all timing: give the number of prompts to time",
         ),
@@ -60,6 +60,11 @@ IDLE = {
         ),
     ),
     "train_draft": (
+        _Idle(
+            ("limit",),
+            lambda cfg: not _follows(cfg.train_data, "limit"),
+            "with these training images: leave it out, or choose others with train_data=",
+        ),
         _Idle(
             ("epochs",),
             lambda cfg: cfg.steps is not None and cfg.epochs is not None,
@@ -84,6 +89,14 @@ IDLE = {
             ("depth",),
             lambda cfg: cfg.decodes == 0,
             "with decodes=0: it is the depth of the decodes that measure the accepted length",
+        ),
+    ),
+    "prepare": (
+        _Idle(
+            ("dtype", "guidance", "temperature", "top_k", "top_p"),
+            lambda cfg: not takes(cfg.encoder, "target"),
+            "with this encoder, which does not run the target: leave it out, or give "
+            "encoder=target",
         ),
     ),
     "tune": (
@@ -114,6 +127,12 @@ def check_effects(cfg: DictConfig, config_name: str, arguments: Sequence[str]) -
 def _names(argument: str, options: Sequence[str]) -> Iterator[bool]:
     name = argument.partition("=")[0].lstrip("+")
     return (name == option or name.startswith(f"{option}.") for option in options)
+
+
+def _follows(node: DictConfig, option: str) -> bool:
+    """Whether a node has an argument that is this top-level option."""
+    inner = node._get_node(option, validate_access=False)
+    return isinstance(inner, Node) and inner._value() == f"${{{option}}}"
 
 
 def _is_lossless(cfg: DictConfig) -> bool:

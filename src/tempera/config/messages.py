@@ -58,6 +58,7 @@ from tempera.errors import (
     shortened,
 )
 from tempera.runtime.files import FULL
+from tempera.runtime.installation import command
 
 OPTIONS: dict[type[BaseException], str] = {
     BenchmarkTooLarge: "batch_sizes=[1], dtype=bfloat16, depth=, trees=[]",
@@ -93,6 +94,9 @@ OPTIONS: dict[type[BaseException], str] = {
     UnknownMeasure: "as in metrics.names=[fid,clip,hps]",
 }
 """For each error of the library, the command-line options that fix it."""
+
+SCRIPTS = {"build_shapes": "build", "train_draft": "train"}
+"""For each configuration of another name, the command that it is of."""
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
@@ -212,6 +216,10 @@ def unknown_option(option: str, conf: Path, config_name: str, arguments: Sequenc
     head, _, tail = option.rpartition(".")
     if head and tail in names:
         return f"there is no option `{option}`: did you mean `{tail}`?"
+    scripts = ", ".join(_scripts_with(option, conf))
+    elsewhere = f"there is no option `{option}` here: it belongs to {scripts}"
+    if scripts and (conf / option).is_dir():
+        return elsewhere
     optional = [group for group in groups if chosen_of[group] is None]
     if owners := _owners(option, conf, config_name, groups, choices, optional):
         chosen = [choice for choice in choices if choice.partition("=")[0] in owners]
@@ -221,6 +229,8 @@ def unknown_option(option: str, conf: Path, config_name: str, arguments: Sequenc
         home = f"{others} ({methods})" if others and methods else others or methods
         return f"there is no option `{option}`{where}: it belongs to {home}"
     near = [name for name in names if name.endswith(f".{option}")][:3]
+    if scripts and not near:
+        return elsewhere
     near = near or difflib.get_close_matches(option, names, n=1, cutoff=0.7)
     hint = (
         f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
@@ -228,6 +238,18 @@ def unknown_option(option: str, conf: Path, config_name: str, arguments: Sequenc
         else f"the options are {', '.join(name for name in names if '.' not in name)}"
     )
     return f"there is no option `{option}`: {hint}"
+
+
+def _scripts_with(option: str, conf: Path) -> list[str]:
+    """The scripts that have a group or a top-level option of this name."""
+    known = re.compile(
+        rf"^({re.escape(option)}:|  - (optional )?{re.escape(option)}:)", re.MULTILINE
+    )
+    return [
+        command(SCRIPTS.get(path.stem, path.stem))
+        for path in sorted(conf.glob("*.yaml"))
+        if known.search(path.read_text(encoding="utf-8"))
+    ]
 
 
 def belongs_elsewhere(option: str, conf: Path) -> bool:

@@ -104,8 +104,9 @@ def existing_manifest(
     Raises:
         TemperaError: the directory holds shards of another job, or a size is not positive.
     """
-    if shard_size < 1 or batch_size < 1 or (limit is not None and limit < 1):
-        raise TemperaError("shard_size, batch_size and limit must be at least 1: correct them.")
+    for name, size in (("shard_size", shard_size), ("batch_size", batch_size), ("limit", limit)):
+        if size is not None and size < 1:
+            raise TemperaError(f"{name}={size} is too small: give at least 1.")
     fresh = Manifest(
         encoder.tokenizer,
         encoder.describe(),

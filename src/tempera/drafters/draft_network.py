@@ -127,7 +127,7 @@ class DraftNetwork(nn.Module, ABC):
         place = Path(directory)
         described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
             lambda values: cls(cls.configure(values)),
-            f"a draft ({cls.__name__})",
+            f"a draft of the kind {cls.drafter}",
             "give a draft's directory that training wrote whole",
         )
         if are_sizes_enough():

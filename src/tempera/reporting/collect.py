@@ -24,6 +24,8 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
         TemperaError: a path is not a directory, or there is no finished run.
     """
     places = [Path(path) for path in paths]
+    if not places:
+        raise TemperaError("the list of runs is empty: give run directories.")
     for path in places:
         if not path.is_dir():
             raise TemperaError(

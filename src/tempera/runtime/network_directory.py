@@ -97,8 +97,9 @@ def sized_network(
     except TemperaError:
         raise
     except Exception as problem:  # a wrong file may have any fields and sizes
+        why = "its fields are others" if isinstance(problem, TypeError | KeyError) else problem
         raise TemperaError(
-            f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
+            f"{directory / CONFIG} does not describe {what} ({why}): {advice}."
         ) from problem
 
 
