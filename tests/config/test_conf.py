@@ -701,6 +701,12 @@ def test_values_and_objects_arrive() -> None:
     assert made["thing"] is thing
 
 
+@pytest.mark.parametrize(("given", "arrives"), [(2, 2), ("2.5", 2.5), (10**30, 1e30)])
+def test_a_number_arrives_as_one(given: object, arrives: float) -> None:
+    made = instantiate(node(number=given))["number"]
+    assert made == arrives and type(made) is type(arrives)
+
+
 def test_nested_and_partial() -> None:
     inner = node(number=1)
     assert instantiate(node(number=2, thing=inner))["thing"]["number"] == 1

@@ -32,6 +32,9 @@ WORDS = {
     type(None): "null",
 }
 
+EXACT = 1 << 53
+"""Whole numbers below it stay as they are where a number is wanted; PyTorch takes no huge ones."""
+
 NUMBERS: dict[Any, Any] = {Sequence[int]: list[int], Sequence[float]: list[float]}
 """Annotations that OmegaConf does not know, and the same in those that it knows."""
 
@@ -292,7 +295,8 @@ def _converted(node: DictConfig) -> DictConfig:
             value = node[key]
             if not inner and key in hints and not OmegaConf.is_config(value):
                 converted = check_value(node, str(key), value, hints[str(key)])
-                whole = isinstance(value, int) and isinstance(converted, float)
+                exact = isinstance(value, int) and abs(value) < EXACT
+                whole = exact and isinstance(converted, float)
                 if type(converted) is not type(value) and not whole:  # 2 stays 2, "2" becomes 2.0
                     node[key] = converted
             elif isinstance(value, DictConfig) and "_target_" in value:
