@@ -621,7 +621,7 @@ def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
         estimate(Captions([None, None]), Counting(), tmp_path)
     with pytest.raises(TemperaError, match="it has no entries"):
         estimate(Endless([]), Counting(), tmp_path)
-    with pytest.raises(TemperaError, match="must be at least 1"):
+    with pytest.raises(TemperaError, match="batch_size=0 is too small: give at least 1"):
         estimate(Captions(["a"]), Counting(), tmp_path, batch_size=0)
 
 

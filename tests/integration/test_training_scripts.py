@@ -174,7 +174,7 @@ REFUSED = {
     "an image folder",
     "prepare shard_size=many": "`shard_size=many` is not possible; it must be a whole number",
     "prepare dry_run=maybe": "`dry_run=maybe` is not possible; it must be true or false",
-    "prepare dry_run=true limit=0": "shard_size, batch_size and limit must be at least 1",
+    "prepare dry_run=true limit=0": "limit=0 is too small: give at least 1",
     "prepare encoder=foo": "there is no encoder=foo; choose one of target, vq",
 }
 
