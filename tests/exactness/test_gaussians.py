@@ -4,6 +4,7 @@ law, the bias of the others is measured, faults are seen.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -49,6 +50,103 @@ def test_the_law_by_quadrature_is_the_targets() -> None:
     assert not gaussians.compare(
         gaussians.Toy(gaussians.Wavy(), 1, 0.0).whiten(output), output
     ).agrees
+
+
+HEADS = {
+    "one stage": gaussians.Linear(1, 1),
+    "three stages": LINEAR,
+    "no noise in the last stage": gaussians.Linear(3, 2, last_noise=False),
+    "not linear": gaussians.Wavy(),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_the_kernels_draw_is_standard_normal_once_whitened(name: str) -> None:
+    head, rows, generator = HEADS[name], 20_000, torch.Generator().manual_seed(0)
+    condition = torch.full((rows, head.channels), 0.4)
+    x = torch.randn(rows, head.channels, generator=generator)
+    for stage in range(head.stages):
+        noise = torch.randn(x.shape, generator=generator)
+        silent = stage == head.stages - 1 and not head.last_noise
+        x = head.kernel(condition, x, torch.full((rows,), stage)).at(noise * (not silent))
+    whitened = head.whiten(condition, x)
+    for distance in gaussians.kolmogorov(whitened).tolist():
+        assert gaussians._tail(distance * rows**0.5) > 1e-4
+    correlation = whitened.T @ whitened / rows
+    torch.testing.assert_close(
+        correlation, torch.eye(head.channels, dtype=torch.float64), rtol=0, atol=0.04
+    )
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_law_by_quadrature_is_the_mean_over_what_earlier_stages_draw(stages: int) -> None:
+    head = gaussians.Wavy(stages)
+    nodes = torch.linspace(-6, 6, 201, dtype=torch.float64)
+    weights = (-0.5 * nodes**2).softmax(0)
+    tokens = torch.linspace(-3, 3, 13, dtype=torch.float64).unsqueeze(-1)
+    x, mass = nodes, weights
+    for stage in range(stages):
+        condition, index = torch.full((len(x), 1), 0.3), torch.full((len(x),), stage)
+        kernel = head.kernel(condition, x.unsqueeze(-1), index)
+        law = mass @ torch.special.ndtr((tokens.T - kernel.mean) / kernel.std)
+        x, mass = kernel.at(nodes).flatten(), (mass.unsqueeze(-1) * weights).flatten()
+    found = torch.special.ndtr(head.whiten(torch.full((13, 1), 0.3), tokens)).flatten()
+    torch.testing.assert_close(found, law, rtol=0, atol=1e-4)
+
+
+def test_a_token_off_the_grid_is_far_and_finite() -> None:
+    whitened = gaussians.Wavy().whiten(torch.zeros(2, 1), torch.tensor([[-50.0], [50.0]]))
+    assert whitened.flatten().tolist() == pytest.approx([-7, 7], abs=0.1)
+
+
+def test_the_kernels_are_those_of_the_definition() -> None:
+    linear, wavy = gaussians.Linear(2, 2), gaussians.Wavy(2)
+    condition, x, stage = torch.randn(5, 2), torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    found = linear.kernel(condition, x, stage)
+    for row, k in enumerate(stage.tolist()):
+        mean = linear.turn[k] @ x[row] + condition[row] + linear.shift[k]
+        torch.testing.assert_close(found.mean[row], mean)
+        torch.testing.assert_close(found.std[row], linear.log_std[k].exp())
+    found, c, x = wavy.kernel(condition[:, :1], x[:, :1], stage), condition[:, 0], x[:, 0]
+    mean = wavy.slope[stage] * x + wavy.wave[stage] * torch.sin(2 * x) + c
+    std = wavy.log_std[stage].exp() * (1 + 0.4 * torch.cos(x))
+    torch.testing.assert_close(found.mean, mean.unsqueeze(-1))
+    torch.testing.assert_close(found.std, std.unsqueeze(-1))
+
+
+def test_parameters_are_drawn_as_the_heads_say() -> None:
+    linear, wavy, toy = gaussians.Linear(200, 10), gaussians.Wavy(5_000), gaussians.Toy(LINEAR, 999)
+    drawn = {
+        "turn": (linear.turn - 0.7 * torch.eye(10), 0.0, 0.15),
+        "shift": (linear.shift, 0.0, 0.3),
+        "log_std": (linear.log_std, -0.6, 0.2),
+        "slope": (wavy.slope, 0.8, 0.15),
+        "wave": (wavy.wave, 0.6, 0.15),
+        "log_std of waves": (wavy.log_std, -1.0, 0.15),
+        "offsets": (toy.offsets, 0.0, 0.5),
+        "weights": (toy.weights, 0.0, 0.4),
+    }
+    for name, (values, mean, std) in drawn.items():
+        assert float(values.std()) == pytest.approx(std, rel=0.08), name
+        assert float(values.mean()) == pytest.approx(mean, abs=4 * std / len(values) ** 0.5), name
+    assert gaussians.Linear().stages == gaussians.Wavy().stages == 3
+    assert gaussians.Linear().channels == 1 and gaussians.Toy(LINEAR).grid == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        (gaussians.Linear(200, 5), ("turn", "shift", "log_std")),
+        (gaussians.Wavy(1_000), ("slope", "wave", "log_std")),
+    ],
+)
+def test_an_imitation_is_off_by_the_spread(head: gaussians.ToyHead, names: tuple[str, ...]) -> None:
+    other = head.imitation(0.25, 1)
+    errors = [getattr(other, name) - getattr(head, name) for name in names]
+    for name, error in zip(names, errors, strict=True):
+        assert float(error.std()) == pytest.approx(0.25, rel=0.08), name
+        assert abs(float(error.mean())) < 0.03, name
+    assert not errors[1].equal(errors[2])
 
 
 COUPLED = {
@@ -290,6 +388,42 @@ def decoded_alone(rows: int) -> Output:
     return gaussians.Parallel().decode(toy, RandomStreams(0, ids), ids)
 
 
+def test_a_p_value_is_at_most_one() -> None:
+    quantiles = torch.special.ndtri((torch.arange(300, dtype=torch.float64) + 0.5) / 300)
+    twice = quantiles.unsqueeze(-1).expand(-1, 2)
+    assert gaussians.compare(twice, decoded_alone(300), projections=0).p_value == 1
+
+
+def test_length_and_trials_are_means_over_images() -> None:
+    output = drafted(CSpD(), last_noise=True, rows=50)
+    assert isinstance(output.trace, gaussians.ContinuousTrace)
+    found = gaussians.compare(torch.randn(50, 1, dtype=torch.float64), output)
+    assert found.trials == pytest.approx(int(output.trace.trials.sum()) / 50) and found.trials > 0
+    assert found.accepted_length == float(output.trace.accepted_length.mean()) > 1
+
+
+def test_a_check_unless_told_is_of_200_000_images_of_three_tokens_and_two_drafts_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, ids = [], list(map(str, range(200)))
+
+    def few(rows: int, seed: int) -> RandomStreams:
+        asked.append(rows)
+        return RandomStreams(seed, ids)
+
+    monkeypatch.setattr(gaussians, "_streams", few)
+    head, rule = gaussians.Linear(3, 1), CSpD()
+    target, draft = (gaussians.Toy(one, 3, 0.4) for one in (head, head.imitation(0.25, 1)))
+    drafting, alone = gaussians.Speculative(draft, rule, 2, 0.0, None), gaussians.Parallel()
+    decoded = [
+        method.decode(model, RandomStreams(0, ids), ids)
+        for method, model in ((drafting, target), (alone, target), (alone, draft))
+    ]
+    found = [gaussians.check(rule, head), gaussians.check(None, head), gaussians.draft_alone(head)]
+    assert found == [gaussians.compare(target.whiten(output), output) for output in decoded]
+    assert asked == [200_000] * 3
+
+
 def test_the_distance_and_its_p_value_are_kolmogorovs() -> None:
     from scipy import stats
 
@@ -317,7 +451,7 @@ def test_a_comparison_states_its_result() -> None:
         "agrees: KS 0.0120 ± 0.0030, p = 0.5, 1000 rows, accepted length 1.50, 2.25 residual "
         "trials per image"
     )
-    assert not gaussians.SampleComparison(0.1, 0.003, 0.9e-4, 1000, 1.5, 2.25).agrees
+    assert not gaussians.SampleComparison(0.1, 0.003, 1e-4, 1000, 1.5, 2.25).agrees
     assert gaussians.SampleComparison(0.1, 0.003, 1.1e-4, 1000, 1.5, 2.25).agrees
 
 
@@ -361,12 +495,46 @@ def test_a_token_alone_does_not_depend_on_its_place(
 
 
 def test_a_single_stage_ignores_the_noise_it_starts_from() -> None:
-    one, three = gaussians.Linear(1, 2), gaussians.Linear(3, 2)
-    assert not one.turn.any() and three.turn.any()
-    assert not one.imitation(0.5).turn.any()
+    one, two, three = (gaussians.Linear(stages, 2) for stages in (1, 2, 3))
+    assert not one.turn.any() and two.turn.any() and three.turn.any()
+    assert not one.imitation(0.5).turn.any() and two.imitation(0.5).turn.any()
     same = three.imitation(0.5, same_std=True)
     assert same.log_std.equal(three.log_std) and not same.turn.equal(three.turn)
     assert not three.imitation(0.5).log_std.equal(three.log_std)
+
+
+def test_every_cell_is_its_rule_on_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[DensityRule | None] = []
+
+    def named(
+        rule: DensityRule | None, head: gaussians.ToyHead, length: int, rows: int
+    ) -> gaussians.SampleComparison:
+        """The distance spells stages, channels and length, and whether the last stage draws."""
+        asked.append(rule)
+        spelled = 100 * head.stages + 10 * head.channels + length + 0.5 * head.last_noise
+        return gaussians.SampleComparison(spelled, 0.002, float(rule is None), rows, 1.0, 0.0)
+
+    monkeypatch.setattr(gaussians, "check", named)
+    monkeypatch.setattr(gaussians, "draft_alone", partial(named, None))
+    heads, line, *rows, empty, last = gaussians.biases().splitlines()
+    assert heads == (
+        "| | 1-D normal | 2-D normal | 3 stages, 1-D | 3 stages, 2-D | 3 stages, not linear |"
+    )
+    assert line == "|---|---|---|---|---|---|"
+    assert (empty, last) == ("", "Each ± 0.002 (95 %), 200000 images.")
+    usual, exact = ["113.500", "123.500", "313.500", "323.500", "311.500"], " (exact)"
+    cells = [row.strip("| ").split(" | ")[1:] for row in rows]
+    assert cells[:4] == [usual] * 4 and cells[6] == [cell + exact for cell in usual]
+    assert cells[4:6] == [["113.500", "123.500", "313.000", "323.000", "–"]] * 2
+    assert list(dict.fromkeys(asked)) == [
+        PathCoupling(),
+        MaximalCoupling(),
+        CSpD(),
+        CSpD(alignment=False),
+        CSpDReferenceCode(),
+        CSpDReferenceCode(exponent_temperature=1.0),
+        None,
+    ]
 
 
 @pytest.mark.slow

@@ -220,6 +220,17 @@ def test_theory_of_a_chain_as_a_tree(rule):
     )
 
 
+def test_a_forced_token_is_kept_by_every_rule():
+    _, _, p, q = tables(forced={0: 2})
+    strict = Relaxed((0.2, 3.0))
+    assert expected_emitted(p, q, strict, 1) == pytest.approx(1 + q[0][0, 2].item())
+    (visit,) = visits(p, q, strict, 1)
+    assert visit.kept[0].tolist() == [0, 0, q[0][0, 2].item()]
+    one_by_one = tree_law(p, q, strict, Tree.chain(2), 3)
+    torch.testing.assert_close(one_by_one, decoded_law(p, q, strict, 2, 3))
+    assert total_variation(one_by_one, sequence_law(p, 3)) > 0.01
+
+
 def test_siblings_checked_by_hand():
     _, _, p, q = tables(2)
     for rule in RULES:

@@ -106,7 +106,7 @@ def least_kl(p: Tables, q: Tables, beta: float) -> Point:
         def after(kept: Tensor, what: Tensor) -> Tensor:
             return (kept * what.view_as(kept)).sum(-1)
 
-        price = value.view_as(here_p).clamp(min=0)
+        price = value.view_as(here_p)
         c = scale(here_p, here_q, price)
         law = here_q.clamp(c * here_p, c * here_p * price.exp())
         law = law / law.sum(-1, keepdim=True)
@@ -180,14 +180,13 @@ def draw(found: Mapping[str, Tensor], path: Path) -> None:
 
 def _curve(panel: Axes, name: str, lengths: Tensor, values: Tensor) -> None:
     colour, marker, line = STYLES[name]
-    width = 2.5 if name == "least possible" else 1.2
     panel.plot(
         lengths.numpy(),
         values.numpy(),
         color=colour,
         marker=marker,
         linestyle=line,
-        linewidth=width,
+        linewidth=2.5 if name == "least possible" else 1.2,
         markersize=4,
         alpha=0.25 if name == "least possible" else 1,
         label=name,

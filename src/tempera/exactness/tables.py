@@ -164,7 +164,6 @@ class FirstRoundOnly:
         self.drafter = drafter
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
         self.tree, self.identity = drafter.tree, drafter.identity
-        self._fresh = True
 
     def begin(self, prompts: list[str]) -> None:
         """Start new rows."""
