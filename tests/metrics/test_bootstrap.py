@@ -78,8 +78,8 @@ def test_a_median_resamples_every_value() -> None:
 
 def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
     replicates = np.arange(1001.0)
-    free = bootstrap.centred(0.0, replicates, 9)
-    assert [free.value, free.low, free.high, free.n] == pytest.approx([0.0, -475.0, 475.0, 9])
+    free = bootstrap.centred(10.0, replicates, 9)
+    assert [free.value, free.low, free.high, free.n] == pytest.approx([10.0, -465.0, 485.0, 9])
     held = bootstrap.centred(0.0, replicates, 9, (-100.0, 200.0))
     assert (held.low, held.high) == (-100.0, 200.0)
     skewed = np.array([0.0] * 999 + [1e6])

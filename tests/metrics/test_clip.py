@@ -2,11 +2,14 @@
 layouts, against a second writing of the networks (`reference_clip`).
 """
 
+import math
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 from reference_clip import (
     EDGE,
     cosines,
@@ -28,16 +31,16 @@ from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import hps
+from tempera.metrics import hps, pick_score
 from tempera.metrics.aesthetic import Aesthetic
-from tempera.metrics.clip import ClipScore
+from tempera.metrics.clip import ClipScore, clip_scorer
 from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.hps import HPS
+from tempera.metrics.linear_chain import linear_chain
 from tempera.metrics.pick_score import PickScore
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
 
-pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "two green stars, one large and one small")]
 TEXTS = [prompt.text for prompt in PROMPTS]
@@ -66,6 +69,106 @@ def state(tiny: str) -> dict[str, Tensor]:
     return random_state(tiny)
 
 
+class Means(torch.nn.Module):
+    """Embeds a picture as its mean colour, and a text as powers of its length."""
+
+    visual = SimpleNamespace(image_size=(4, 5))
+    logit_scale = torch.tensor(1.3)
+    config = SimpleNamespace(
+        vision_config=SimpleNamespace(image_size=4),
+        text_config=SimpleNamespace(max_position_embeddings=9),
+    )
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        assert images.shape == (2, 3, 4, 4)
+        return images.mean((2, 3))
+
+    def encode_text(self, ids: Tensor) -> Tensor:
+        return torch.stack([ids, ids**2, torch.ones_like(ids)], 1)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(
+            image_embeds=self.encode_image(pixel_values), text_embeds=self.encode_text(input_ids)
+        )
+
+
+def lengths(texts: list[str]) -> Tensor:
+    return torch.tensor([float(len(text)) for text in texts])
+
+
+def floats(image: Image.Image) -> Tensor:
+    return torch.from_numpy(numpy.asarray(image).copy()).permute(2, 0, 1).float()
+
+
+def transform(size: int, is_train: bool) -> object:
+    assert size == 4 and not is_train
+    return floats
+
+
+def tokenizer(context_length: int) -> object:
+    assert context_length == 9
+    return lengths
+
+
+OPEN_CLIP = SimpleNamespace(
+    constants=SimpleNamespace(OPENAI_DATASET_MEAN=[0.0] * 3, OPENAI_DATASET_STD=[1.0] * 3),
+    get_tokenizer=lambda name: lengths,
+    image_transform=transform,
+    SimpleTokenizer=tokenizer,
+)
+
+
+def cosines_of_means(images: Tensor, prefix: str = "") -> Tensor:
+    texts = Means().encode_text(lengths([prefix + text for text in TEXTS]))
+    return torch.cosine_similarity(images.float().mean((2, 3)), texts, dim=1)
+
+
+def test_a_clip_score_is_the_cosine_of_picture_and_prefixed_prompt() -> None:
+    images = pictures(4)
+    found = clip_scorer(Means(), lengths, floats, CPU, "a ")(images, PROMPTS)
+    torch.testing.assert_close(found["clip_score"], cosines_of_means(images, "a "))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "module", "factor"),
+    [(HPS(), hps, 100.0), (PickScore(), pick_score, math.exp(1.3))],
+    ids=["hps", "pick_score"],
+)
+def test_scores_of_preference_are_multiples_of_the_cosine(
+    adapter: Adapter, module: ModuleType, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(adapter), "network", lambda self: Means())
+    monkeypatch.setattr(module, "import_open_clip", lambda: OPEN_CLIP)
+    images = pictures(4)
+    torch.testing.assert_close(scored(adapter, images), factor * cosines_of_means(images))
+
+
+def test_the_aesthetic_score_is_that_of_a_unit_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = torch.nn.Linear(3, 2)
+    monkeypatch.setattr(Aesthetic, "network", lambda self: head)
+    monkeypatch.setattr(ClipModel, "tools", lambda self: (Means(), lengths, floats))
+    images = pictures(4)
+    means = images.float().mean((2, 3))
+    expected = head(means / means.norm(dim=1, keepdim=True))[:, 0]
+    torch.testing.assert_close(scored(Aesthetic(), images), expected)
+
+
+def test_a_chain_of_linear_layers_is_in_the_order_of_their_numbers() -> None:
+    sizes, state = {2: (4, 3), 10: (3, 5), 0: (6, 4)}, {"other.1.weight": torch.zeros(1)}
+    for number, (into, out) in sizes.items():
+        state[f"layers.{number}.weight"] = torch.randn(out, into)
+        state[f"layers.{number}.bias"] = torch.randn(out)
+    expected = x = torch.randn(2, 6)
+    for number in (0, 2, 10):
+        weight, bias = (state[f"layers.{number}.{kind}"] for kind in ("weight", "bias"))
+        expected = linear(expected, weight, bias)
+    chain = linear_chain(state, "layers.", Path("file"), "a chain")
+    torch.testing.assert_close(chain(x), expected)
+    with pytest.raises(TemperaError, match="it has no layers.0.weight"):
+        linear_chain({"other.1.weight": torch.zeros(1)}, "layers.", Path("file"), "a chain")
+
+
+@pytest.mark.slow
 def test_clip_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(state, tmp_path / "open_clip_model.safetensors")
     adapter = ClipScore(tiny, str(tmp_path / "open_clip_model.safetensors"), prefix="A photo of ")
@@ -77,6 +180,7 @@ def test_clip_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None
     assert torch.allclose(scored(directory), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_openais_weights_get_their_activation(
     tiny: str, state: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +196,7 @@ def test_openais_weights_get_their_activation(
     assert "holds OpenAI's weights: computing with QuickGELU" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_openais_own_program(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     """The TorchScript file that OpenAI publishes: float16, and sizes beside the weights."""
 
@@ -115,6 +220,7 @@ def test_openais_own_program(tiny: str, state: dict[str, Tensor], tmp_path: Path
     assert torch.allclose(scored(ClipScore(tiny, str(tmp_path / "ViT.pt"))), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     """Pictures become floats before they are resized."""
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")
@@ -128,6 +234,7 @@ def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     assert scored(HPS(str(tmp_path), tiny), wide).shape == (2,)
 
 
+@pytest.mark.slow
 def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(state, tmp_path / "clip.safetensors")
     head = write_aesthetic(tmp_path)
@@ -138,6 +245,7 @@ def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path
     assert torch.allclose(scored(adapter), expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_pick_score(state: dict[str, Tensor], tmp_path: Path) -> None:
     write_pick_score(tmp_path, state)
     image = embed_images(normalised(pictures()), state)
@@ -145,6 +253,7 @@ def test_pick_score(state: dict[str, Tensor], tmp_path: Path) -> None:
     assert torch.allclose(scored(PickScore(str(tmp_path))), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(
     tiny: str, state: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -164,6 +273,7 @@ def test_weights_of_another_model_are_refused(
         Aesthetic(str(tmp_path), tiny, str(path)).network()
 
 
+@pytest.mark.slow
 def test_where_tags_are_published() -> None:
     (openai,) = ClipScore("ViT-L-14", "openai").files
     assert openai.place == "timm/vit_large_patch14_clip_224.openai"
@@ -171,12 +281,14 @@ def test_where_tags_are_published() -> None:
     assert config.place == weights.place == "laion/CLIP-ViT-g-14-laion2B-s12B-b42K"
 
 
-def test_hps_pads_the_shorter_side() -> None:
+def test_hps_pads_the_shorter_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longer side fills the input; zeros on both sides of the other, one more at the end."""
     edge, white = 8, torch.full((1, 3, 5, 16), 255, dtype=torch.uint8)
-    constants = hps.import_open_clip().constants
-    mean = torch.tensor(constants.OPENAI_DATASET_MEAN)
-    deviation = torch.tensor(constants.OPENAI_DATASET_STD)
+    mean, deviation = torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.1, 0.2, 0.3])
+    constants = SimpleNamespace(
+        OPENAI_DATASET_MEAN=mean.tolist(), OPENAI_DATASET_STD=deviation.tolist()
+    )
+    monkeypatch.setattr(hps, "import_open_clip", lambda: SimpleNamespace(constants=constants))
     for pictures, turned in ((white, False), (white.transpose(2, 3), True)):
         found = hps._input(pictures, edge)[0]
         found = found.transpose(1, 2) if turned else found
@@ -188,6 +300,7 @@ def test_hps_pads_the_shorter_side() -> None:
     assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_a_hub_model_is_that_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

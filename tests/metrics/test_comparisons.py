@@ -83,7 +83,9 @@ def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
     assert (same.difference.value, same.p, same.corrected) == (0, 1, 1)
     (partly,) = compare_all([(Weighted(gaps * (values + 1), gaps), weighted(values))])
     assert partly.difference.value == pytest.approx(1)
-    assert partly.difference.n == gaps.sum()
+    (other,) = compare_all([(weighted(values), Weighted(gaps * (values + 1), gaps))])
+    assert other.difference.value == pytest.approx(-1)
+    assert partly.difference.n == other.difference.n == gaps.sum()
     assert compare_all([]) == []
 
 
@@ -120,6 +122,26 @@ def test_resamples_grow_with_the_pairs(pairs: int, resamples: int) -> None:
     assert {one.p for one in compare_all([(zeros, ones)])} == {2 / 2001}
 
 
+@pytest.mark.parametrize("pairs", [1, 5])
+def test_an_interval_leaves_out_5_percent_divided_by_the_pairs(
+    pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evenly(sides: object, resamples: int, seed: int) -> np.ndarray:
+        return np.linspace(0, 1, 1001)[:, None].repeat(pairs, 1)
+
+    monkeypatch.setattr(comparisons, "_replicates", evenly)
+    same = weighted(np.ones(3))
+    for one in compare_all([(same, same)] * pairs):
+        assert one.difference.low == pytest.approx(0.025 / pairs)
+        assert one.difference.high == pytest.approx(1 - 0.025 / pairs)
+
+
+def test_runs_whose_means_are_equal_have_no_correlation_whatever_the_resamples() -> None:
+    ones, twos = np.array([1.0, 2.0]), np.array([2.0, 1.0])
+    equal, apart = [weighted(ones), weighted(twos)], [weighted(ones), weighted(ones + 3)]
+    assert np.isnan(rank_correlation(apart, equal).value) and rank_correlation(apart, equal).n == 0
+
+
 def test_a_resampled_difference_of_0_lies_on_both_sides() -> None:
     """One unit of ten differs: resamples without it, (9/10)^10 of them, show no difference."""
     one, none = weighted(np.eye(10)[0]), weighted(np.zeros(10))
@@ -138,7 +160,7 @@ def test_resamples_come_in_chunks_that_differ(monkeypatch: pytest.MonkeyPatch) -
 def test_significance_begins_below_5_percent() -> None:
     some = Interval(1.0, 0.5, 1.5, 9)
     assert Comparison(some, 0.01, 0.049).significant
-    assert not Comparison(some, 0.01, 0.051).significant
+    assert not Comparison(some, 0.01, 1 - bootstrap.LEVEL).significant
 
 
 def test_an_interval_of_a_rank_correlation_resamples_the_units() -> None:

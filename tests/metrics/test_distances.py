@@ -54,9 +54,9 @@ def test_frechet_with_features_that_depend_on_each_other() -> None:
     dead = [np.concatenate([part, np.ones((len(part), 1)), part[:, :1]], 1)
             for part in (left, right)]  # fmt: skip
     doubled = [part * np.sqrt([2, *[1] * 7]) for part in (left, right)]
-    assert frechet(*dead, resamples=2).value == pytest.approx(
-        frechet(*doubled, resamples=2).value, rel=1e-6
-    )
+    one, other = frechet(*dead, resamples=9), frechet(*doubled, resamples=9)
+    found, expected = ([each.value, each.low, each.high] for each in (one, other))
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:
@@ -73,7 +73,6 @@ def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarra
     return float(apart + both - 2 * np.sqrt(overlap).sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 40])  # fewer and more images than dimensions
 def test_a_replicate_is_the_direct_distance_to_first_order(
     n: int, monkeypatch: pytest.MonkeyPatch
@@ -112,13 +111,14 @@ def test_a_replicate_of_kid_is_the_direct_distance_of_the_resampled_features(
     """Mean kernels of all pairs of different images, by definition."""
     left, right = features(30, shift=0.3), features(40, seed=1)
     seen = replicates_of(monkeypatch)
-    kernel(left, right, resamples=5)
+    found = kernel(left, right, resamples=5)
 
     def mean(one: np.ndarray, other: np.ndarray, different: np.ndarray) -> float:
         return float(((one @ other.T / one.shape[1] + 1) ** 3)[different].mean())
 
     real = mean(right, right, ~np.eye(len(right), dtype=bool))
-    for row, replicate in zip(bootstrap.counts(30, 5), seen[0], strict=True):
+    rows = [np.ones(30), *bootstrap.counts(30, 5)]
+    for row, replicate in zip(rows, [found.value, *seen[0]], strict=True):
         drawn = np.repeat(np.arange(30), row.astype(int))
         resampled = left[drawn]
         own = mean(resampled, resampled, drawn[:, None] != drawn)
@@ -218,7 +218,7 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
     assert kernel(torch.as_tensor(features(9)), features(9), 5) == kernel(
         features(9), features(9), 5
     )
-    with pytest.raises(TemperaError, match="use one network"):
+    with pytest.raises(TemperaError, match=r"differ in width \(8 and 4\): use one network"):
         frechet(features(9, 8), features(9, 4))
     with pytest.raises(TemperaError, match="too few"):
         kernel(features(1), features(9))
@@ -228,6 +228,46 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
         recall(features(7), features(9))
     assert kernel(features(2), features(2), 5).n == 2
     assert recall(features(8), features(8), resamples=5).n == 8
+
+
+def test_a_ball_holds_its_edge() -> None:
+    manifold, points = np.arange(8.0)[:, None], np.array([[-1.0], [8.0], [3.0], [20.0]])
+    assert precision(points, manifold, neighbours=1, resamples=2).value == 0.75
+    assert recall(manifold, points, neighbours=1, resamples=2).value == 0.75
+
+
+def test_equal_features_are_no_distance_apart() -> None:
+    points = torch.as_tensor(1_000 * features(40))
+    assert distances._apart(points, points).diagonal().abs().max() < 0.1
+
+
+def test_intervals_keep_to_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds, keep = [], bootstrap.centred
+
+    def spy(*given: object) -> bootstrap.Interval:
+        bounds.append(given[3:])
+        return keep(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bootstrap, "centred", spy)
+    for metric in (frechet, kernel, recall):
+        metric(features(9), features(9, seed=1), resamples=2)
+    inception_score(features(9), resamples=2)
+    assert bounds == [((0, np.inf),), (), ((0, 1),), ((1, np.inf),)]
+
+
+@pytest.mark.parametrize(("neighbours", "size"), [(3, 1_000), (1_000, 1_001)])
+def test_a_subset_for_the_interval_of_recall_has_1000_pictures_if_that_is_enough(
+    neighbours: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, keep = [], distances._radii
+
+    def spy(points: torch.Tensor, subsets: list[torch.Tensor], near: int) -> list[torch.Tensor]:
+        sizes.append([len(subset) for subset in subsets])
+        return keep(points, subsets, near)
+
+    monkeypatch.setattr(distances, "_radii", spy)
+    recall(features(2_010, 1), features(2_002, 1), neighbours, resamples=1)
+    assert sizes == [[2_010, size]]
 
 
 @pytest.mark.parametrize("rows", [7, 40])

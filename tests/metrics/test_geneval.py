@@ -3,10 +3,12 @@ tiny random checkpoints.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from reference_clip import embed_images, embed_texts, normalised, random_state, register, tokens
 from safetensors.torch import save_file
 from tiny_metrics import write_detector
@@ -72,7 +74,16 @@ def test_relations() -> None:
     assert relations(box(45, 0, 55, 10), middle) == {"above"}
     assert relations(box(80, 80, 100, 100), middle) == {"right of", "below"}
     assert relations(box(43, 41, 63, 61), middle) == set()  # within the slack
+    assert relations(box(41, 40, 61, 60), middle) == set()
     assert relations(middle, middle) == set()
+
+
+def test_the_slack_is_a_tenth_of_both_sizes_along_the_direction() -> None:
+    one, other = box(40, 20, 60, 220), box(10, -10, 30, 190)  # 30 right and 30 below
+    assert relations(one, other) == {"right of"}
+    point = box(0, 0, 0, 0)
+    assert relations(box(0.5, -16, 5.5, 24), point) == set()  # 2.5 of an offset of 5: half
+    assert relations(box(5e-4, 0, 5e-4, 0), point) == set()  # nearly one place
 
 
 def judged(prompt: str, colour: str = "red", **objects: list[Found]) -> bool:
@@ -235,6 +246,92 @@ def test_objects_are_surer_where_they_are_counted(monkeypatch: pytest.MonkeyPatc
     counting, single = scores["geneval_counting"], scores["geneval_single_object"]
     assert counting[0] == 1 and counting[1:].isnan().all()
     assert single[1] == 0 and single[[0, 2]].isnan().all()
+    assert set(scores) == {f"geneval_{task}" for task in TASKS}
+
+
+class Queries(torch.nn.Module):
+    """A detector whose masks and classes are known, [Q, H, W] and [Q, 81], as probabilities."""
+
+    def __init__(self, masks: Tensor, classes: Tensor) -> None:
+        super().__init__()
+        self.masks = torch.nn.Parameter(masks.logit())
+        self.classes = classes.log()
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        assert pixel_values.shape[-2:] == self.masks.shape[-2:]
+        return SimpleNamespace(
+            masks_queries_logits=self.masks[None], class_queries_logits=self.classes[None]
+        )
+
+
+def known_queries() -> Queries:
+    """Two cats of which the second is surer, and a query that is nothing; 80 classes and none."""
+    masks = torch.full((3, 32, 64), 0.1)  # the picture's 32 x 48, padded
+    masks[0, 4:10, 8:20], masks[1, 0:2, 40:64], masks[2, 5, 5] = 0.9, 0.95, 0.7
+    classes = torch.full((3, 81), 1e-3)
+    classes[0, CLASSES.index("cat")], classes[1, CLASSES.index("cat")] = 0.6, 0.9
+    classes[2, CLASSES.index("toothbrush")], classes[2, 80] = 0.5, 0.99
+    return Queries(masks, classes / classes.sum(-1, keepdim=True))
+
+
+def test_objects_are_the_surest_classes_of_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detectors, "SHORT", 32)
+    picture, network = torch.zeros(3, 32, 48, dtype=torch.uint8), known_queries()
+    with torch.inference_mode():
+        found = detect(network, picture, 0.3)
+        every = detect(network, picture, 0.0)
+    assert list(found) == ["cat"]
+    first, second = found["cat"]
+    shares = network.classes.exp()[:, CLASSES.index("cat")].tolist()
+    assert first.box == (40, 0, 48, 2) and second.box == (8, 4, 20, 10)
+    assert first.score == pytest.approx(shares[1] * 0.95, rel=1e-5)
+    assert second.score == pytest.approx(shares[0] * 0.9, rel=1e-5)
+    assert second.mask.sum() == 6 * 12 and second.mask.shape == (32, 48)
+    assert every["toothbrush"][0].box == (5, 5, 6, 6)  # the last class
+    assert sum(map(len, every.values())) == 100  # of the 240 pairs of a query and a class
+    with torch.inference_mode():
+        assert "cat" not in detect(network, picture, first.score)
+
+
+def test_a_colour_is_that_of_the_nearest_mean_of_its_sentences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    texts, images = (torch.randn(rows, 6, generator=generator) for rows in (30, 4))
+
+    class Clip(torch.nn.Module):
+        def encode_text(self, ids: Tensor) -> Tensor:
+            return texts[ids]
+
+        def encode_image(self, cuts: Tensor) -> Tensor:
+            assert cuts.shape == (4, 3)
+            return images
+
+    def ids(sentences: list[str]) -> Tensor:
+        assert sentences[3:6] == ["a photo of a orange cup", "a photo of a orange-colored cup",
+                                  "a photo of a orange object"]  # fmt: skip
+        return torch.arange(len(sentences))
+
+    def pixel(image: Image.Image) -> Tensor:
+        return torch.tensor(image.getpixel((0, 0)))
+
+    tools = SimpleNamespace(tools=lambda: (Clip(), ids, pixel))
+    named = colour_namer(tools, CPU)  # type: ignore[arg-type]
+    one = Found((0, 0, 2, 2), np.ones((2, 2), bool), 1.0)
+    found = named(torch.zeros(3, 2, 2, dtype=torch.uint8), [one] * 4, "cup")
+    means = [normalize(texts[3 * place : 3 * place + 3], dim=-1).mean(0) for place in range(10)]
+    for name, image in zip(found, images, strict=True):
+        cosines = [float(torch.cosine_similarity(image, mean, dim=0)) for mean in means]
+        assert name == COLOURS[cosines.index(max(cosines))]
+
+
+def test_the_detector_is_read_from_its_own_two_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("config.json", "model.safetensors", "open_clip_config.json"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(geneval, "load_detector", lambda *files: [file.name for file in files])
+    adapter = GenEval(str(tmp_path), f"local-dir:{tmp_path}")
+    assert adapter.network() == ["config.json", "model.safetensors"]
+    assert len(adapter.files) == 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """ImageReward on a tiny random checkpoint in BLIP's own layout, against a second writing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.metrics import blip, image_reward
 from tempera.metrics.image_reward import DEVIATION, MEAN, ImageReward
 
-pytestmark = pytest.mark.slow
 PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "a star " + "red " * 60)]
 
 
@@ -72,6 +73,100 @@ def reward(pictures: Tensor, ids: Tensor, state: dict[str, Tensor]) -> Tensor:
     return (z[:, 0] - MEAN) / DEVIATION
 
 
+def test_the_shapes_of_the_weights_set_the_sizes() -> None:
+    shapes = {
+        "visual_encoder.patch_embed.proj.weight": (128, 3, 8, 8),
+        "visual_encoder.pos_embed": (1, 1 + 9, 128),
+        "visual_encoder.blocks.0.mlp.fc1.weight": (300, 128),
+        "visual_encoder.blocks.10.mlp.fc1.weight": (300, 128),
+        "text_encoder.embeddings.word_embeddings.weight": (50, 40),
+        "text_encoder.embeddings.position_embeddings.weight": (60, 40),
+        "text_encoder.encoder.layer.0.intermediate.dense.weight": (70, 40),
+        "text_encoder.encoder.layer.2.intermediate.dense.weight": (70, 40),
+    }
+    state = {f"blip.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    vision, text = blip._configurations(state)
+    assert (vision.hidden_size, vision.intermediate_size) == (128, 300)
+    assert vision.num_hidden_layers == 11
+    assert (vision.num_attention_heads, vision.image_size, vision.patch_size) == (2, 24, 8)
+    assert vision.layer_norm_eps == 1e-6 and text.is_decoder
+    assert (text.vocab_size, text.hidden_size, text.encoder_hidden_size) == (50, 40, 128)
+    assert (text.intermediate_size, text.num_hidden_layers) == (70, 3)
+    assert (text.num_attention_heads, text.max_position_embeddings) == (1, 60)
+
+
+def test_names_of_the_picture_encoder_are_those_of_transformers() -> None:
+    names = {
+        "cls_token": "embeddings.class_embedding",
+        "patch_embed.proj.bias": "embeddings.patch_embedding.bias",
+        "blocks.3.attn.proj.weight": "encoder.layers.3.self_attn.projection.weight",
+        "blocks.3.attn.qkv.weight": "encoder.layers.3.self_attn.qkv.weight",
+        "blocks.0.norm2.bias": "encoder.layers.0.layer_norm2.bias",
+        "blocks.0.mlp.fc1.bias": "encoder.layers.0.mlp.fc1.bias",
+        "norm.weight": "post_layernorm.weight",
+    }
+    state = {f"blip.visual_encoder.{name}": torch.empty(0) for name in names}
+    assert list(blip._vision(state)) == list(names.values())
+    kept = {"a.weight": 0, "pooler.weight": 0, "embeddings.position_ids": 0}
+    state = {f"blip.text_encoder.{name}": torch.empty(0) for name in kept}
+    assert list(blip._text(state)) == ["a.weight"]
+
+
+def test_the_reward_is_of_the_first_tokens_state() -> None:
+    """The text encoder attends to all of the picture encoder's states."""
+    states, words = torch.randn(2, 5, 3), {name: torch.ones(2, 7).long()
+                                          for name in ("input_ids", "attention_mask")}  # fmt: skip
+
+    def text(**given: Tensor) -> SimpleNamespace:
+        assert given["encoder_hidden_states"] is states and given["input_ids"] is words["input_ids"]
+        assert given["encoder_attention_mask"].equal(torch.ones(2, 5, dtype=torch.int64))
+        return SimpleNamespace(last_hidden_state=torch.arange(42.0).view(2, 7, 3))
+
+    found = blip.text_state(
+        lambda images: SimpleNamespace(last_hidden_state=states), text, torch.empty(0), words
+    )
+    assert found.tolist() == [[0, 1, 2], [21, 22, 23]]
+
+
+def test_a_reward_is_normalised_and_the_prompt_has_35_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = torch.nn.Linear(3, 2)
+
+    class Network(dict[str, object]):
+        def to(self, device: torch.device) -> "Network":
+            return self
+
+    def words(texts: list[str], **options: object) -> torch.nn.Module:
+        assert texts == [prompt.text for prompt in PROMPTS]
+        assert (options["truncation"], options["max_length"]) == (True, 35)
+        return torch.nn.Identity()
+
+    def transform(edge: int, is_train: bool) -> object:
+        assert edge == 4 and not is_train
+        return lambda image: torch.zeros(3, 4, 4)
+
+    vision = SimpleNamespace(config=SimpleNamespace(image_size=4))
+    network = Network(vision=vision, text=None, head=head)
+    files = [SimpleNamespace(path=lambda name=name: name) for name in ("weights", "tokenizer")]
+    made = SimpleNamespace(image_transform=transform)
+    monkeypatch.setattr(ImageReward, "network", lambda self: network)
+    monkeypatch.setattr(ImageReward, "files", files)
+    monkeypatch.setattr(image_reward, "import_open_clip", lambda: made)
+    monkeypatch.setattr(image_reward, "text_state", lambda *_: torch.ones(2, 3))
+
+    def tokenizer(tokenizer_file: str, pad_token: str) -> object:
+        assert (tokenizer_file, pad_token) == ("tokenizer", "[PAD]")
+        return words
+
+    monkeypatch.setattr(image_reward, "PreTrainedTokenizerFast", tokenizer)
+    (score,) = ImageReward().load(torch.device("cpu")).scores
+    found = score(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), PROMPTS)["image_reward"]
+    raw = head(torch.ones(2, 3))[:, 0]
+    torch.testing.assert_close(found, (raw - 0.16717362830052426) / 1.0333394966054072)
+
+
+@pytest.mark.slow
 def test_image_reward(tmp_path: Path) -> None:
     state = image_reward_state()
     torch.save(state, tmp_path / "ImageReward.pt")
@@ -86,6 +181,7 @@ def test_image_reward(tmp_path: Path) -> None:
     assert torch.allclose(found, reward(pictures, ids, state), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     state = image_reward_state()
     lacking = {name: one for name, one in state.items() if "crossattention" not in name}

@@ -20,11 +20,11 @@ from torch.nn.functional import (
 )
 
 from tempera.errors import TemperaError
+from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import Inception
 from tempera.metrics.vgg import VGG
 
-pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 POOLS = {"Mixed_5": "average", "Mixed_6": "average", "Mixed_7b": "average", "Mixed_7c": "largest"}
 BRANCHES: dict[str, tuple[str, ...]] = {
@@ -112,6 +112,7 @@ def features(networks: Networks, pictures: Tensor) -> Tensor:
         return networks.features(pictures)
 
 
+@pytest.mark.slow
 def test_inception(inception_file: Path) -> None:
     networks = Inception(str(inception_file.parent)).load(CPU)
     pictures = torch.randint(0, 256, (2, 3, 40, 40)).to(torch.uint8)
@@ -126,6 +127,39 @@ def test_inception(inception_file: Path) -> None:
     assert networks.statistics["inception_score"](left, 2).value > 1
 
 
+class Given(torch.nn.Module):
+    """Returns what it is given."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first 2,048 are compared; the others are logits, whose score has 10 parts."""
+    monkeypatch.setattr(Inception, "network", lambda self: Given())
+    left, right = torch.randn(20, 2060), torch.randn(20, 2060)
+    for adapter, neighbours, splits in ((Inception(), 3, 10), (Inception("", 2, 4), 2, 4)):
+        networks = adapter.load(CPU)
+        near = networks.distances["precision"](left, right, 5)
+        assert near == precision(left[:, :2048], right[:, :2048], neighbours, 5)
+        score = networks.statistics["inception_score"](left, 5)
+        assert score == inception_score(left[:, 2048:], 5, splits)
+    monkeypatch.setattr(Given, "forward", lambda self, pictures: (pictures, 2 * pictures))
+    pictures = torch.arange(6.0).view(2, 3)
+    assert features(Inception().load(CPU), pictures).equal(torch.cat([pictures, 2 * pictures], 1))
+
+
+def test_vgg_sees_224_pixels_that_are_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VGG, "network", lambda self: Given())
+    networks = VGG("").load(CPU)
+    found = features(networks, torch.full((2, 3, 10, 12), 51, dtype=torch.uint8))
+    expected = (0.2 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(found, expected[:, None, None].expand(2, 3, 224, 224))
+    left, right = torch.randn(20, 4), torch.randn(20, 4)
+    assert networks.distances["recall_vgg"](left, right, 5) == recall(left, right, 3, 5)
+
+
+@pytest.mark.slow
 def test_vgg(tmp_path: Path) -> None:
     """torchvision's layout with fewer channels."""
     widths, pools = [2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6], {2, 4, 7, 10}
@@ -155,6 +189,7 @@ def test_vgg(tmp_path: Path) -> None:
     assert set(networks.distances) == {"precision_vgg", "recall_vgg"}
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"other": torch.zeros(1)}, path)

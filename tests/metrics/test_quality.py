@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Features
-from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures
+from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures, at_least_1
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.runtime.row_store import Store
 
@@ -75,6 +76,32 @@ def test_distances_take_at_most_200_resamples(asked: int, used: int) -> None:
     found = quality(rows, noting(counts), REAL, asked)
     assert counts == [used, used]
     assert found["clip_score"] == bootstrap.mean(np.arange(16.0), asked)
+
+
+def test_only_a_gpu_takes_distances_from_the_cpu() -> None:
+    places = set()
+
+    def statistic(generated: Features, count: int) -> Interval:
+        assert isinstance(generated, torch.Tensor)
+        places.add(generated.device.type)
+        return Interval(1.0, 0.0, 2.0, 16)
+
+    networks = Networks(means, statistics={"inception_score": statistic})
+    for device in (None, torch.device("cpu"), torch.device("meta")):
+        quality([{"features": [1.0]}] * 16, networks, None, 3, device)
+    assert places == {"cpu"}
+
+
+def test_without_an_evaluator_nothing_is_measured() -> None:
+    none = NoEvaluator()
+    assert none.resamples == none.memory(8, 8) == none.to_download() == 0
+    assert not none.scores_clip and list(none.absent()) == []
+
+
+def test_options_are_at_least_1() -> None:
+    at_least_1(splits=1, neighbours=3)
+    with pytest.raises(TemperaError, match="splits=0 is too small"):
+        at_least_1(neighbours=3, splits=0)
 
 
 class Pair(NoEvaluator):

@@ -2,6 +2,7 @@
 pictures to numbers; on networks of this file, and a hub on loopback.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,8 @@ from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
 from tempera.metrics.vgg import VGG
-from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.hub import Repository
+from tempera.metrics.weights import NoMetricWeights, WeightsFile, filled
+from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.row_store import Store
 
 CPU = torch.device("cpu")
@@ -97,6 +98,7 @@ def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
     evaluator = standard_evaluator(["own"], str(images), own=Brightness(str(file)))
     evaluator.check("large")
     evaluator.fetch()
+    assert evaluator.to_download() == 0 and evaluator.absent() == []
     (networks,) = evaluator.load(CPU)
     prompts = [Prompt(str(number), "") for number in range(16)]
     pictures = {prompt.id: np.full((3, 8, 8), 10 * place, np.uint8)
@@ -142,11 +144,31 @@ def test_the_reference_is_its_central_square(tmp_path: Path) -> None:
         reference.check()
 
 
+def test_nothing_is_downloaded_for_a_directory_or_where_the_hub_is_out_of_reach(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(self: Repository, patterns: list[str]) -> int:
+        raise CannotReach(self, patterns, "no network")
+
+    monkeypatch.setattr(Repository, "to_download", unreachable)
+    assert Reference(str(images)).to_download() == Reference("coco").to_download() == 0
+
+
+def test_an_error_of_weights_can_be_told_apart_from_others_of_its_kind() -> None:
+    one, other = (NoMetricWeights(WeightsFile("a", ("b",)), "is not there", "go") for _ in range(2))
+    assert one != other and len({one, other}) == 2
+
+
 def test_names(file: Path, images: Path) -> None:
     """By network or by metric; the others' numbers are left out."""
     named = {"own": Brightness(str(file))}
-    (networks,) = standard_evaluator(["clip_score"], None, **named).load(CPU)
-    assert networks.distances == {}
+    one = standard_evaluator(["clip_score"], None, **named)
+    (networks,) = one.load(CPU)
+    assert networks.distances == {} and one.scores_clip
+    assert re.fullmatch("own-[0-9a-f]{16}", networks.identity)
+    assert re.fullmatch("[0-9a-f]{16}", one.identity)
+    assert not standard_evaluator(["fid"], str(images), **named).scores_clip
+    assert one.resamples == StandardEvaluator(named).resamples == 200
     both = standard_evaluator(["fid", "own"], str(images), **named)
     assert [set(networks.distances) for networks in both.load(CPU)] == [{"fid"}]
     assert networks.identity == next(both.load(CPU)).identity
@@ -156,6 +178,8 @@ def test_names(file: Path, images: Path) -> None:
         NoReference, match="no real images are given to compare with, which FID needs"
     ):
         standard_evaluator(["own"], None, **named).check("large")
+    with pytest.raises(NoReference):  # before what else is wrong
+        standard_evaluator(["own"], None, own=Brightness("no.pt")).check("large")
     with pytest.raises(TemperaError, match="holds 0 images: give a directory of 16 or more"):
         standard_evaluator(["own"], str(file.parent / "none"), **named).check("large")
 
@@ -312,7 +336,7 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     assert networks.identity.startswith("clip-")
     none = standard_evaluator(None, **nowhere, clip=Brightness("no.pt"))
     none.check("large")
-    assert list(none.load(CPU)) == []
+    assert list(none.load(CPU)) == [] and none.memory(8, 8) == none.to_download() == 0
 
 
 def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:

@@ -150,6 +150,7 @@ def test_a_prompts_own_value() -> None:
     assert table.find("accepted_length").of_prompt(row) == (2.0, 2.0)
     assert table.find("logprob_per_token").of_prompt(row) == (-1.5, 1.0)
     assert table.find("shape_accuracy").of_prompt({**row, "shape2": None}) == (1.0, 1.0)
+    assert table.find("shape_accuracy").of_prompt({**row, "shape2": 0.0}) == (0.5, 1.0)
     assert table.find("clip_score").of_prompt(row) is None
 
 

@@ -55,7 +55,6 @@ def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
             variance = drawn @ squares / drawn_tokens - (drawn @ sums / drawn_tokens) ** 2
         return np.sqrt(np.maximum(variance, 0))
 
-    whole = np.ones((1, len(tokens)))
-    return bootstrap.percentile(
-        float(deviation(whole)[0]), deviation(bootstrap.counts(len(tokens), 1000)), len(tokens)
-    )
+    n = len(tokens)
+    drawn = bootstrap.counts(n, 1000)
+    return bootstrap.percentile(float(deviation(np.ones(n))), deviation(drawn), n)

@@ -33,7 +33,7 @@ class Weighted:
     @property
     def mean(self) -> float:
         """The metric over all units."""
-        return float(_means(np.ones((1, len(self.numerators))), [self])[0, 0])
+        return _means(np.ones(len(self.numerators)), [self]).item()
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
     resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
     sides = [_columns(pairs, side) for side in (0, 1)]
     drawn = _replicates(sides, resamples, seed)
-    whole = np.ones((1, len(sides[0][0])))
-    values = _differences(whole, sides)[0]
+    values = _differences(np.ones(len(sides[0][0])), sides)
     outside = (1 - LEVEL) / len(pairs) / 2
     lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
     tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
@@ -117,7 +116,7 @@ def _replicates(sides: list[tuple[Array, Array]], resamples: int, seed: int) -> 
 
 
 def _differences(drawn: Array, sides: list[tuple[Array, Array]]) -> Array:
-    """Left minus right under counts [r, n], [r, pairs]."""
+    """Left minus right under counts [..., n], [..., pairs]."""
     with np.errstate(invalid="ignore", divide="ignore"):
         left, right = ((drawn @ above) / (drawn @ below) for above, below in sides)
     return np.asarray(left - right)
@@ -160,8 +159,8 @@ def rank_correlation(
         seed: of the resamples.
     """
     n = len(left[0].numerators)
-    whole, drawn = np.ones((1, n)), bootstrap.counts(n, resamples, seed)
-    value = spearman(*(_means(whole, runs) for runs in (left, right)))[0]
+    drawn = bootstrap.counts(n, resamples, seed)
+    value = spearman(*(_means(np.ones(n), runs) for runs in (left, right)))
     found = spearman(*(_means(drawn, runs) for runs in (left, right)))
     found = found[np.isfinite(found)]
     if not np.isfinite(value) or not len(found):
@@ -170,7 +169,7 @@ def rank_correlation(
 
 
 def _means(drawn: Array, runs: list[Weighted]) -> Array:
-    """Each run's metric under counts [r, n], [r, runs]; infinite where an infinite unit counts."""
+    """Each run's metric under counts [..., n], [..., runs]: infinite if an infinite unit counts."""
     above = np.stack([run.numerators for run in runs], 1)
     below = np.stack([run.denominators for run in runs], 1)
     infinite = np.where(np.isinf(above), np.sign(above), 0.0)

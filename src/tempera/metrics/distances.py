@@ -46,11 +46,8 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     overlap, own = _root_trace(centred @ root / (n - 1) ** 0.5)
     value = (average - centre).square().sum() + lengths.sum() / (n - 1)
     value += root.square().sum() - 2 * overlap
-    change = (
-        2 * centred @ (average - centre) / n
-        + (lengths - lengths.sum() / (n - 1)) / (n - 1)
-        - (own - overlap / (n - 1))
-    )
+    # up to a constant, which cancels, because every resample has n images
+    change = 2 * centred @ (average - centre) / n + lengths / (n - 1) - own
     drawn = bootstrap.counts(n, resamples, seed)
     replicates = float(value) + (drawn - 1) @ change.cpu().numpy()
     return bootstrap.centred(float(value), replicates, n, (0, np.inf))
@@ -226,7 +223,9 @@ def _rows(count: int) -> Iterator[slice]:
 
 def _radius(features: Tensor, neighbours: int) -> Tensor:
     """Distance of every point to its k-th neighbour, [n]."""
-    return _radii(features, [torch.arange(len(features), device=features.device)], neighbours)[0]
+    every = torch.arange(len(features), device=features.device)
+    (radius,) = _radii(features, [every], neighbours)
+    return radius
 
 
 def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list[Tensor]:
