@@ -21,6 +21,7 @@ from tiny_training import tiny_draft, tiny_target
 
 from tempera.commands.scripts import evaluate
 from tempera.config.build import (
+    build_captions,
     build_drafter,
     build_rule,
     build_sampling,
@@ -42,6 +43,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.rules.standard import BlockVerification
 from tempera.shapes import networks
 from tempera.shapes.build.stages import save_network
 from tempera.targets.llamagen import to_official
@@ -291,20 +293,25 @@ def test_a_missing_parallel_draft_is_refused_with_the_command_that_trains_it() -
         check_draft(composed("model=emu3", "method=coolsd", "drafter=parallel", "delta=2"))
 
 
-def test_block_verification_with_a_tree_is_refused(draft: Path) -> None:
-    cfg, target = (
-        composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}"),
-        tiny_target(),
+def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
+    assert build_captions(composed("model=shapes")) is None  # it takes any text
+    with pytest.raises(TemperaError, match="'a dog', is no shape"):
+        build_captions(composed("model=shapes_mar", "weights=/nowhere")).check(["a dog"])
+
+
+def test_block_verification_of_a_tree_is_refused_before_and_in_decoding(draft: Path) -> None:
+    cfg = composed("method=block", "tree=naive_extend_57", f"drafter.path={draft}")
+    branches = (
+        "BlockVerification accepts one chain by its prefixes, but this draft has branches; draft a "
+        "chain"
     )
+    with pytest.raises(TemperaError, match=branches):
+        check_method(cfg)
+    target = tiny_target()
     drafter = build_drafter(cfg, target)
-    with pytest.raises(
-        TemperaError,
-        match="BlockVerification accepts one chain by its prefixes, but this draft has branches; "
-        "draft a chain",
-    ):
-        decode(
-            target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, ["a"]), ["a red ring"]
-        )
+    rule, streams = BlockVerification(), RandomStreams(0, ["a"])
+    with pytest.raises(TemperaError, match=branches):
+        decode(target, drafter, rule, streams, ["a red ring"])
 
 
 @pytest.mark.slow

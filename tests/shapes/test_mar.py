@@ -104,9 +104,9 @@ def test_classes_are_shapes_in_colours() -> None:
         2,
     ]
     assert ShapeLabels().encode(["47", CLASSES[3]])[0].tolist() == [47, 3]
-    for number in ("48", "-1", "1.0"):
+    for number in ("48", "-1", "1.0", "1" * 5000):
         with pytest.raises(TemperaError, match="is no shape"):
-            ShapeLabels().encode([number])
+            ShapeLabels().check([number])
     with pytest.raises(
         TemperaError, match="prompt 2 of 2, 'a dog', is no shape: give one shape in one colour"
     ):

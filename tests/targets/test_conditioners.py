@@ -98,9 +98,9 @@ def test_random_features_depend_on_the_caption_alone() -> None:
 
 
 def test_class_numbers() -> None:
-    labels, keep = ClassLabels(10).encode(["3", " 9 "])
-    assert labels.tolist() == [3, 9] and keep.shape == (2, 1)
-    for wrong in ("10", "cat", "-1"):
+    labels, keep = ClassLabels(10).encode(["3", " 9 ", "0", "0" * 5000 + "7"])
+    assert labels.tolist() == [3, 9, 0, 7] and keep.shape == (4, 1)
+    for wrong in ("10", "cat", "-1", "", "1" * 5000):
         with pytest.raises(
             TemperaError, match=r"prompt 2 of 2, '.*', is no class; give a number from 0 to 9"
         ):

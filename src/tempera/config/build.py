@@ -21,10 +21,10 @@ from tempera.config.instantiate import (
 )
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.trees import Tree
-from tempera.errors import NotADiscreteRule, TemperaError, shortened
+from tempera.errors import NotAChain, NotADiscreteRule, TemperaError, shortened
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
-from tempera.rules.standard import Exact
+from tempera.rules.standard import BlockVerification, Exact
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, check_files
 from tempera.runtime.network_identity import identity_of
@@ -235,12 +235,14 @@ def _check_drafter(cfg: DictConfig) -> None:
 
 
 def _check_rule(cfg: DictConfig) -> None:
-    """Raise TemperaError for a rule of the other kind of tokens, or with values out of range,
-    without the codebook. Schedules that are solved from statistics are not checked.
+    """Raise TemperaError for a rule of the other kind of tokens, for one of chains beside a tree
+    that branches, or with values out of range, without the codebook. Schedules that are solved from
+    statistics are not checked.
     """
     if "rule" not in cfg or "statistics" in cfg.get("schedule", ()):
         return
-    offered = _schedule(cfg, max(build_tree(cfg).max_depth, 1))
+    tree = build_tree(cfg)
+    offered = _schedule(cfg, max(tree.max_depth, 1))
     if "neighbours" in cfg:
         k = cfg.neighbours.get("k", 0)
         if k < 1:
@@ -249,6 +251,8 @@ def _check_rule(cfg: DictConfig) -> None:
     rule = instantiate(cfg.rule, **offered)
     if cfg.model.get("tokens", "discrete") == "discrete" and not isinstance(rule, Rule | JointRule):
         raise NotADiscreteRule(type(rule).__name__)
+    if isinstance(rule, BlockVerification) and tree.max_children > 1:
+        raise NotAChain(type(rule).__name__)
 
 
 def check_length(cfg: DictConfig) -> None:

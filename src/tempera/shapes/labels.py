@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, parse_caption
+from tempera.targets.conditioners import class_number
 
 CLASSES = tuple(
     f"{'an' if colour == 'orange' else 'a'} {colour} {shape}"
@@ -24,16 +25,14 @@ def class_of(caption: str) -> int | None:
     return SHAPES.index(thing.shape) * len(COLOURS) + list(COLOURS).index(thing.colour)
 
 
-def _label(prompt: str) -> int | None:
-    if prompt.isdecimal():
-        return int(prompt) if int(prompt) < len(CLASSES) else None
-    return class_of(prompt)
-
-
 class ShapeLabels(nn.Module):
     """Prompts that name one shape in one colour, or the number of a class."""
 
     classes = len(CLASSES)
+
+    def check(self, prompts: list[str]) -> None:
+        """Raise TemperaError for a prompt that `encode` cannot take."""
+        self._labels(prompts)
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Prompts → class numbers int64 [B], and a mask bool [B, 1] that keeps them.
@@ -41,15 +40,23 @@ class ShapeLabels(nn.Module):
         Raises:
             TemperaError: a prompt is neither a caption of a single thing nor a class's number.
         """
-        labels = [_label(prompt) for prompt in prompts]
-        for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), start=1):
+        labels = self._labels(prompts)
+        return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
+
+    def _labels(self, prompts: list[str]) -> list[int]:
+        labels = []
+        for number, prompt in enumerate(prompts, start=1):
+            label = class_of(prompt)
+            if label is None:
+                label = class_number(prompt, self.classes)
             if label is None:
                 raise TemperaError(
                     f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no shape: give one "
                     "shape in one colour, as in "
                     'prompt="a red ring" or data=shape_classes.'
                 )
-        return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
+            labels.append(label)
+        return labels
 
 
 def shape_prompts(limit: int | None = 64, offset: int = 0) -> list[Prompt]:

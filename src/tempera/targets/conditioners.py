@@ -137,6 +137,15 @@ class RandomFeatures(nn.Module):
         return torch.stack(rows).to(self.like), torch.ones(len(rows), self.length, dtype=torch.bool)  # type: ignore[arg-type]
 
 
+def class_number(prompt: str, classes: int) -> int | None:
+    """The class whose number a prompt is; None for any other text."""
+    digits = prompt.strip()
+    value = digits.lstrip("0") or "0"
+    if not digits.isdecimal() or len(value) > len(str(classes)):
+        return None  # int() itself refuses numbers of thousands of digits
+    return int(value) if int(value) < classes else None
+
+
 class ClassLabels(nn.Module):
     """Reads prompts as class numbers.
 
@@ -151,7 +160,7 @@ class ClassLabels(nn.Module):
     def check(self, prompts: list[str]) -> None:
         """Raise NotAClass for a prompt that is no class number."""
         for number, prompt in enumerate(prompts, start=1):
-            if not re.fullmatch(r"\s*\d+\s*", prompt) or int(prompt) >= self.classes:
+            if class_number(prompt, self.classes) is None:
                 where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
                 raise NotAClass(where, self.classes)
 
