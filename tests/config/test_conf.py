@@ -482,7 +482,7 @@ REFUSED = {
     "to rule=priced, relaxed",
     "schedule=uniform nu=0.5": "there is no option `nu` with schedule=uniform: it belongs to",
     "method=ar depth=3": "there is no option `depth` with method=ar: it belongs to "
-    "drafter=eagle2 and tree=chain (method=",
+    "drafter=eagle2 (method=block, coolsd, ",
     "tree=mc_sim_7b_63 depth=3": "there is no option `depth` with tree=mc_sim_7b_63: it belongs "
     "to drafter=eagle2 and tree=chain",
     "method=sjd window=abc": "`window=abc` is not possible; it must be a whole number",

@@ -38,11 +38,10 @@ def run(
     monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        known = [
-            option
-            for option in options
-            if "method=ar" not in arguments or not option.startswith("drafter")
-        ]
+        idle = ("drafter",) if "method=ar" in arguments else ()
+        if any(argument.startswith("prompt=") for argument in arguments):
+            idle += ("limit",)
+        known = [option for option in options if not option.startswith(idle)]
         flags = [argument for argument in arguments if argument.startswith("-")]
         monkeypatch.setattr(
             sys,
