@@ -600,6 +600,25 @@ def test_an_interruption_that_a_library_turned_into_another_error(
     assert capsys.readouterr().err == "interrupted; the same command goes on\n"
 
 
+def test_an_error_among_its_own_causes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    @script("eval")
+    def circular(cfg: DictConfig) -> None:
+        problem = TemperaError("a file is broken")
+        problem.__context__ = ValueError("nested too deeply")
+        problem.__context__.__cause__ = problem
+        raise problem
+
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *quiet])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        circular()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "error: a file is broken\n"
+
+
 def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, _, err = command(f"hydra.run.dir={tmp_path / 'file' / 'run'}")

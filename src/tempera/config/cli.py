@@ -204,9 +204,13 @@ def _how_to_resume(config_name: str) -> str:
 
 def _is_interruption(problem: BaseException | None) -> bool:
     """Whether an exception came from Ctrl-C: libraries that are interrupted may raise others."""
-    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+    met: set[int] = set()  # an error can be among its own causes
+    while problem is not None and id(problem) not in met:
+        if isinstance(problem, KeyboardInterrupt):
+            return True
+        met.add(id(problem))
         problem = problem.__cause__ or problem.__context__
-    return problem is not None
+    return False
 
 
 def _exit_interrupted(message: str) -> NoReturn:
