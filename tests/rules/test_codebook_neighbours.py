@@ -1,3 +1,6 @@
+import hashlib
+
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -46,6 +49,12 @@ def test_a_code_by_its_place_in_the_order_of_distance():
     for rank in (4, -5):
         with pytest.raises(TemperaError, match=f"rank={rank} is no place among 4 codes"):
             ranked(codebook, rank)
+
+
+def test_a_place_in_the_order_of_a_large_codebook_is_a_column_of_its_table():
+    table = Neighbours.build(CODES, 700).table
+    for rank in (0, 1, 699):
+        assert ranked(CODES, rank).equal(table[:, rank])
 
 
 def test_random_neighbours_are_different_codes_and_always_the_same():
@@ -130,6 +139,17 @@ def test_the_hash_depends_on_values_and_shape_but_not_on_rounding():
         len({codebook_hash(codes) for codes in (CODES, -CODES, CODES.view(350, 10), CODES[:699])})
         == 4
     )
+
+
+def test_the_hash_is_that_of_the_shape_and_of_thousandths_of_the_largest_value():
+    """Stored tables are found by it."""
+    for codes, thousandths in (
+        ([[1.0, 0.0], [-0.5, 0.2504]], [[1000, 0], [-500, 250]]),
+        ([[0.0, 0.0], [0.0, 0.0]], [[0, 0], [0, 0]]),
+    ):
+        content = b"(2, 2)" + np.array(thousandths, np.int64).tobytes()
+        expected = hashlib.sha256(content).hexdigest()[:16]
+        assert codebook_hash(torch.tensor(codes)) == expected
 
 
 def test_tokens_beyond_the_codebook_and_too_few():

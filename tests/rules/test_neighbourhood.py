@@ -178,6 +178,26 @@ def test_a_code_without_neighbours_is_tested_exactly(rule):
     )
 
 
+def test_of_4_3_codes_the_fifth_counts_with_a_weight_of_three_tenths():
+    p, q = laws(30, zeros=0.0)
+    rule, weight = GSD(TABLE, None, k=4.3), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.3])
+    expected = [
+        (p[:, near] @ weight.double() / (q[:, near] @ weight.double())).clamp(max=1)
+        for near in TABLE.table
+    ]
+    f = rule.accept_probs(p, q, DEPTH)
+    torch.testing.assert_close(f, torch.stack(expected, -1), rtol=1e-6, atol=1e-6)
+    token = torch.arange(30) % 12
+    torch.testing.assert_close(rule.accept_prob(p, q, token, DEPTH), f[torch.arange(30), token])
+    assert GSD(TABLE, k=5) == GSD(TABLE, 7) != GSD(TABLE, 7, k=4.3)
+
+
+def test_no_positions_have_no_chances():
+    p = torch.zeros(0, 12)
+    for rule in (Lantern(TABLE, 0.3), GSD(TABLE, 2)):
+        assert rule.accept_probs(p, p, DEPTH).shape == (0, 12)
+
+
 def test_laxer_parameters_keep_more():
     p, q = laws(200)
     for looser, tighter in [
@@ -501,6 +521,8 @@ def _upper(samples):
         (lambda: LanternPP(TABLE, -1), "lam=-1 "),
         (lambda: LanternPP(TABLE, float("inf")), "lam=inf "),
         (lambda: GSD(TABLE, -1), "ranks=-1 is not a distance"),
+        (lambda: GSD(TABLE, k=4), "k=4 codes do not go with a table of 5 neighbours"),
+        (lambda: GSD(TABLE, k=5.1), "k=5.1 codes do not go with a table of 5 neighbours"),
     ],
 )
 def test_impossible_rules_are_refused(make, message):

@@ -13,7 +13,7 @@ from token_laws import distribution, fast, omegas, pair, weights
 
 from tempera.decoding.probabilities import kl_divergence, total_variation
 from tempera.errors import OtherSchedule, TemperaError
-from tempera.rules.optimal import HALVINGS, Priced, kl_residual
+from tempera.rules.optimal import HALVINGS, Priced, _largest, kl_residual
 from tempera.rules.schedules import Prices, floored, uniform
 from tempera.rules.standard import Exact, Relaxed
 
@@ -184,6 +184,18 @@ def test_schedules_of_the_other_kind():
         Priced(uniform(2.0, 3))
     with pytest.raises(OtherSchedule, match="Relaxed takes a schedule of relaxations"):
         floored(Prices((0.5, 0.5)), 0.0)
+
+
+def test_the_highest_price_is_20_nats():
+    assert Priced(20).prices == (20.0,)
+
+
+def test_the_largest_number_of_mass_at_most_one():
+    """Exact where the mass is linear, by interpolation; 1 where even that is too little."""
+    low = torch.tensor([[0.2], [0.01], [0.5]], dtype=torch.float64)
+    slopes = torch.tensor([[1.7], [30.0], [0.9]], dtype=torch.float64)
+    found = _largest(low, lambda c: c * slopes)
+    assert found.flatten().tolist() == pytest.approx([1 / 1.7, 1 / 30, 1.0], rel=1e-12)
 
 
 def test_rules_are_values():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from random_drafts import SMALL
+from random_drafts import SMALL, random_draft
 from table_models import tables
 
 from tempera.decoding.trees import Tree
@@ -17,7 +17,13 @@ from tempera.evaluation.calibration import Recorder
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, kl_bound
 from tempera.rules.optimal import Priced
-from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
+from tempera.rules.optimal_prices import (
+    GRID,
+    PricedRounds,
+    _settled,
+    prices_for,
+    reachable_by_price,
+)
 from tempera.rules.schedules import Prices, exponential, floored, uniform
 from tempera.rules.standard import Exact, Relaxed
 
@@ -116,7 +122,29 @@ def test_shorter_chains_of_the_same_rounds():
     assert whole.expected(prices) == pytest.approx(first.expected(prices), abs=1e-6)
 
 
-@pytest.mark.parametrize("wanted", [0.5, 1.0, 4.01, math.nan])
+def test_measured_prices_lie_ever_further_apart():
+    steps = [above - below for below, above in itertools.pairwise(GRID)]
+    assert (GRID[0], GRID[-1]) == (0.0, 6.0) and steps[0] > 0
+    assert all(after > before - 1e-9 for before, after in itertools.pairwise(steps))
+
+
+def test_settled_prices_are_the_worth_of_drafts_under_them():
+    _, _, p, q = tables()
+    rounds = enumerated(p, q)
+    for beta in (0.4, 1.0, 1.5):
+        settled = _settled(rounds, Prices((0.0,) * LENGTH), beta)
+        assert rounds.worth(settled, beta).prices == pytest.approx(settled.prices, abs=2e-4)
+        assert min(settled.prices) > 0
+
+
+def test_rounds_weigh_alike_unless_told():
+    draft, p, _ = random_draft(6, SMALL)
+    rounds = PricedRounds.measured(draft, p)
+    assert rounds.weights.tolist() == pytest.approx([1 / 6] * 6)
+    assert PricedRounds.equal(SMALL, rounds.keep, rounds.divergence).weights.equal(rounds.weights)
+
+
+@pytest.mark.parametrize("wanted", [0.5, 1.0, 3.19, 4.01, math.nan])
 def test_a_length_out_of_reach(wanted):
     _, _, p, q = tables()
     with pytest.raises(LengthBeyondDraft, match=r"length of .* is out of reach with 3 drafted"):
@@ -158,3 +186,5 @@ def test_a_rejected_sibling_leaves_the_next_one():
     )
     worth = (0.5 * 0.6 + 0.5 * 0.4 * 1.0) / (0.5 + 0.5 * 0.4) * (0.8 - 0.1)
     assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])
+    assert rounds.worth(Prices((1.0,)), beta=0.05).prices == (0.0,)  # less than what it costs
+    assert rounds.worth(Prices((1.0,)), beta=50).prices == (GRID[-1],)

@@ -12,7 +12,18 @@ from tempera.exactness.theory import (
     expected_emitted,
     tv_bound,
 )
-from tempera.rules.optimal_schedule import Chains, optimal_schedule, reachable, schedule_for
+from tempera.rules import optimal_schedule as optimal_schedules
+from tempera.rules.optimal_schedule import (
+    Chains,
+    _adjusted,
+    _matched,
+    _onward,
+    _solve,
+    _traded,
+    optimal_schedule,
+    reachable,
+    schedule_for,
+)
 from tempera.rules.schedules import exponential, floored, linear, uniform
 from tempera.rules.standard import Relaxed
 
@@ -50,6 +61,26 @@ def test_chains_give_both_sides_of_theorem_2(schedule):
             chains.expected_emitted(schedule), abs=0.04
         )
         assert sample.tv_bound(schedule) == pytest.approx(chains.tv_bound(schedule), abs=0.02)
+
+
+@pytest.mark.parametrize("schedule", [(2.0, 1.2, 1.0), (0.5, 3.0, 0.2)])
+def test_all_chains_of_tables_give_both_sides_of_theorem_2(schedule):
+    _, _, p, q = tables()
+    chains, rule = Chains.along(p, q[:LENGTH]), Relaxed(schedule)
+    emitted, bound = expected_emitted(p, q, rule, LENGTH), tv_bound(p, q, rule, LENGTH)
+    assert chains.expected_emitted(schedule) == pytest.approx(emitted)
+    assert chains.tv_bound(schedule) == pytest.approx(bound, abs=1e-7)
+
+
+def test_drafted_chains_weigh_alike():
+    _, _, p, q = tables()
+    along_p, along_q, tokens = drafted(p, q, count=5)
+    chains = Chains.along(along_p, along_q, tokens)
+    assert chains.weights.tolist() == pytest.approx([0.2] * 5) and chains.length == LENGTH
+    for row, depth in itertools.product(range(5), range(LENGTH)):
+        token = tokens[row, depth]
+        expected = along_p[depth][row, token] / along_q[depth][row, token]
+        assert chains.ratios[row, depth] == pytest.approx(float(expected))
 
 
 def test_the_bound_of_one_token():
@@ -126,13 +157,110 @@ def test_a_round_has_the_expected_length(length):
         assert chains.expected_emitted(schedule_for(chains, wanted)) == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("length", [2, 3])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_no_schedule_of_a_fine_grid_has_a_smaller_bound(seed, length):
+    """ω of all depths but the last on the grid; the last follows from the expected length."""
+    chains = Chains.along(*(table[:length] for table in tables(seed=seed)[2:]))
+    low, high = reachable(chains)
+    wanted = low + 0.5 * (high - low)
+    found = schedule_for(chains, wanted)
+    assert chains.expected_emitted(found) == pytest.approx(wanted)
+    grid = torch.logspace(0, 1, 40 if length == 2 else 9, dtype=torch.float64).tolist()
+    bounds = []
+    for omegas in itertools.product(grid, repeat=length - 1):
+        other = _adjusted(chains, (*omegas, 1.0), length - 1, wanted, 100.0)
+        if chains.expected_emitted(other) >= wanted - 1e-6:
+            bounds.append(chains.tv_bound(other))
+    for step in (-0.1, -0.03, 0.03, 0.1):  # nor has one nearby
+        moved = (max(1.0, found[0] * math.exp(step)), *found[1:])
+        other = _adjusted(chains, moved, length - 1, wanted, 100.0)
+        if chains.expected_emitted(other) >= wanted - 1e-6:
+            bounds.append(chains.tv_bound(other))
+    assert chains.tv_bound(found) <= min(bounds) + 1e-6
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_two_depths_are_traded_for_the_smallest_bound(seed, pair):
+    chains = Chains.along(*(table[:3] for table in tables(seed=seed)[2:]))
+    low, high = reachable(chains)
+    wanted = low + 0.5 * (high - low)
+    start = optimal_schedules._uniform(chains, wanted, 100.0)
+    found = _traded(chains, start, pair, wanted, 100.0, math.log(100.0))
+    (kept,) = {0, 1, 2} - set(pair)
+    assert found[kept] == start[kept]
+    assert chains.expected_emitted(found) == pytest.approx(wanted)
+    bounds = []
+    for omega in torch.logspace(0, 2, 33, dtype=torch.float64).tolist():
+        moved = [omega if depth == pair[0] else start[depth] for depth in range(3)]
+        other = _adjusted(chains, moved, pair[1], wanted, 100.0)
+        if chains.expected_emitted(other) == pytest.approx(wanted):
+            bounds.append(chains.tv_bound(other))
+    assert chains.tv_bound(found) <= min(bounds) + 2e-3
+
+
+def test_the_search_starts_at_a_uniform_schedule_and_at_those_of_the_first_and_the_last_depths(
+    monkeypatch,
+):
+    starts = []
+
+    def keep(chains, start, *rest):
+        starts.append(start)
+        return start
+
+    monkeypatch.setattr(optimal_schedules, "_exchanged", keep)
+    chains = Chains.along(*(table[:3] for table in tables(seed=1)[2:]))
+    low, high = reachable(chains, 2.0)
+    wanted = low + 0.05 * (high - low)
+    schedule_for(chains, wanted, 2.0)
+    down, up, uniform = starts
+    assert down[0] > 1 and down[1:] == (1, 1)
+    assert up[:2] == (1, 1) and up[2] > 1
+    assert len(set(uniform)) == 1 and uniform[0] > 1
+    for start in starts:
+        assert chains.expected_emitted(start) == pytest.approx(wanted)
+
+
+def test_no_omega_is_larger_than_the_one_that_keeps_every_token():
+    ratios = torch.tensor([[0.5, 2.0, 1.5], [0.25, 0.8, 2.0], [0.0, 1.0, 3.0]]).double()
+    chains = Chains(ratios, torch.full((3,), 1 / 3, dtype=torch.float64))
+    low, high = reachable(chains)
+    assert schedule_for(chains, high) == pytest.approx((4.0, 1.25, 1.0))
+    assert reachable(chains, 1.0) == (low, low)
+    rare = Chains(torch.tensor([[1e-3]]).double(), torch.ones(1, dtype=torch.float64))
+    assert reachable(rare) == pytest.approx((1.001, 1.1))  # ω = 100
+
+
+def test_an_omega_is_at_least_one():
+    assert _solve(lambda omega: omega, 0.5, 10.0) == pytest.approx(1)
+    assert _solve(lambda omega: omega, 4.0, 10.0) == pytest.approx(4, rel=1e-9)
+
+
+def test_what_follows_an_accepted_draft():
+    kept, exact = torch.tensor([[0.9, 0.5, 0.2]]), torch.tensor([[0.8, 0.4, 0.1]])
+    emitted, honest = _onward(kept, exact)
+    assert emitted[0].tolist() == pytest.approx([1 + 0.5 * (1 + 0.2), 1 + 0.2, 1])
+    assert honest[0].tolist() == pytest.approx([0.4 + 0.5 * 0.1, 0.1, 0])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value"),
+    [(2, 8), (0, 5), (0.5, 6), (3, 9), (3 + 1e-10, 9), (3.1, -math.inf), (-0.1, -math.inf)],
+)
+def test_values_are_interpolated_at_the_wanted_length(wanted, value):
+    emitted = torch.tensor([[0.0, 1.0, 3.0], [wanted] * 3], dtype=torch.float64)
+    values = torch.tensor([[5.0, 7.0, 9.0]] * 2, dtype=torch.float64)
+    assert _matched(emitted, values, wanted).tolist() == pytest.approx([value, 5])
+
+
 def test_a_ceiling_is_respected():
     _, _, p, q = tables(seed=1)
     low, high = reachable(Chains.along(p, q[:3]), 2.0)
     assert max(optimal_schedule(p, q[:3], (low + high) / 2, ceiling=2.0)) <= 2
 
 
-@pytest.mark.parametrize("wanted", [0.5, 1.0, 4.01, 9.0, math.nan])
+@pytest.mark.parametrize("wanted", [0.5, 1.0, 3.19, 4.01, 9.0, math.nan])
 def test_an_expected_length_out_of_reach(wanted):
     _, _, p, q = tables()
     with pytest.raises(

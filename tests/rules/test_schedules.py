@@ -45,6 +45,10 @@ def test_exponential_decays_by_nu():
         assert math.log(one / next_) == pytest.approx(0.7)
 
 
+def test_the_papers_decay_is_the_default():
+    assert exponential(3.0, 4) == exponential(3.0, 4, 0.7)
+
+
 def test_a_floor_raises_only_what_is_below():
     assert floored((2.8, 1.4, 0.7, 0.3), 1.0) == (2.8, 1.4, 1.0, 1.0)
     assert floored((2.8, 0.3), 0) == (2.8, 0.3)

@@ -7,6 +7,8 @@ from near_codes import near_rules
 from random_drafts import SMALL
 from token_laws import distribution, fast, kinds, omegas, pair, weights
 
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.exactness.tables import check
 from tempera.rules.optimal import Priced
@@ -185,6 +187,17 @@ def test_rules_are_values():
 def test_impossible_rules_are_refused(schedule, residual, words):
     with pytest.raises(TemperaError, match=words):
         Relaxed(schedule, residual)
+
+
+def test_the_root_draws_with_the_last_number_of_its_row_and_each_node_with_its_own():
+    tree = Tree.chain(2)
+    p = torch.tensor([0.25, 0.75]).expand(3, 3, 2)
+    tokens, q = torch.tensor([[0, 1]] * 3), torch.full((3, 2, 2), 0.5)
+    numbers = torch.tensor([[0.9, 0.1, 0.1], [0.9, 0.1, 0.9], [0.1, 0.9, 0.1]])
+    kept, drawn = Match().walk(Draft(tokens, q, tree), p, numbers)
+    # drawn by root, first and second node: 0 1 0; 1 1 0; 0 0 1
+    assert kept.tolist() == [[True, True], [False, False], [True, False]]
+    assert drawn.argmax(-1).tolist() == [0, 1, 0]
 
 
 def test_tokens_that_the_target_draws_anew_are_its_own():

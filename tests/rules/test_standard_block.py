@@ -12,6 +12,7 @@ from random_drafts import SMALL, random_draft
 from window_laws import INITIALISATIONS, check_window
 
 from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Sampling, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
@@ -71,6 +72,21 @@ def test_each_row_follows_the_paper(length):
         assert verdict.path[row].tolist() == [*range(kept), *[-1] * (length - kept)]
         assert verdict.next_token[row] == sample(laws[kept].float(), uniforms[row, -1])
     assert verdict.accepted.unique().numel() >= min(4, length + 1)
+
+
+def test_as_many_tokens_are_kept_as_the_prefixes_that_pass_say():
+    draft, p, _ = random_draft(40, Tree.chain(3))
+    for row, found in enumerate(BlockVerification().kept_probs(draft, p)):
+        chances, _, _ = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
+        assert found.tolist() == pytest.approx([sum(chances[i:]) for i in (1, 2, 3)], abs=1e-6)
+
+
+def test_a_token_that_the_draft_cannot_draw_changes_no_weight():
+    """As 0/0 = 1 elsewhere: after p/q = 1/2 the prefix keeps its weight."""
+    p = torch.tensor([[0.3, 0.7]]).expand(1, 3, 2)
+    q = torch.tensor([[[0.6, 0.4], [0.0, 1.0]]])
+    draft = Draft(torch.zeros(1, 2, dtype=torch.int64), q, Tree.chain(2))
+    assert BlockVerification().kept_probs(draft, p)[0, 1].item() == pytest.approx(0.5)
 
 
 def tables(length, seed):

@@ -25,7 +25,7 @@ DEFAULT = Path("outputs/neighbours")
 """Default directory of the tables, with a folder per codebook, named by its hash."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Neighbours:
     """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`, `load` or `provide`; equal
     where codebook, proximity and k are.
@@ -41,7 +41,7 @@ class Neighbours:
     table: Tensor
     proximity: str
     codebook: str
-    _fitted: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict, repr=False)
+    _fitted: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def build(cls, codebook: Tensor, k: int, proximity: Proximity = "l2") -> "Neighbours":

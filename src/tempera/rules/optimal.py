@@ -95,7 +95,7 @@ def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
         p: the target's distribution, [..., V].
         kept: q·f, [..., V], with Σ kept ≤ 1.
     """
-    rejected = (1 - kept.sum(-1, keepdim=True)).clamp(torch.finfo(p.dtype).eps, 1)
+    rejected = (1 - kept.sum(-1, keepdim=True)).clamp(min=torch.finfo(p.dtype).eps)
     c = _largest(rejected, lambda c: torch.maximum(kept, c * p).sum(-1, keepdim=True))
     return normalise((c * p - kept).clamp(min=0), otherwise=p)
 

@@ -228,28 +228,25 @@ def _traded(
     ceiling: float,
     span: float,
 ) -> Omegas:
-    """The best schedule that differs at two depths only. log ω of the first depth is tried on a
-    grid within `span`; ω of the second follows from the expected length.
+    """The best schedule that differs at two depths only, of which `pair` names the upper one first.
+    log ω of that one is tried on a grid within `span`; ω of the other follows from the expected
+    length.
 
     E and the number H of honest drafts are bilinear in the f of the two depths, so a matrix product
     evaluates a grid of both.
     """
-    first, second = pair
-    early, late = min(pair), max(pair)
-    here = math.log(schedule[first])
-    grids = {
-        first: torch.linspace(
-            max(here - span, 0.0), min(here + span, math.log(ceiling)), _GRID, dtype=torch.float64
-        ).exp(),
-        second: torch.linspace(0.0, math.log(ceiling), _GRID, dtype=torch.float64).exp(),
-    }
+    early, late = pair
+    here, most = math.log(schedule[early]), math.log(ceiling)
+    ends = (max(here - span, 0.0), min(here + span, most)), (0.0, most)
+    grids = [torch.linspace(*end, _GRID, dtype=torch.float64).exp() for end in ends]
     kept, exact = chains.kept(schedule), chains.ratios.clamp(max=1)
     blocked = kept.clone()
     blocked[:, late] = 0
     before = chains.weights * kept[:, :early].prod(-1)
     across = before * kept[:, early + 1 : late].prod(-1)
     f_early, f_late = (
-        (grids[depth][:, None] * chains.ratios[:, depth]).clamp(max=1) for depth in (early, late)
+        (grid[:, None] * chains.ratios[:, depth]).clamp(max=1)
+        for grid, depth in zip(grids, pair, strict=True)
     )
     tables = []
     for onward, ended in zip(_onward(kept, exact), _onward(blocked, exact), strict=True):
@@ -257,11 +254,11 @@ def _traded(
             (f_early @ (before * ended[:, early]))[:, None]
             + (f_early * (across * onward[:, late])) @ f_late.T
         )
-    emitted, honest = (table if first == early else table.T for table in tables)
+    emitted, honest = tables
     wanted = expected_length - 1 - float(chains.weights @ kept[:, :early].cumprod(-1).sum(-1))
     moved = list(schedule)
-    moved[first] = float(grids[first][_matched(emitted.contiguous(), honest, wanted).argmax()])
-    return _adjusted(chains, moved, second, expected_length, ceiling)
+    moved[early] = float(grids[0][_matched(emitted, honest, wanted).argmax()])
+    return _adjusted(chains, moved, late, expected_length, ceiling)
 
 
 def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
