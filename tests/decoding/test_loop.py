@@ -7,14 +7,16 @@ from near_codes import near_rules
 from random_drafts import SMALL, RowTrees, Spy
 
 from tempera.decoding import loop as module
-from tempera.decoding.loop import decode
+from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.loop import Images, decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import TemperaError
+from tempera.errors import NaNProbabilities, TemperaError
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
@@ -212,6 +214,25 @@ def test_nan_is_reported_with_its_prompt(sick):
         decode(
             target, StaticTreeDrafter(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names
         )
+
+
+def test_nan_of_a_finished_row_is_no_fault():
+    images = Images.blank(2, 3, 0, torch.device("cpu"), False)
+    images.lengths[1] = 3
+    draft = Draft(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, 0), Tree.empty())
+    p = torch.full((2, 1, 4), 0.25)
+    for row, written in ((1, 4), (0, -1)):
+        p[row] = torch.nan
+        verdict = verify(draft, p, Exact(), torch.full((2, 1), 0.5))
+        images.add(draft, verdict, Scores(p, p), Exact())
+        assert int(images.written()) == written
+    with pytest.raises(NaNProbabilities, match="the target gave NaN .* prompt 'a'"):
+        images.check(-1, ["a", "b"])
+
+
+def test_an_image_may_have_a_single_token():
+    output = emit(TableTarget(3, 1), NoDraft(), Exact(), rows=1)
+    assert output.trace.rounds.tolist() == [1]
 
 
 def test_prompts_and_streams_must_match_in_number():

@@ -72,6 +72,10 @@ def test_siblings_after_the_kept_one_are_not_tested():
     assert not any(fates[0] == UNTESTED for fates in firsts)
 
 
+def test_fates_are_stored_as_these_numbers():
+    assert (UNTESTED, REJECTED, KEPT) == (0, 1, 2)
+
+
 def test_rounds_of_trees_that_differ_by_row():
     log = DraftLog()
     output = emit(TARGET, RecordedDrafter(RowTrees(TableDraft(TARGET)), log), Exact(), rows=6)
@@ -82,6 +86,8 @@ def test_rounds_of_trees_that_differ_by_row():
 
 def test_long_drafts_are_left_out_and_their_rounds_kept(monkeypatch):
     whole = recorded("chain")[2][0]
+    monkeypatch.setattr(replay, "LARGEST", len(whole["drafted"]))
+    assert recorded("chain")[2][0] == whole
     monkeypatch.setattr(replay, "LARGEST", len(whole["drafted"]) - 1)
     short = recorded("chain")[2][0]
     assert short["nodes"] == whole["nodes"]

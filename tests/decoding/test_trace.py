@@ -3,7 +3,7 @@ import torch
 from random_drafts import SMALL
 from table_models import spied
 
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED, joined
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.exactness.tables import TableTarget, emit
@@ -102,6 +102,18 @@ def test_diagnostics_are_optional(monkeypatch):
     assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (
         None,
     ) * 4
+
+
+def test_origins_are_stored_as_these_numbers():
+    assert (BONUS, RESAMPLED, ACCEPTED) == (0, 1, 2)
+
+
+def test_a_joined_trace_has_the_rows_of_its_batches():
+    one, other = (spied(Tree.chain(3), rows=rows, diagnostics=True)[0].trace for rows in (2, 3))
+    both = joined([one, other])
+    for mine, left, right in zip(both.tensors(), one.tensors(), other.tensors(), strict=True):
+        torch.testing.assert_close(mine, torch.cat([left, right]), equal_nan=True)
+    assert both.max_depth == joined([one]).max_depth == 3
 
 
 def test_tenths_of_an_image_in_the_order_of_decoding():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tempera.decoding.trees import Tree, tree_names
+from tempera.decoding.trees import Frontier, Tree, tree_names
 from tempera.errors import TemperaError
 
 
@@ -53,6 +53,7 @@ def test_nodes_in_a_row_are_sliced_which_copies_nothing():
     assert (test.parents, test.nodes) == (slice(0, 3), slice(0, 3))
     first, second = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 1]]).sibling_tests
     assert first.parents == slice(0, 3) and first.nodes.tolist() == [0, 2, 3]
+    assert first.earlier.tolist() == [0, 2, 3] and second.earlier.tolist() == [0, 3]
     assert second.parents.tolist() == [0, 2] and second.nodes.tolist() == [1, 4]
 
 
@@ -152,6 +153,29 @@ def test_static_trees_are_moved_to_a_device_once():
     assert meta is Tree.chain(4).to("meta")
     assert meta.depths.device.type == "meta"
     assert Tree.chain(4).to("cpu") is Tree.chain(4)
+
+
+def test_what_holds_tensors_is_compared_by_identity():
+    one, other = (Tree.from_paths([[0], [1], [0, 0]]) for _ in range(2))
+    frontiers = (
+        Frontier(1, level.inner_parents, level.ancestors)
+        for level in (one.levels[0], other.levels[0])
+    )
+    pairs = [(one, other), (one.levels[0], other.levels[0]), tuple(frontiers)]
+    pairs.append((one.sibling_tests[0], other.sibling_tests[0]))
+    for left, right in pairs:
+        assert left != right and left == left and len({left, right}) == 2
+
+
+def test_one_branch_is_a_chain():
+    assert Tree.empty().is_chain and Tree.from_paths([[0], [0, 0]]).is_chain
+    assert not Tree.from_paths([[0], [1]]).is_chain
+
+
+def test_a_chain_is_no_longer_than_any_image():
+    assert Tree.chain(2**16).nodes == 65_536
+    with pytest.raises(TemperaError, match="a chain of 65537 tokens is longer than any image"):
+        Tree.chain(65_537)
 
 
 def test_a_tree_survives_pickling():
