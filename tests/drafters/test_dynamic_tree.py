@@ -160,6 +160,19 @@ def test_bad_input_is_reported_in_one_sentence(size, message):
         drafter_of(*size)(TableDraft(TableTarget(4, 3)))
 
 
+def test_eagle_2s_sizes_are_the_defaults():
+    drafter = DynamicTreeDrafter(TableDraft(TableTarget(10, 3)), 10)
+    assert (drafter.branches, drafter.depth, drafter.nodes) == (10, 5, 59)
+
+
+@pytest.mark.parametrize(("size", "room"), [((2, 3, 6), 6), ((3, 4, 4), 9), ((1, 1, 1), 1)])
+def test_the_draft_makes_room_for_the_tree_and_for_the_nodes_that_it_expands(size, room):
+    draft, asked = TableDraft(TableTarget(4, 6)), []
+    draft.begin = lambda prompts, nodes: asked.append(nodes)
+    drafter_of(*size)(draft).begin(["a"])
+    assert asked == [room]
+
+
 def test_the_largest_tree_is_all_candidates():
     target = TableTarget(4, 6)
     spy = Spy(drafter_of(2, 3, 10)(TableDraft(target)))

@@ -115,6 +115,11 @@ def test_built_from_a_directory(tmp_path):
         build_eagle2(str(tmp_path / "draft"), target, branches=12)
 
 
+def test_eagle_2s_sizes_are_the_defaults():
+    drafter = build_eagle2("random", tiny_target())
+    assert (drafter.branches, drafter.depth, drafter.nodes) == (10, 5, 59)
+
+
 def test_candidates_are_ranked_without_top_k_and_at_a_positive_temperature():
     assert confidence(Sampling(3.0, 0.5, top_k=2, top_p=0.5)) == Sampling(3.0, 0.5)
     assert confidence(Sampling(3.0, 0.0, top_k=2)) == Sampling(3.0, 1.0)

@@ -601,5 +601,22 @@ def test_impossible_windows_are_refused(make, message):
     assert "\n" not in str(problem.value)
 
 
+def test_shared_noise_is_a_hash_of_the_rows_key_the_position_and_the_token():
+    noise, size = SharedNoise(), 6
+    bits = torch.tensor([[3, 5, 7], [2**24 - 1, 0, 1]])
+    noise.begin(bits * 2.0**-24)
+    keys = [(first << 40) + (second << 20) + third for first, second, third in bits.tolist()]
+    q = torch.rand(2, 4, size, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    positions = torch.tensor([[0, 1, 2, 9], [4, 5, 6, 7]])
+    found = noise.tokens(q, None, None, positions, None)
+    for row, key in enumerate(keys):
+        key = (key + 2**63) % 2**64 - 2**63  # as a signed number
+        for place, position in enumerate(positions[row].tolist()):
+            counters = 2 * (position * size + torch.arange(size))
+            coarse, fine = (uniforms(torch.tensor(key), counters + odd) for odd in (0, 1))
+            gumbel = -torch.log(-torch.log1p(-(coarse + fine * 2.0**-24)))
+            assert found[row, place] == (q[row, place].log() + gumbel).argmax()
+
+
 def test_a_drafter_only_needs_the_image_size():
     assert sjd(TableDraft(local_target()), 2).nodes == 2

@@ -14,7 +14,8 @@ from window_laws import check_window, local_target
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, normalise
 from tempera.decoding.random_streams import RandomStreams
-from tempera.drafters.jacobi import Continue, Jacobi, sjd, sjd_pac
+from tempera.decoding.trees import Tree
+from tempera.drafters.jacobi import Continue, Jacobi, jacobi, scd, sjd, sjd_pac
 from tempera.drafters.jacobi_window import Shape
 from tempera.errors import TemperaError
 from tempera.exactness.tables import emit
@@ -211,6 +212,23 @@ class Large:
     """What a window must know of a target."""
 
     vocab_size, length, grid = 100, 256, (16, 16)
+
+
+def test_the_papers_windows_are_the_defaults():
+    for make in (jacobi, sjd, scd):
+        drafter = make(Large())
+        assert drafter.nodes == drafter.depth == 32 and drafter.entrance.refinement
+    drafter = sjd_pac(Large())
+    shape = drafter.shape
+    assert (shape.tree.nodes, shape.branches, shape.levels) == (64, 4, 3)
+    assert isinstance(drafter.refresh, Continue)
+
+
+def test_one_candidate_a_place_is_a_chain():
+    for shape in (Shape.chain(6), Shape.proactive(6, 1, 3), Shape.proactive(6, 4, 0)):
+        assert (shape.length, shape.branches, shape.levels) == (6, 1, 0)
+        assert shape.tree is Tree.chain(6)
+    assert Shape.chain(6) != Shape.chain(6)  # it holds tensors
 
 
 def test_ranked_trees_have_fewer_continuations_of_late_candidates():

@@ -136,6 +136,32 @@ def test_training_starts_from_a_draft_or_from_nothing(make, begin, tmp_path):
     assert not new.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
 
 
+def test_an_untrained_draft_has_small_weights_and_no_markov_correction():
+    target = tiny_target()
+    draft = parallel_network(target, "tiny")
+    assert (draft.config.layers, draft.config.rank, draft.config.length) == (1, 64, 5)
+    made = ParallelModel.of(target.network, "tiny", target.vocab_size, target.identity)
+    assert made.config == draft.config
+    linears = [module for module in draft.modules() if isinstance(module, torch.nn.Linear)]
+    small = [one for one in linears if one not in (draft.markov_in, draft.markov_out)]
+    weights = torch.cat([one.weight.flatten() for one in small])
+    assert weights.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not any(one.bias.any() for one in small if one.bias is not None)
+    masks = torch.cat([draft.mask_embed, draft.mask_hidden])
+    assert masks.std().item() == pytest.approx(0.02, rel=0.5)
+    assert draft.markov_in.weight.std().item() == pytest.approx(
+        draft.config.hidden_size**-0.5, rel=0.2
+    )
+    assert not draft.markov_out.weight.any()
+
+
+def test_a_draft_may_be_as_long_as_the_image_and_as_short_as_two():
+    target = tiny_target()
+    assert parallel_network(target, "tiny", length=LENGTH).slots == LENGTH
+    for depth, slots in ((1, 2), (2, 2), (3, 3)):
+        assert build_parallel("random", target, Tree.chain(depth)).model.slots == slots
+
+
 @torch.no_grad()
 def enumerated(target, prompt):
     """The target's law over whole images, token by token without a cache: [V^length]."""

@@ -167,6 +167,13 @@ def test_acceptance_is_finite_where_sampling_is_truncated_or_greedy(sampling: Sa
     torch.testing.assert_close(parts["tv"], total_variation(p, q).mean())
 
 
+def test_the_papers_weights_are_the_defaults() -> None:
+    assert EagleLoss() == EagleLoss(cross_entropy=0.1) and not EagleLoss.guided
+    assert AcceptanceLoss() == AcceptanceLoss(eta=3.0, regression=0.0) and AcceptanceLoss.guided
+    assert EagleLoss(0.0).cross_entropy == AcceptanceLoss(0.0).eta == 0
+    assert Head(torch.nn.Identity(), Sampling()).chunk == 4096
+
+
 def test_impossible_options_are_named() -> None:
     for make, message in ((EagleLoss, "cross_entropy=-1"), (AcceptanceLoss, "eta=-1")):
         with pytest.raises(TemperaError, match=message):
