@@ -2,6 +2,7 @@
 layouts, against a second writing of the networks (`reference_clip`).
 """
 
+import logging
 import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,7 +32,7 @@ from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import hps, pick_score
+from tempera.metrics import clip_model, hps, pick_score
 from tempera.metrics.aesthetic import Aesthetic
 from tempera.metrics.clip import ClipScore, clip_scorer
 from tempera.metrics.clip_model import ClipModel
@@ -151,6 +152,85 @@ def test_the_aesthetic_score_is_that_of_a_unit_vector(monkeypatch: pytest.Monkey
     means = images.float().mean((2, 3))
     expected = head(means / means.norm(dim=1, keepdim=True))[:, 0]
     torch.testing.assert_close(scored(Aesthetic(), images), expected)
+
+
+def test_files_of_a_tag_are_where_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = {
+        "hub": {"hf_hub": "some/model/"},
+        "named": {"hf_hub": "some/model/weights.bin"},
+        "url": {"url": "https://example.org/models/ViT.pt"},
+    }
+    made = SimpleNamespace(
+        list_models=lambda: ["ViT"],
+        get_pretrained_cfg=lambda model, weights: tags.get(weights, {}),
+        list_pretrained_tags_by_model=lambda model: list(tags),
+    )
+    monkeypatch.setattr(clip_model, "import_open_clip", lambda: made)
+    names = clip_model._NAMES
+    assert ClipModel("ViT", "hub").files == (WeightsFile("some/model", names),)
+    assert ClipModel("ViT", "named").files == (WeightsFile("some/model", ("weights.bin",)),)
+    assert ClipModel("ViT", "url").files == (WeightsFile(tags["url"]["url"], ("ViT.pt",)),)
+    (tmp_path / "own.bin").touch()
+    own = str(tmp_path / "own.bin")
+    assert ClipModel("ViT", own).files == (WeightsFile(own, names),)
+    for weights in (None, "nowhere"):
+        with pytest.raises(TemperaError, match="give a file, or one of hub, named, url"):
+            _ = ClipModel("ViT", weights).files
+    with pytest.raises(TemperaError, match="other is not a model that open_clip knows"):
+        _ = ClipModel("other").files
+
+
+@pytest.mark.parametrize(
+    ("named", "quick", "tagged", "said"),
+    [
+        (False, True, False, "holds OpenAI's weights"),
+        (False, True, True, ""),
+        (True, True, False, ""),
+        (True, False, False, "may have been trained without it"),
+        (False, False, False, ""),
+    ],
+)
+def test_a_warning_where_weights_and_activation_do_not_match(
+    named: bool,
+    quick: bool,
+    tagged: bool,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = SimpleNamespace(
+        get_model_config=lambda model: {"quick_gelu": True} if named else {},
+        get_pretrained_cfg=lambda model, weights: {"url": "any"} if tagged else {},
+    )
+    monkeypatch.setattr(clip_model, "import_open_clip", lambda: made)
+    ClipModel("ViT", "any")._check_activation(Path("file"), quick)
+    told = capsys.readouterr().out
+    assert said in told and bool(told) == bool(said)
+
+
+def test_an_architecture_is_made_without_weights_or_warnings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def create(name: str, **options: object) -> torch.nn.Module:
+        assert logging.root.manager.disable == logging.WARNING
+        asked.append((name, options))
+        return torch.nn.Identity()
+
+    monkeypatch.setattr(
+        clip_model, "import_open_clip", lambda: SimpleNamespace(create_model=create)
+    )
+    clip_model.architecture("ViT")
+    clip_model.architecture("ViT", True)
+    assert logging.root.manager.disable == logging.NOTSET
+    usual = {"load_weights": False, "pretrained_text": False, "device": "meta"}
+    assert asked == [
+        ("ViT", {**usual, "force_quick_gelu": False}),
+        ("ViT", {**usual, "force_quick_gelu": True}),
+    ]
 
 
 def test_a_chain_of_linear_layers_is_in_the_order_of_their_numbers() -> None:

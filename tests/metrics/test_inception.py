@@ -24,6 +24,7 @@ from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import Inception
 from tempera.metrics.vgg import VGG
+from tempera.metrics.vgg_layers import vgg16
 
 CPU = torch.device("cpu")
 POOLS = {"Mixed_5": "average", "Mixed_6": "average", "Mixed_7b": "average", "Mixed_7c": "largest"}
@@ -157,6 +158,26 @@ def test_vgg_sees_224_pixels_that_are_normalised(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(found, expected[:, None, None].expand(2, 3, 224, 224))
     left, right = torch.randn(20, 4), torch.randn(20, 4)
     assert networks.distances["recall_vgg"](left, right, 5) == recall(left, right, 3, 5)
+
+
+def test_vggs_layers_are_as_wide_as_the_checkpoints() -> None:
+    numbers = [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]
+    widths = [3, *range(2, 15)]
+    state = {
+        f"features.{number}.weight": torch.empty(out, into, 3, 3)
+        for number, into, out in zip(numbers, widths, widths[1:], strict=False)
+    }
+    state |= {"features.0.bias": torch.empty(2), "classifier.0.weight": torch.empty(9, 14 * 49)}
+    state["classifier.3.weight"] = torch.empty(8, 9)
+    network = vgg16(state)
+    kinds = {torch.nn.Conv2d: "C", torch.nn.MaxPool2d: "M", torch.nn.ReLU: ""}
+    assert "".join(kinds[type(layer)] for layer in network.features) == "CCMCCMCCCMCCCMCCCM"
+    found = [layer.out_channels for layer in network.features if hasattr(layer, "out_channels")]
+    assert found == widths[1:]
+    shapes = [tuple(layer.weight.shape) for layer in network.classifier if hasattr(layer, "weight")]
+    assert shapes == [(9, 14 * 49), (8, 9)]
+    with pytest.raises(KeyError, match=r"features\.0\.weight"):
+        vgg16({})
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import NoReference, TemperaError, UnknownMeasure
 from tempera.metrics import reference as references
 from tempera.metrics import table
+from tempera.metrics import weights as weight_files
 from tempera.metrics.distances import frechet
 from tempera.metrics.evaluators import BATCH, Networks, NoEvaluator
 from tempera.metrics.geneval import GenEval
@@ -152,6 +153,79 @@ def test_nothing_is_downloaded_for_a_directory_or_where_the_hub_is_out_of_reach(
 
     monkeypatch.setattr(Repository, "to_download", unreachable)
     assert Reference(str(images)).to_download() == Reference("coco").to_download() == 0
+
+
+def test_a_server_is_asked_for_the_size_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, heads = WeightsFile("https://example.org/a.pth", ("a.pth",)), [{"Content-Length": "17"}]
+
+    class Answer:
+        headers = heads[0]
+
+        def __enter__(self) -> "Answer":
+            return self
+
+        def __exit__(self, *problem: object) -> None:
+            assert problem == (None, None, None)
+
+    monkeypatch.setattr(weight_files.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(weight_files.urllib.request, "urlopen", lambda *_, **__: Answer())
+    assert there.local is None and there.size() == 17
+    Answer.headers = {}
+    assert there.size() == 0
+    monkeypatch.setattr(weight_files.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(NoMetricWeights, match=r"cannot be downloaded .*HF_HUB_OFFLINE=1"):
+        there.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [("inception-2015-12-05-6726825d.pth", "6726825d"), ("vgg-12.pth", None), ("vgg.pth", None)],
+)
+def test_a_digest_in_a_files_name_is_checked(
+    name: str, digest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(url: str, path: str, hash_prefix: str | None) -> None:
+        asked.append(hash_prefix)
+        Path(path).write_text("weights")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(WeightsFile, "check", lambda self: None)
+    there = WeightsFile("https://example.org/any", (name, "another"))
+    for _ in range(2):
+        assert there.path() == tmp_path / "checkpoints" / name
+    assert asked == [digest] and there.size() == 7
+
+
+def test_the_first_name_that_a_repository_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def size(self: Repository, name: str) -> int:
+        if name != "other.bin":
+            raise TemperaError(f"{self.id} at {self.revision} has no {name}")
+        return 5
+
+    monkeypatch.setattr(Repository, "size", size)
+    monkeypatch.setattr(Repository, "cached", lambda self, name: None)
+    there = WeightsFile("some/model@v2", ("usual.bin", "other.bin"))
+    there.check()
+    assert there.size() == 5
+    with pytest.raises(TemperaError, match=r"some/model at v2 has no usual.bin"):
+        WeightsFile("some/model@v2", ("usual.bin", "older.bin")).check()
+
+
+def test_tables_that_no_file_holds_are_computed(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("position_ids", torch.empty(1, 4), persistent=False)
+            self.register_buffer("attn_mask", torch.empty(3, 3), persistent=False)
+
+    made = filled(lambda: nn.Sequential(Positions()), {}, tmp_path, "positions")
+    found = dict(made.named_buffers())
+    assert found["0.position_ids"].tolist() == [[0, 1, 2, 3]]
+    never = -float("inf")
+    assert found["0.attn_mask"].tolist() == [[0, never, never], [0, 0, never], [0, 0, 0]]
 
 
 def test_an_error_of_weights_can_be_told_apart_from_others_of_its_kind() -> None:
