@@ -7,7 +7,7 @@ import torch
 from random_drafts import SMALL, random_draft
 from table_models import RULE, spied
 
-from tempera.decoding.diagnostics import diagnose
+from tempera.decoding.diagnostics import diagnose, mean_terms
 from tempera.decoding.interfaces import Scores
 from tempera.decoding.probabilities import at, kl_divergence, total_variation
 from tempera.decoding.trees import Tree
@@ -111,6 +111,17 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
     return bound, weight * kl_divergence(
         whole, p[row, 1 + node].double()
     ).item() if children else 0.0
+
+
+def test_the_mean_terms_of_a_chain_are_those_of_its_visits():
+    """At every node and at a leaf: one test's terms do not depend on what comes of it."""
+    draft, p, uniforms = random_draft(50, Tree.chain(3))
+    verdict = verify(draft, p, RULE, uniforms)
+    _, *visited = diagnose(draft, verdict, p, RULE)
+    for mean, terms in zip(mean_terms(draft, p, RULE), visited, strict=True):
+        assert mean.shape == (50, 4)
+        for row, accepted in enumerate(verdict.accepted.tolist()):
+            torch.testing.assert_close(mean[row, : accepted + 1], terms[row, : accepted + 1])
 
 
 def test_an_impossible_token_costs_infinitely_many_nats():

@@ -145,6 +145,17 @@ def test_nan_in_a_draft_is_reported():
         decode(target, drafter_of(2, 3, 6)(draft), Exact(), RandomStreams(0, names), names)
 
 
+def test_nan_of_a_row_is_no_other_rows():
+    draft = TableDraft(TableTarget(4, 6))
+    drafter = drafter_of(2, 3, 6)(draft)
+    drafter.begin(["a", "b", "c"])
+    draft._roots = torch.tensor([1, 2, 3])
+    draft.table[2] = torch.nan  # the root's law of the second row
+    assert drafter.propose(torch.rand(3, 0)).sick.tolist() == [False, True, False]
+    draft.table[2], draft.table[4 * 3 + 1 : 4 * 3 + 5] = 0.25, torch.nan  # below the third row's
+    assert drafter.propose(torch.rand(3, 0)).sick.tolist() == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

@@ -76,6 +76,14 @@ def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance, s
     check_q(target, tiny_parallel(target, **sizes), TREES[name], PROMPTS[1:4:2])
 
 
+def test_the_cache_has_room_for_a_rounds_tokens_and_masks_behind_the_image():
+    target = tiny_target(granularity=1)
+    drafter = parallel_drafter(target, Tree.chain(4), tiny_parallel(target))
+    target.begin(["a"], drafter.nodes)
+    drafter.begin(["a"])
+    assert drafter.model.cache.capacity == target.session.capacity(2 * 4)
+
+
 def test_a_language_model_with_forced_positions():
     network, forced = lively(TextLlama()), torch.full((6,), -1)
     forced[[2, 5]] = 0

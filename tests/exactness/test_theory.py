@@ -220,6 +220,18 @@ def test_theory_of_a_chain_as_a_tree(rule):
     )
 
 
+def test_a_walk_goes_on_below_the_sibling_that_was_kept():
+    """Only the first sibling has a child: its law is that of this tree, and not of the other."""
+    rule = Relaxed((2.0, 2.0))
+    first, second = (Tree.from_paths([[0], [1], [parent, 0]]) for parent in (0, 1))
+
+    def law(target, draft):
+        return tree_law(target.conditionals(), draft.conditionals(), rule, first, 2)
+
+    assert check(rule, first, length=2, rows=20_000, law=law).agrees
+    assert not check(rule, second, length=2, rows=20_000, law=law).agrees
+
+
 def test_a_forced_token_is_kept_by_every_rule():
     _, _, p, q = tables(forced={0: 2})
     strict = Relaxed((0.2, 3.0))

@@ -288,6 +288,12 @@ def test_three_neighbours_and_200_resamples_are_the_defaults() -> None:
         assert found[name](left, right, 9) == metric(left, right, 3, 9)
         assert feature_distances(5)[name](left, right, 9) == metric(left, right, 5, 9)
         assert metric(left, right) == metric(left, right, 3, 200)
+    asked: list[int] = []
+    keep = bootstrap.mean
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "mean", lambda x, count, seed: asked.append(count) or keep(x))
+        precision(left, right)
+    assert asked == [200]
     for distance in (frechet, kernel):
         assert distance(left, right) == distance(left, right, 200)
     assert inception_score(left) == inception_score(left, 200, 10)
