@@ -159,17 +159,22 @@ class ClassLabels(nn.Module):
 
     def check(self, prompts: list[str]) -> None:
         """Raise NotAClass for a prompt that is no class number."""
-        for number, prompt in enumerate(prompts, start=1):
-            if class_number(prompt, self.classes) is None:
-                where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
-                raise NotAClass(where, self.classes)
+        self._labels(prompts)
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
-        self.check(prompts)
-        return torch.tensor([int(prompt) for prompt in prompts]), torch.ones(
-            len(prompts), 1, dtype=torch.bool
-        )
+        labels = torch.tensor(self._labels(prompts))
+        return labels, torch.ones(len(prompts), 1, dtype=torch.bool)
+
+    def _labels(self, prompts: list[str]) -> list[int]:
+        labels = []
+        for number, prompt in enumerate(prompts, start=1):
+            label = class_number(prompt, self.classes)
+            if label is None:
+                where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
+                raise NotAClass(where, self.classes)
+            labels.append(label)
+        return labels
 
 
 T5_FILES = ("model.safetensors",)
