@@ -101,7 +101,7 @@ def test_two_processes_train_on_laion_coco(hub: Hub, options: list[str], tmp_pat
     command = [
         str(ROOT / "train_draft/main.py"), *options, "limit=70", "source.shard_size=40",
         "source.min_side=8", "steps=2", "batch_size=4", "validate_every=2", "holdout=3",
-        "decodes=1", "depth=2", "source.path=null",
+        "decodes=1", "depth=2", "source.path=null", "source.timeout=120",
     ]  # fmt: skip
     with ImageServer() as web:
         kinds = ["missing" if number % 8 == 0 else "good" for number in range(120)]

@@ -32,6 +32,11 @@ class Answer:
     chunk: int = 0
 
 
+class _Listener(ThreadingHTTPServer):
+    # The default, 5, lets most of 64 simultaneous connections wait seconds to be repeated.
+    request_queue_size = 128
+
+
 class Server:
     """`with Server(answer) as server`: `server.url`, and `server.requests` in their order."""
 
@@ -54,7 +59,7 @@ class Server:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.httpd = _Listener(("127.0.0.1", 0), Handler)
         self.httpd.daemon_threads = True
         self.httpd.handle_error = lambda *_: None  # type: ignore[method-assign]  clients leave
         self.thread = threading.Thread(target=self.httpd.serve_forever, args=(0.05,), daemon=True)
