@@ -4,7 +4,7 @@ sentence.
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -581,9 +581,25 @@ def test_what_fits_is_not_refused(options: str) -> None:
     check_method(composed(*options.split(), "weights=/nowhere"))
 
 
-def test_an_interruption_that_a_library_turned_into_another_error(
+@pytest.fixture
+def ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+) -> Callable[[Callable[[], None]], tuple[int, str]]:
+    """Runs a function as a script; its exit status and standard error."""
+
+    def run(main: Callable[[], None]) -> tuple[int, str]:
+        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
+        monkeypatch.setattr(sys, "argv", ["run.py", *quiet])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, capsys.readouterr().err
+
+    return run
+
+
+def test_an_interruption_that_a_library_turned_into_another_error(ended: Any) -> None:
     @script("eval")
     def interrupted(cfg: DictConfig) -> None:
         try:
@@ -591,18 +607,10 @@ def test_an_interruption_that_a_library_turned_into_another_error(
         finally:
             raise AttributeError("half of a configuration")
 
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *quiet])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        interrupted()
-    assert stop.value.code == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+    assert ended(interrupted) == (130, "interrupted; the same command goes on\n")
 
 
-def test_an_error_among_its_own_causes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_error_among_its_own_causes(ended: Any) -> None:
     @script("eval")
     def circular(cfg: DictConfig) -> None:
         problem = TemperaError("a file is broken")
@@ -610,13 +618,7 @@ def test_an_error_among_its_own_causes(
         problem.__context__.__cause__ = problem
         raise problem
 
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *quiet])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        circular()
-    assert stop.value.code == 1
-    assert capsys.readouterr().err == "error: a file is broken\n"
+    assert ended(circular) == (1, "error: a file is broken\n")
 
 
 def test_an_unwritable_run_directory(command: Any, tmp_path: Path) -> None:

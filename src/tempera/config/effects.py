@@ -28,6 +28,8 @@ NOT_TRIED = (
     "with budget=none, under which relaxed methods are not tried: give a budget, such as "
     "budget=kl:0.05"
 )
+ACCEPTANCE = "tempera.training.losses.AcceptanceLoss"
+PARALLEL = "tempera.drafters.parallel_network.parallel_network"
 IDLE = {
     "eval": (
         _Idle(
@@ -72,17 +74,17 @@ IDLE = {
         ),
         _Idle(
             ("ttt_steps",),
-            lambda cfg: cfg.ttt_steps != 0 and _is(cfg.draft, "parallel"),
+            lambda cfg: cfg.ttt_steps != 0 and _is(cfg.draft, PARALLEL),
             "with draft=parallel, which learns all its slots in one step: leave it out",
         ),
         _Idle(
             ("ttt_decay",),
-            lambda cfg: cfg.ttt_steps == 0 and not _is(cfg.draft, "parallel"),
+            lambda cfg: cfg.ttt_steps == 0 and not _is(cfg.draft, PARALLEL),
             "without unrolled steps: give ttt_steps= as well",
         ),
         _Idle(
             ("cfg_dropout",),
-            lambda cfg: _is(cfg.loss, "Acceptance"),
+            lambda cfg: _is(cfg.loss, ACCEPTANCE),
             "with this loss, which takes every image with and without its caption: leave it out",
         ),
         _Idle(
@@ -140,6 +142,5 @@ def _is_lossless(cfg: DictConfig) -> bool:
     return str(cfg.budget) == "none"
 
 
-def _is(node: DictConfig, word: str) -> bool:
-    """Whether a node's target is of a module or has a name with this word."""
-    return word in str(node.get("_target_"))
+def _is(node: DictConfig, target: str) -> bool:
+    return bool(node.get("_target_") == target)

@@ -1,12 +1,11 @@
 """The classes of the shipped MAR: a shape in a colour."""
 
-import torch
-from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, parse_caption
-from tempera.targets.conditioners import class_number
+from tempera.targets.conditioners import ClassLabels
 
 CLASSES = tuple(
     f"{'an' if colour == 'orange' else 'a'} {colour} {shape}"
@@ -25,38 +24,23 @@ def class_of(caption: str) -> int | None:
     return SHAPES.index(thing.shape) * len(COLOURS) + list(COLOURS).index(thing.colour)
 
 
-class ShapeLabels(nn.Module):
-    """Prompts that name one shape in one colour, or the number of a class."""
+class ShapeLabels(ClassLabels):
+    """Reads prompts that name one shape in one colour, or the number of a class."""
 
-    classes = len(CLASSES)
+    def __init__(self) -> None:
+        super().__init__(len(CLASSES))
 
-    def check(self, prompts: list[str]) -> None:
-        """Raise TemperaError for a prompt that `encode` cannot take."""
-        self._labels(prompts)
+    @override
+    def label(self, prompt: str) -> int | None:
+        named = class_of(prompt)
+        return super().label(prompt) if named is None else named
 
-    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → class numbers int64 [B], and a mask bool [B, 1] that keeps them.
-
-        Raises:
-            TemperaError: a prompt is neither a caption of a single thing nor a class's number.
-        """
-        labels = self._labels(prompts)
-        return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
-
-    def _labels(self, prompts: list[str]) -> list[int]:
-        labels = []
-        for number, prompt in enumerate(prompts, start=1):
-            label = class_of(prompt)
-            if label is None:
-                label = class_number(prompt, self.classes)
-            if label is None:
-                raise TemperaError(
-                    f"prompt {number} of {len(prompts)}, {prompt[:40]!r}, is no shape: give one "
-                    "shape in one colour, as in "
-                    'prompt="a red ring" or data=shape_classes.'
-                )
-            labels.append(label)
-        return labels
+    @override
+    def refusal(self, where: str) -> TemperaError:
+        return TemperaError(
+            f"{where}, is no shape: give one shape in one colour, as in "
+            'prompt="a red ring" or data=shape_classes.'
+        )
 
 
 def shape_prompts(limit: int | None = 64, offset: int = 0) -> list[Prompt]:

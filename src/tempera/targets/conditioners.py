@@ -158,21 +158,32 @@ class ClassLabels(nn.Module):
         self.classes = classes
 
     def check(self, prompts: list[str]) -> None:
-        """Raise NotAClass for a prompt that is no class number."""
+        """Raise TemperaError for a prompt that `encode` cannot take."""
         self._labels(prompts)
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them."""
+        """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them.
+
+        Raises:
+            TemperaError: a prompt names no class.
+        """
         labels = torch.tensor(self._labels(prompts))
         return labels, torch.ones(len(prompts), 1, dtype=torch.bool)
+
+    def label(self, prompt: str) -> int | None:
+        """The class that a prompt names; None for any other text."""
+        return class_number(prompt, self.classes)
+
+    def refusal(self, where: str) -> TemperaError:
+        """The error for a prompt that names no class; `where` quotes it."""
+        return NotAClass(where, self.classes)
 
     def _labels(self, prompts: list[str]) -> list[int]:
         labels = []
         for number, prompt in enumerate(prompts, start=1):
-            label = class_number(prompt, self.classes)
+            label = self.label(prompt)
             if label is None:
-                where = f"prompt {number} of {len(prompts)}, {prompt[:40]!r}"
-                raise NotAClass(where, self.classes)
+                raise self.refusal(f"prompt {number} of {len(prompts)}, {prompt[:40]!r}")
             labels.append(label)
         return labels
 
