@@ -2,7 +2,7 @@
 
 import pytest
 
-from tempera.errors import TemperaError, main_guard
+from tempera.errors import TemperaError, main_guard, misfit
 
 
 def test_a_mistake_is_one_sentence_and_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +34,15 @@ def test_a_result_passes_through() -> None:
 
 def test_it_is_a_value_error() -> None:
     assert issubclass(TemperaError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (KeyError("grid"), "'grid' is missing"),
+        (ValueError("Expecting value:\nline 1"), "Expecting value: line 1"),
+        (AttributeError("'str' object has no attribute 'get'"), "a value is of another kind"),
+    ],
+)
+def test_what_is_wrong_with_data_is_said_without_code(problem: Exception, said: str) -> None:
+    assert misfit(problem) == said

@@ -443,6 +443,15 @@ class OtherWorld(TemperaError):
         )
 
 
+def misfit(problem: BaseException) -> str:
+    """Why data that was read is not what it should be, given what reading it raised."""
+    if isinstance(problem, KeyError):
+        return f"{shortened(str(problem))} is missing"
+    if isinstance(problem, ValueError):  # a parser's words
+        return shortened(str(problem))
+    return "a value is of another kind"
+
+
 def shortened(text: str, most: int = 80) -> str:
     """Any text on one printable line of at most `most` characters, for a sentence about it."""
     line = " ".join(text.split())

@@ -12,6 +12,8 @@ import pytest
 from paths import ROOT
 from report_runs import RUNS, made_up_runs
 
+from tempera.commands import report as report_command
+from tempera.config.compose import composed
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import console, report, wandb_report
@@ -156,6 +158,22 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "sweep" / "unfinished").mkdir()
     (tmp_path / "sweep" / "unfinished" / "run.json").write_text("{}")
     return tmp_path
+
+
+def test_the_command_names_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ar", "damaged"):
+        make_run(tmp_path / name, "ar")
+    (tmp_path / "damaged" / "metrics.json").write_text('{"settings": {}}')
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "run.json").write_text("{}")
+    monkeypatch.setattr(report_command, "write_report", lambda *_: [])
+    report_command.main(composed("report", [f"runs={tmp_path}"]))
+    damaged, unfinished = capsys.readouterr().out.splitlines()
+    assert damaged.startswith(f"left out: {tmp_path / 'damaged' / 'metrics.json'} is not an ")
+    assert "is missing" in damaged
+    assert unfinished == f"left out: {tmp_path / 'unfinished'} is unfinished"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def main(cfg: DictConfig) -> list[Path]:
     rows, damaged = collect(finished, baseline)
     output = Path(str(cfg.output))
     files = write_report(rows, output, unfinished, damaged, baseline, cfg.animate)
-    for problem in damaged:
+    for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished)]:
         print(f"left out: {problem}")
     for file in files:
         print(file)

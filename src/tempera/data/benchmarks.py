@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt, check_slice, file_prompts
 from tempera.data.sources import Broken, Entry, Source
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, misfit
 from tempera.runtime.files import sha256_file
 from tempera.runtime.hub import Repository
 
@@ -79,8 +79,8 @@ def _coco_file(path: Path) -> Captions:
         ) from None
     except (ValueError, KeyError, TypeError) as problem:
         raise TemperaError(
-            f"{path} is not an MS-COCO captions file ({problem!r}): give one with annotations, "
-            "each with id, image_id and caption."
+            f"{path} is not an MS-COCO captions file ({misfit(problem)}): give one with "
+            "annotations, each with id, image_id and caption."
         ) from None
     return {image: sorted(found) for image, found in images.items()}
 
@@ -239,8 +239,8 @@ def geneval_records(path: Path) -> list[dict[str, Any]]:
             records.append({**record, "prompt": " ".join(record["prompt"].split())})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise TemperaError(
-                f"{path}:{number} is not a record of GenEval ({problem!r}): download the file "
-                "again."
+                f"{path}:{number} is not a record of GenEval ({misfit(problem)}): download the "
+                "file again."
             ) from None
     return records
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tempera.errors import TemperaError, shortened
+from tempera.errors import TemperaError, misfit, shortened
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
 from tempera.runtime.installation import command
 
@@ -137,7 +137,7 @@ class Manifest:
             if isinstance(problem, TemperaError):
                 raise
             raise TemperaError(
-                f"{path} is damaged ({problem!r}): prepare the shards again."
+                f"{path} is damaged ({misfit(problem)}): prepare the shards again."
             ) from problem
 
 
@@ -145,16 +145,16 @@ def _shard(**fields: Any) -> Shard:
     """A shard from its entry in the manifest.
 
     Raises:
-        TypeError: the entry is malformed.
+        ValueError: the entry is malformed.
     """
     shard = Shard(**fields)
     counts = (shard.count, shard.broken, shard.first, shard.next)
     if not all(isinstance(count, int) and count >= 0 for count in counts) or not all(
         isinstance(text, str) for text in (shard.file, shard.sha256)
     ):
-        raise TypeError(f"shard {shard.file!r}")
+        raise ValueError(f"shard {shard.file!r} has values of another kind")
     if Path(shard.file).name != shard.file:
-        raise TypeError(f"shard {shard.file!r} is in another directory")
+        raise ValueError(f"shard {shard.file!r} is in another directory")
     return shard
 
 

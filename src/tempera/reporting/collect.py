@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting.baseline import compare
 from tempera.reporting.run_names import family_label, is_plain, without_match
@@ -132,16 +132,16 @@ def row_of(
         _check_types(row)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise TemperaError(
-            f"{directory / 'metrics.json'} is not an evaluation's result ({problem!r}): run it "
-            "again."
+            f"{directory / 'metrics.json'} is not an evaluation's result ({misfit(problem)}): "
+            "run it again."
         ) from None
     try:
         row["texts"] = {str(prompt["id"]): str(prompt["text"]) for prompt in prompts}
         row["prompts"] = {str(prompt["id"]): _values(prompt) for prompt in prompts}
     except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise TemperaError(
-            f"{directory / 'results.parquet'} is not an evaluation's result ({problem!r}): run "
-            "it again."
+            f"{directory / 'results.parquet'} is not an evaluation's result ({misfit(problem)}): "
+            "run it again."
         ) from None
     return row
 

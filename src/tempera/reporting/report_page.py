@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tempera.decoding.replay import COLUMNS, REPLAYS
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import paper_tables
 from tempera.reporting.baseline import CONTEXT, label
@@ -256,7 +256,8 @@ def _replays(
                 except (KeyError, TypeError, ValueError, OverflowError) as problem:
                     where = Path(row["directory"]) / REPLAYS
                     problems.append(
-                        f"Replays left out: that of {name} in {where} is damaged ({problem!r})."
+                        f"Replays left out: that of {name} in {where} is damaged "
+                        f"({misfit(problem)})."
                     )
                     stored[place] = {}
         room -= sum(len(json.dumps(one)) for one in column.values())
