@@ -220,8 +220,8 @@ class EmptySearch(TemperaError):
 
     def __str__(self) -> str:
         return (
-            f"a search for a length with {self.what} finds none: give at least 1 of prompts, "
-            "trials and chains, and a tolerance above 0"
+            f"a search for a length with {self.what} finds none: give at least 1 for prompts, "
+            "trials and pilot, and a tolerance above 0"
         )
 
 

@@ -5,9 +5,11 @@ found.
 import json
 import math
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import slow_but, slow_rows_but
@@ -31,11 +33,15 @@ from tempera.evaluation import length_search
 from tempera.evaluation.calibration import Statistics, record
 from tempera.evaluation.length_search import (
     FreeParameter,
+    LengthOf,
     LengthSearch,
     Measurements,
+    Tried,
     accepted_length,
+    interpolated,
     predicted_length,
     search,
+    search_with_pilot,
 )
 from tempera.evaluation.pipeline import Method
 from tempera.exactness.tables import TableDraft, TableTarget
@@ -127,12 +133,97 @@ def test_a_step_that_jumps_over_the_length() -> None:
         search(3.4, parameter, steps, None, 0.02, 60)
 
 
+FEW, EVERY = 16, 256
+"""Prompts of the pilot, and of the whole search."""
+LOOSE = 0.02 * math.sqrt(EVERY / FEW)
+RANGE = FreeParameter("lam", 1e-4, 1e6, "log")
+
+
+def toy(seed: int, prompts: int) -> LengthOf:
+    """A length that rises from 3 to 4.7, plus the sampling error of some prompts: a part that all
+    values share, and a smaller one. Sizes are those of LANTERN++ on the shipped model.
+    """
+    curve, error = np.random.default_rng(seed), np.random.default_rng([seed, prompts])
+    middle, steepness = curve.normal(1.0, 1.5), curve.uniform(0.7, 2)
+    shared, own = (error.normal(0, sd / math.sqrt(prompts), 100) for sd in (0.7, 0.3))
+
+    def length(value: float) -> float:
+        place = math.log(value)
+        rise = 1.7 / (1 + math.exp(-steepness * (place - middle)))
+        return float(3 + rise + shared[0] + own[int(3 * place) + 40])
+
+    return length
+
+
+class Counted:
+    """Lengths by value, and how many images were decoded for them."""
+
+    decoded = 0
+
+    def __init__(self, length: LengthOf, prompts: int) -> None:
+        self.length, self.prompts = length, prompts
+        self.known: dict[float, float] = {}
+
+    def __call__(self, value: float) -> float:
+        if value not in self.known:
+            self.decoded += self.prompts
+            self.known[value] = self.length(value)
+        return self.known[value]
+
+
+def test_a_pilot_saves_half_of_the_images() -> None:
+    shares = []
+    for seed, wanted in product(range(60), (3.5, 3.8, 4.2)):
+        true = toy(seed, EVERY)
+        alone, every = Counted(true, EVERY), Counted(true, EVERY)
+        few = Counted(toy(seed, FEW), FEW)
+        search(wanted, RANGE, alone, None, 0.02, 24)
+        found = search_with_pilot(wanted, RANGE, few, every, LOOSE, 0.02, 24)
+        assert true(found.value) == found.length == pytest.approx(wanted, abs=0.02)
+        assert {*found.trials} <= {*every.known.items()}  # none of the pilot's
+        shares.append((few.decoded + every.decoded) / alone.decoded)
+    assert np.mean(shares) < 0.5
+
+
+def capped(low: float, high: float) -> LengthOf:
+    """3 to 4.7 over the range of the parameter, cut off at both ends."""
+    return lambda value: min(max(3 + 1.7 * math.log(value / 1e-4) / math.log(1e10), low), high)
+
+
+@pytest.mark.parametrize(
+    ("pilot", "wanted"),
+    [
+        (capped(3, 3.6), 4.0),  # out of the pilot's reach
+        (capped(3, 3.95), 4.0),  # within its tolerance, and yet too short to predict the length
+        (lambda value: 3.1 if value < 7 else 4.5, 4.0),  # jumps over the length
+        (lambda value: 3.99 + 1e-4 * math.log(value), 3.8),  # rises too slowly
+    ],
+    ids=["low", "almost", "jump", "flat"],
+)
+def test_a_pilot_that_misleads_is_not_believed(pilot: LengthOf, wanted: float) -> None:
+    true = capped(3, 4.7)
+    found = search_with_pilot(wanted, RANGE, pilot, true, LOOSE, 0.02, 24)
+    assert true(found.value) == found.length == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize("wanted", [2.9, 4.0])
+def test_what_is_possible_is_that_of_all_prompts(wanted: float) -> None:
+    with pytest.raises(LengthOutOfReach, match=r"give about 3.00 to 3.70$"):
+        search_with_pilot(wanted, RANGE, capped(2, 5), capped(3, 3.7), LOOSE, 0.02, 24)
+
+
+def test_lengths_between_those_of_the_pilot() -> None:
+    between = interpolated([Tried(100, 4.0), Tried(1, 3.0), Tried(1e4, 3.9), Tried(1e6, 4.4)])
+    values = [0.1, 1, 10, 100, 1e4, 1e5, 1e7]
+    assert [between(value) for value in values] == pytest.approx([3, 3, 3.5, 4, 4, 4.2, 4.4])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"prompts": 0}, "with prompts=0 finds none"),
         ({"trials": 0}, "with trials=0 finds none"),
-        ({"chains": 0}, "with chains=0 finds none"),
+        ({"pilot": 0}, "with pilot=0 finds none"),
         ({"tolerance": 0.0}, "with tolerance=0 finds none"),
     ],
 )
@@ -230,6 +321,27 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     assert (again["about"]["matched"], again["images"]) == (found, 8)
     with pytest.raises(TemperaError, match="length was not matched, or under other conditions"):
         evaluated(options, tmp_path / "run", *given, "matching.seed=5")
+
+
+@pytest.mark.slow
+def test_a_run_of_lantern_decodes_a_pilot_first(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    decoded = []
+
+    def counted(target: Any, method: Method, prompts: list[Prompt], *rest: Any) -> float:
+        decoded.append(len(prompts))
+        return accepted_length(target, method, prompts, *rest)
+
+    monkeypatch.setattr(expected_length, "accepted_length", counted)
+    given = ["method=lanternpp", "tree=chain", "depth=3", "expected_length=1.6"]
+    content = evaluated(options, tmp_path, *given, "matching.tolerance=0.15", "matching.pilot=2")
+    found = content["about"]["matched"]
+    assert found["length"] == pytest.approx(1.6, abs=0.15)
+    assert decoded == sorted(decoded)
+    assert decoded[0] == 2
+    assert decoded.count(4) == len(found["trials"])
 
 
 MISTAKES = [

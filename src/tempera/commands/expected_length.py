@@ -5,6 +5,7 @@ the one that the run directory records.
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from tempera.evaluation.length_search import (
     accepted_length,
     predicted_length,
     search,
+    search_with_pilot,
 )
 from tempera.evaluation.pipeline import Method
 from tempera.rules.optimal import Priced
@@ -146,6 +148,7 @@ class _Finder:
         self.device = build.parse_device(cfg.device)
         self.drafter: Any = build.build_drafter(cfg, target)
         self.prompts = _prompts(cfg)
+        self.pilot = self.prompts[: self.options.pilot]
         self.statistics: Statistics | None = None
         if self.parameter.scale == "length":
             self.statistics = self._recorded_rounds(Path(str(cfg.statistics)))
@@ -155,7 +158,7 @@ class _Finder:
         first = self.parameter.between(self.parameter.least, self.parameter.most, 0.5)
         self.reference = self.rule(first)
         wanted = {"wanted": float(cfg.expected_length), "tolerance": self.options.tolerance}
-        self.digest = _digest(self._identity() | wanted)
+        self.digest = _digest(self._identity(self.prompts) | wanted)
 
     def rule(self, value: float) -> Rule:
         """The method's rule at a value of the parameter."""
@@ -163,16 +166,15 @@ class _Finder:
         return build.build_rule(cfg, self.drafter.depth if "schedule" in cfg else 0)
 
     def found(self) -> MatchedLength:
-        """Search."""
-        place = self.options.directory / _digest(self._identity())
-        return search(
-            float(self.cfg.expected_length),
-            self.parameter,
-            Measurements(place, self._measured),
-            self._prediction(),
-            self.options.tolerance,
-            self.options.trials,
-        )
+        """Search, with a pilot if nothing else predicts lengths."""
+        wanted, prediction = float(self.cfg.expected_length), self._prediction()
+        whole, limits = self._lengths(self.prompts), (self.options.tolerance, self.options.trials)
+        if prediction is None and len(self.pilot) < len(self.prompts):
+            # the standard error of few prompts is larger by this factor
+            loose = self.options.tolerance * math.sqrt(len(self.prompts) / len(self.pilot))
+            few = self._lengths(self.pilot)
+            return search_with_pilot(wanted, self.parameter, few, whole, loose, *limits)
+        return search(wanted, self.parameter, whole, prediction, *limits)
 
     def notes(self, match: MatchedLength) -> dict[str, Any]:
         """What run.json records."""
@@ -184,16 +186,21 @@ class _Finder:
             "search": self.digest,
         }
 
-    def _measured(self, value: float) -> float:
-        """The accepted length on the calibration prompts."""
-        return accepted_length(
-            self.target,
-            Method(self.drafter, self.rule(value)),
-            self.prompts,
-            self.options.seed,
-            self.device,
-            self.cfg.batch_size,
-        )
+    def _lengths(self, prompts: Sequence[Prompt]) -> Measurements:
+        """The accepted length on these prompts, by value."""
+
+        def measured(value: float) -> float:
+            return accepted_length(
+                self.target,
+                Method(self.drafter, self.rule(value)),
+                prompts,
+                self.options.seed,
+                self.device,
+                self.cfg.batch_size,
+            )
+
+        place = self.options.directory / _digest(self._identity(prompts))
+        return Measurements(place, measured)
 
     def _prediction(self) -> LengthOf | None:
         """The predicted length by value, if recorded rounds give it."""
@@ -202,9 +209,9 @@ class _Finder:
         tree = self.drafter.tree
         if not isinstance(self.reference, Relaxed | Priced) or tree is None or not tree.nodes:
             return None
-        known = self._identity()
+        known = self._identity(self.pilot)
         parts = ("target", "draft", "tree", "sampling", "prompts", "seed", "dtype")
-        name = _digest({part: known[part] for part in parts} | {"chains": self.options.chains})
+        name = _digest({part: known[part] for part in parts})
         found = self._recorded_rounds(self.options.directory / f"rounds-{name}.safetensors")
         if predicted_length(self.reference, found) is None:
             return None
@@ -222,7 +229,7 @@ class _Finder:
             found = record(
                 self.target,
                 self.drafter,
-                self.prompts[: self.options.chains],
+                self.pilot,
                 self.options.seed,
                 self.device,
                 self.cfg.batch_size,
@@ -240,8 +247,8 @@ class _Finder:
             rounds = rounds.first_depths(depth)
         return reachable_by_price(rounds)
 
-    def _identity(self) -> dict[str, Any]:
-        """What the accepted length of a value depends on."""
+    def _identity(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What the accepted length of a value on these prompts depends on."""
         tree, options = self.drafter.tree, self.options
         drafter = OmegaConf.to_container(self.cfg.drafter, resolve=True)
         assert isinstance(drafter, dict)
@@ -254,7 +261,7 @@ class _Finder:
             "option": self.parameter.option,
             "sampling": repr(build.build_sampling(self.cfg)),
             "dtype": str(self.target.dtype),
-            "prompts": [[prompt.id, prompt.text] for prompt in self.prompts],
+            "prompts": [[prompt.id, prompt.text] for prompt in prompts],
             "seed": options.seed,
         }
 

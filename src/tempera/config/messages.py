@@ -69,7 +69,7 @@ OPTIONS: dict[type[BaseException], str] = {
     DiskTooSmall: "hydra.run.dir=DIR, source.images=DIR; HF_HUB_CACHE for downloads",
     DraftTooShort: "depth=; in training draft.length=",
     EmptyDraft: "method=ar",
-    EmptySearch: "matching.prompts=, matching.trials=, matching.chains=, matching.tolerance=",
+    EmptySearch: "matching.prompts=, matching.trials=, matching.pilot=, matching.tolerance=",
     LengthBeyondDraft: "expected_length=",
     LengthNotFound: "expected_length=, matching.tolerance=",
     LengthNotGiven: "expected_length=",

@@ -3,10 +3,11 @@ accepted length, found on calibration prompts.
 
 The accepted length of a value is measured by decoding the calibration prompts, always with the same
 random draws. Where stored chains of p and q predict the length (relaxed and priced rules on
-chains), the search solves the prediction, measures, shifts the prediction by its mean error so far,
-and repeats. Other rules, such as LANTERN and GSD, are bisected by measuring alone. Every
-measurement is kept in a file, so an interrupted search continues and a repeated one decodes
-nothing.
+chains), the search solves the prediction, measures, shifts the prediction by its last error, and
+repeats. For other rules, such as LANTERN and GSD, a pilot of few prompts is bisected, and its
+lengths predict those of all. Once values below and above are measured, the search interpolates
+between them. Every measurement is kept in a file, so an interrupted search continues and a repeated
+one decodes nothing.
 """
 
 import math
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from tempera.data.prompts import Prompt
@@ -74,7 +76,8 @@ class LengthSearch:
         seed: of the random draws.
         tolerance: largest difference between the wanted and the measured accepted length.
         trials: most values that are measured.
-        chains: calibration prompts whose drafted chains predict lengths.
+        pilot: the number of calibration prompts, the first ones, that predict lengths: by their
+            recorded drafts, or by decoding them.
     """
 
     directory: Path
@@ -83,10 +86,10 @@ class LengthSearch:
     seed: int = 1
     tolerance: float = 0.02
     trials: int = 24
-    chains: int = 16
+    pilot: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "trials", "chains"):
+        for name in ("prompts", "trials", "pilot"):
             if getattr(self, name) < 1:
                 raise EmptySearch(f"{name}={getattr(self, name)}")
         if not self.tolerance > 0:
@@ -215,6 +218,45 @@ def search(
     return MatchedLength(parameter.option, best.value, best.length, tuple(found))
 
 
+def search_with_pilot(
+    wanted: float,
+    parameter: FreeParameter,
+    pilot: LengthOf,
+    measure: LengthOf,
+    loose: float,
+    tolerance: float,
+    trials: int,
+) -> MatchedLength:
+    """Find the value as `search` without a prediction does, with fewer measurements on all prompts:
+    first search with few prompts, whose lengths then predict those of all. A pilot that misleads
+    costs time and nothing else, since all prompts are then searched without it.
+
+    Args:
+        wanted, parameter, measure, tolerance, trials: see `search`, for all prompts and for the
+            pilot.
+        pilot: the accepted length by decoding few prompts.
+        loose: tolerance of the pilot.
+
+    Raises:
+        LengthOutOfReach, LengthNotFound: of the search with all prompts alone.
+    """
+    try:
+        tried = search(wanted, parameter, pilot, None, loose, trials).trials
+        predict = interpolated(tried)
+        return search(wanted, parameter, measure, predict, tolerance, trials)
+    except (LengthOutOfReach, LengthNotFound):
+        return search(wanted, parameter, measure, None, tolerance, trials)
+
+
+def interpolated(tried: Sequence[Tried]) -> LengthOf:
+    """The length between values that were tried: linear in the value's logarithm, and where noise
+    lowers it, that of smaller values.
+    """
+    values, lengths = np.array(sorted(tried)).T
+    places, rising = np.log(values), np.maximum.accumulate(lengths)
+    return lambda value: float(np.interp(math.log(value), places, rising))
+
+
 def _guess(
     wanted: float,
     parameter: FreeParameter,
@@ -224,19 +266,17 @@ def _guess(
     predict: LengthOf | None,
 ) -> float:
     """The next value to measure, in six digits: where the prediction, shifted by its last error,
-    is `wanted`, or the interpolated value without a prediction; the middle of the bracket if it is
-    too late for that.
+    is `wanted`; interpolated without a prediction, or once both ends of the bracket are measured.
+    Every second value is the middle of the bracket, in case interpolation is slow.
     """
     turn = len(found)
-    if predict is None:
-        share = (wanted - below.length) / (above.length - below.length) if turn % 2 else 0.5
+    if predict is None or (below in found and above in found):
+        halve = turn % 2 == 0 and (predict is None or turn > 3)
+        share = 0.5 if halve else (wanted - below.length) / (above.length - below.length)
         value = parameter.between(below.value, above.value, min(max(share, 0.05), 0.95))
     else:
         error = found[-1].length - predict(found[-1].value) if found else 0.0
         value = _solved(wanted - error, parameter, predict)
-        closed = below in found and above in found
-        if closed and (turn > 3 or not below.value < value < above.value):
-            value = parameter.between(below.value, above.value, 0.5)
     return float(f"{value:.6g}")
 
 
