@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tempera.decoding import random_streams
 from tempera.decoding.random_streams import RandomStreams, key, uniforms
 from tempera.errors import TemperaError
 
@@ -33,6 +34,30 @@ def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     at_once = together.next(5015)
     assert one_by_one.equal(at_once[1:2])
     assert not at_once[0].equal(at_once[1])
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "drawn"),
+    [
+        (["a"], (1, 4095, 1), [4096, 4096]),
+        (["a", "b"], (10, 2038, 3000, 5000), [2048, 3000, 5000]),
+        (["a", "b"], (10, 2058, 2028), [2048, 2048]),
+        ([], (3,), [4096]),
+    ],
+    ids=["one row", "long requests", "the rest of a block first", "no rows"],
+)
+def test_a_block_is_drawn_in_advance_or_what_a_request_lacks(names, counts, drawn, monkeypatch):
+    made = []
+
+    def counted(keys, counters):
+        made.append(len(counters))
+        return uniforms(keys, counters)
+
+    monkeypatch.setattr(random_streams, "uniforms", counted)
+    streams = RandomStreams(0, names)
+    for count in counts:
+        assert streams.next(count).shape == (len(names), count)
+    assert made == drawn
 
 
 def test_seed_and_id_both_matter():

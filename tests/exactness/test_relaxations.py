@@ -120,6 +120,8 @@ def test_nothing_is_cheaper_than_the_least_possible() -> None:
     """A draft that is perfect is kept at no cost; one kept at any cost saves the most tokens."""
     p, _ = random_tables(0)
     assert least_kl(p, p[:3], 1.0) == pytest.approx((4, 0, 0), abs=1e-6)
+    sure = torch.eye(3, dtype=torch.float64)
+    assert least_kl([sure[:1], sure], [sure[:1]], 1.0) == pytest.approx((2, 0, 0), abs=1e-6)
     one = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
     other = torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
     last = one.expand(3, 3)
@@ -156,3 +158,6 @@ def test_random_tables_hold_a_token_more_of_the_target() -> None:
     assert [one.shape for one in q] == [(1, 5), (5, 5), (25, 5)]
     other, _ = random_tables(4)
     assert not p[0].equal(other[0]) and not p[0].equal(q[0])
+    p, q = random_tables(0)
+    twice = p[0].square() / p[0].square().sum()  # had the draft's noise the target's seed
+    assert not torch.allclose(q[0], twice, atol=1e-3)

@@ -120,6 +120,19 @@ def test_an_image_that_fits_in_a_round_is_one_round(rule):
     )
 
 
+def test_one_token_needs_one_table():
+    _, _, p, q = tables()
+    law, rule = p[0][0], Exact()
+    for found in (
+        sequence_law(p[:1], 1),
+        one_round_law(p[:1], [], rule, 0),
+        decoded_law(p[:1], q[:1], rule, 2, 1),
+        tree_law(p[:1], q[:1], rule, Tree.chain(1), 1),
+        next(visits(p[:1], q[:1], rule, 1)).law[0],
+    ):
+        torch.testing.assert_close(found, law)
+
+
 @pytest.mark.slow
 def test_the_optimal_residual_minimises_the_bound():  # Theorem 2
     _, _, p, q = tables()

@@ -81,6 +81,7 @@ def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
     values, gaps = np.arange(20.0), (np.arange(20) % 4 > 0).astype(float)
     (same,) = compare_all([(weighted(values), weighted(values))])
     assert (same.difference.value, same.p, same.corrected) == (0, 1, 1)
+    assert same.difference.n == 20  # one of the values is 0
     (partly,) = compare_all([(Weighted(gaps * (values + 1), gaps), weighted(values))])
     assert partly.difference.value == pytest.approx(1)
     (other,) = compare_all([(weighted(values), Weighted(gaps * (values + 1), gaps))])

@@ -310,17 +310,33 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
         evaluator("some/other").check("large")
 
 
-@pytest.mark.slow
-def test_the_reference_from_the_hub(
-    hub: Hub, images: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def coco_parts(images: Path, folder: Path) -> dict[str, Path]:
+    """The pictures in two Parquet files as the hub's COCO has them, every other one in each."""
     rows = [{"image": {"bytes": path.read_bytes(), "path": path.name}, "answer": [""]}
             for path in sorted(images.rglob("*.png"))]  # fmt: skip
     parts = {}
     for number in range(2):
-        part = tmp_path / f"{number}.parquet"
-        pq.write_table(pa.Table.from_pylist(rows[number::2]), part)
-        parts[f"data/val-0000{number}-of-00002.parquet"] = part
+        name = f"data/val-0000{number}-of-00002.parquet"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows[number::2]), folder / name)
+        parts[name] = folder / name
+    return parts
+
+
+def test_pictures_of_coco_are_read_part_by_part(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coco_parts(images, tmp_path / "coco")
+    monkeypatch.setattr(Repository, "snapshot", lambda self, patterns: tmp_path / "coco")
+    (batch,) = Reference("coco").pictures(8)
+    assert batch[:, 0, 0, 0].tolist() == [*range(0, 200, 20), *range(10, 200, 20)]
+
+
+@pytest.mark.slow
+def test_the_reference_from_the_hub(
+    hub: Hub, images: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = coco_parts(images, tmp_path)
     commit = hub.add("some/coco", {**parts, "data/test-0.parquet": b""}, kind="datasets")
     monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", commit))
     evaluator = standard_evaluator(["fid"], "coco", own=Brightness(str(file)))

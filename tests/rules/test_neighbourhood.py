@@ -253,6 +253,26 @@ def test_chunks_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     torch.testing.assert_close(everything(), whole)
 
 
+@pytest.mark.parametrize(
+    ("at_once", "positions", "neighbours", "sizes"),
+    [
+        (60, (2, 4), 3, [2, 2, 2, 1]),
+        (30, (2, 4), 3, [1] * 7),
+        (3, (1,), 1, [3, 3, 1]),
+        (1, (2,), 3, [1] * 7),
+        (9, (0,), 3, [7]),
+    ],
+)
+def test_runs_of_neighbours_are_as_long_as_they_may_be(
+    at_once, positions, neighbours, sizes, monkeypatch
+):
+    monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
+    table = torch.arange(7 * neighbours).view(7, neighbours)
+    runs, starts = zip(*neighbourhood._portions(table, torch.zeros(*positions, 7)), strict=True)
+    assert [len(run) for run in runs] == sizes and torch.cat(runs).equal(table)
+    assert all(run.equal(table[at : at + len(run)]) for run, at in zip(runs, starts, strict=True))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tree", slow_but([Tree.chain(3), SMALL], SMALL), ids=["chain", "tree"])
 def test_no_neighbour_replaces_a_forced_token(rule, tree):
