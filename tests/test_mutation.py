@@ -1,7 +1,5 @@
 """The script of mutation testing, tests/support/mutation.py: what it changes and what it leaves."""
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -90,16 +88,3 @@ def test_tests_of_a_module() -> None:
     ]
     with pytest.raises(SystemExit, match="there is no module rules/none"):
         list(mutation.module_paths(["rules/none"]))
-
-
-def test_every_explanation_fits_a_module() -> None:
-    import tomllib
-
-    import mutation
-
-    for one in tomllib.loads(Path(mutation.__file__).with_name("survivors.toml").read_text())[
-        "survivor"
-    ]:
-        assert (mutation.PACKAGE / f"{one['module']}.py").is_file()
-        code = (mutation.PACKAGE / f"{one['module']}.py").read_text()
-        assert one["changes"][0] in code and one["reason"].endswith(".")

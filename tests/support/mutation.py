@@ -20,7 +20,6 @@ import os
 import random
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from fault_runner import FAST, ROOT, SLOW, copy_sources, seen_by, warm
+from survivors import entries, faults, reason
 from tested_in import test_files
 
 PACKAGE = ROOT / "src" / "tempera"
@@ -189,16 +189,6 @@ def changed_lines(code: str, mutant: str) -> str:
     return "\n".join(f"{line[0]} {line[1:].strip()}" for line in list(lines)[2:] if line[0] in "+-")
 
 
-def reason(module: str, diff: str) -> str | None:
-    """Why survivors.toml lets this mutant survive."""
-    with Path(__file__).with_name("survivors.toml").open("rb") as file:
-        known = tomllib.load(file)["survivor"]
-    for one in known:
-        if module.startswith(one["module"]) and all(part in diff for part in one["changes"]):
-            return str(one["reason"])
-    return None
-
-
 def run(items: Sequence[WorkItem], db: WorkDB, count: int | None, marks: Sequence[str]) -> None:
     """Show the first `count` mutants that compute something else to the tests, or all."""
     results, left = dict(db.results), count
@@ -252,6 +242,8 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="leave the slow tests out")
     options = parser.parse_args()
     os.chdir(ROOT)
+    if wrong := [fault for entry in entries() for fault in faults(entry, PACKAGE)]:
+        sys.exit("survivors.toml: " + "; ".join(wrong))
     paths = [path.relative_to(ROOT) for path in module_paths(options.modules)]
     names = "-".join(name.replace("/", "_") for name in options.modules)
     session = ROOT / "outputs" / "mutation" / f"{names}-{options.seed}.sqlite"
