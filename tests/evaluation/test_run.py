@@ -92,6 +92,9 @@ def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
         sum(sum(row["accepted"]) for row in rows.values())
         / sum(row["rounds"] for row in rows.values())
     )
+    for name in ("fid", "kid", "precision"):  # pseudo-values
+        assert np.mean([row[name] for row in rows.values()]) == pytest.approx(metrics[name])
+    assert "recall" not in row
     grey = np.asarray(Image.open(tmp_path / "run" / "images" / "world-000003.png"))
     assert grey.shape == (8, 48, 3)
     assert sum(row["latency"] is not None for row in rows.values()) == 3

@@ -1,10 +1,14 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap, distances
+from tempera.metrics.comparisons import Weighted, compare_all
 from tempera.metrics.distances import (
+    Distance,
     feature_distances,
     frechet,
     inception_score,
@@ -124,6 +128,91 @@ def test_a_replicate_of_kid_is_the_direct_distance_of_the_resampled_features(
         own = mean(resampled, resampled, drawn[:, None] != drawn)
         across = mean(resampled, right, np.ones((len(drawn), len(right)), bool))
         assert replicate == pytest.approx(own + real - 2 * across, rel=1e-9)
+
+
+def weighted_kernel(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:
+    """KID of weighted images without its constant, from its definition."""
+    own, across = ((generated @ side.T / side.shape[1] + 1) ** 3 for side in (generated, real))
+    np.fill_diagonal(own, 0)
+    within = weights @ own @ weights / (weights.sum() ** 2 - weights @ weights)
+    return float(within - 2 * weights @ across.mean(1) / weights.sum())
+
+
+DISTANCES = [(frechet, weighted_frechet), (kernel, weighted_kernel)]
+DirectDistance = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+
+
+@pytest.mark.parametrize(("distance", "direct"), DISTANCES)
+def test_pseudovalues_are_the_derivative_in_each_images_weight(
+    distance: Distance, direct: DirectDistance
+) -> None:
+    left, right = features(12, shift=0.3), features(90, seed=1)
+    found = distance(left, right, 2)
+    assert found.pseudovalues is not None
+    assert found.pseudovalues.mean() == pytest.approx(found.value)
+    step, slopes = 1e-4, []
+    for image in np.eye(12) - 1 / 12:
+        ends = [direct(left, right, 1 + sign * step * image) for sign in (1, -1)]
+        slopes.append((ends[0] - ends[1]) / (2 * step))
+    assert found.pseudovalues - found.value == pytest.approx(12 * np.array(slopes), rel=1e-4)
+
+
+def test_pseudovalues_of_precision_are_its_images() -> None:
+    found = precision(features(30, 2, shift=0.5), features(50, 2, seed=1))
+    assert found.pseudovalues is not None
+    assert {*found.pseudovalues} == {0.0, 1.0}
+    assert found.pseudovalues.mean() == found.value
+
+
+def runs(rng: np.random.Generator, n: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Features of two runs with the same prompts, standard normal in four dimensions."""
+    prompts = rng.normal(size=(n, 4))
+    left, right = (
+        (prompts + noise * rng.normal(size=(n, 4))) / np.hypot(1, noise) for _ in range(2)
+    )
+    return left, right
+
+
+def paired(distance: Distance, real: np.ndarray, *sides: np.ndarray) -> tuple[Weighted, Weighted]:
+    """Pseudo-values of two runs, as results.parquet keeps them."""
+    found = [distance(side, real, 1).pseudovalues for side in sides]
+    left, right = (Weighted(one, np.ones(len(one))) for one in found if one is not None)
+    return left, right
+
+
+@pytest.mark.parametrize(("distance", "direct"), DISTANCES)
+def test_paired_differences_are_those_of_the_resampled_features(
+    distance: Distance, direct: DirectDistance
+) -> None:
+    n, real = 300, features(200, 4, seed=1)
+    left, right = runs(np.random.default_rng(2), n, noise=0.3)
+    left, right = left + 1.5, 1.1 * right + 1.2
+    pair = paired(distance, real, left, right)
+    drawn = bootstrap.counts(n, 150)
+    expected = np.array([direct(left, real, row) - direct(right, real, row) for row in drawn])
+    linear = drawn @ (pair[0].numerators - pair[1].numerators) / n
+    assert (expected - linear).std() < 0.1 * expected.std()
+    (found,) = compare_all([pair])
+    whole = [distance(side, real, 1).value for side in (left, right)]
+    assert found.difference.value == pytest.approx(whole[0] - whole[1])
+    ends = np.quantile(expected, [0.025, 0.975])
+    assert [found.difference.low, found.difference.high] == pytest.approx(
+        ends, abs=0.4 * expected.std()
+    )
+    unpaired = np.hypot(*(np.std(side.numerators) for side in pair)) / np.sqrt(n)
+    assert expected.std() < 0.8 * unpaired
+
+
+def test_equal_distributions_seldom_differ() -> None:
+    """At 5%, as often as that: between 0 and 9 of 80 times, but for one time in a hundred."""
+    rng, real = np.random.default_rng(4), np.random.default_rng(5).normal(0.5, 1, (300, 4))
+    found = []
+    for _ in range(80):
+        sides = runs(rng, 80, noise=0.4)
+        found.append(compare_all([paired(distance, real, *sides) for distance, _ in DISTANCES]))
+    for rejected in np.sum([[one.p < 0.05 for one in both] for both in found], axis=0):
+        assert 0 < rejected <= 9
+    assert np.mean([[one.p for one in both] for both in found]) == pytest.approx(0.5, abs=0.08)
 
 
 def replicates_of(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:

@@ -184,8 +184,9 @@ def test_the_axes_of_the_pareto_plots(axis: str, keys: str) -> None:
 
 def test_what_is_compared_prompt_by_prompt_and_which_way_is_better() -> None:
     paired = (
-        "accepted_length tv_bound kl_per_token logprob_per_token clip_score hpsv2 image_reward "
-        "pick_score aesthetic attribute_accuracy shape_accuracy colour_accuracy background_accuracy"
+        "accepted_length tv_bound kl_per_token logprob_per_token fid kid precision precision_vgg "
+        "clip_score hpsv2 image_reward pick_score aesthetic attribute_accuracy shape_accuracy "
+        "colour_accuracy background_accuracy"
     )
     assert [metric.key for metric in METRICS if metric.paired] == paired.split()
     worse = [metric.key for metric in METRICS if metric.higher_is_better is False]

@@ -463,6 +463,21 @@ def test_accepted_length_is_compared_as_tokens_per_round() -> None:
     assert rows[0]["differences"]["accepted_length"]["value"] == pytest.approx(10 / 4 - 1)
 
 
+@pytest.mark.parametrize(("theirs", "compared"), [("ab", True), ("abc", False), ("a", False)])
+def test_fid_is_compared_over_equal_sets_of_prompts(theirs: str, compared: bool) -> None:
+    common = {"settings": {}, "directory": "x", "metrics": {}, "delta": None, "name": "run"}
+    rows: list[ReportRow] = [
+        {**common, "family": family, "prompts": {
+            name: {"fid": (value, 1.0), "clip_score": (value, 1.0)} for name in names
+        }}
+        for family, names, value in (("fast", "ab", 3.0), ("slow", theirs, 2.0))
+    ]  # fmt: skip
+    compare(rows, "slow")
+    assert rows[0]["differences"]["clip_score"]["value"] == 1
+    assert ("fid" in rows[0]["differences"]) == compared
+    assert not compared or rows[0]["differences"]["fid"]["value"] == 1
+
+
 @pytest.mark.slow
 def test_the_t_statistic_of_accepted_lengths() -> None:
     """Cool-SD, Appendix C.4."""

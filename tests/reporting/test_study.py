@@ -136,6 +136,38 @@ def test_seeds_of_an_arm_are_pooled() -> None:
     assert lines(losses)["lantern at 3.5"][0].startswith("-0.06")
 
 
+def with_fid(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with pseudo-values of their FID, which share most of their noise."""
+    noise = np.random.default_rng(7).normal(0, 3, PROMPTS)
+    for place, row in enumerate(found):
+        own = noise + np.random.default_rng(place).normal(0, 0.05, PROMPTS)
+        values = row["metrics"]["fid"]["value"] + own - own.mean()
+        for prompt, value in zip(row["prompts"].values(), values, strict=True):
+            prompt["fid"] = (float(value), 1.0)
+    return found
+
+
+def test_fid_is_paired_by_its_pseudovalues() -> None:
+    _, losses, differences, correlations = study.tables(with_fid(rows()))
+    assert losses.head == ["run", "FID ↓", "CLIP score ↑"]
+    assert "1 − 0.05 / 8" in losses.text
+    cells = {name: cells[0] for name, cells in lines(losses).items()}
+    assert cells["lantern at 3.5"].startswith("+0.60* (")
+    assert "*" not in cells["eagle"]
+    assert "FID ↓" in differences.head
+    assert lines(correlations)["TV bound, all lengths"][0].startswith("+1.00 (")
+
+
+def test_fid_of_other_prompts_is_not_compared() -> None:
+    found = with_fid(rows())
+    del found[4]["prompts"]["p0"]
+    _, losses, _, correlations = study.tables(found)
+    assert lines(losses)["lantern at 3.5"][0] == "–"
+    assert lines(losses)["lantern at 3.5"][1].startswith("-0.06")
+    assert lines(losses)["coolsd at 3.5"][0].startswith("+0.20*")
+    assert lines(correlations)["TV bound, all lengths"][0] == "+1.00"
+
+
 def test_no_study_without_two_relaxations_of_one_length() -> None:
     assert study.tables(rows()[:3]) == []
     assert study.tables([rows()[0], run("coolsd", wanted=3.5), run("coolsd", wanted=4.0)]) == []

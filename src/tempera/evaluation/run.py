@@ -167,7 +167,9 @@ def _timed(
 def _evaluated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
 ) -> tuple[dict[str, Row], dict[str, Interval]]:
-    """Scores by prompt id, and the quality metrics; both empty if the evaluator has no networks."""
+    """Scores by prompt id, with pseudo-values of metrics of the whole set, and the quality metrics;
+    both empty if the evaluator has no networks.
+    """
     scores: dict[str, Row] = {}
     metrics: dict[str, Interval] = {}
 
@@ -179,9 +181,15 @@ def _evaluated(
         found = score_pictures(networks, prompts, picture, store)
         rows = [found[prompt.id] for prompt in prompts]
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])
-        metrics |= quality(rows, networks, reference, evaluator.resamples, pipeline.device)
-        for row in rows:
-            scores.setdefault(row["id"], {}).update(row)
+        measured = quality(rows, networks, reference, evaluator.resamples, pipeline.device)
+        metrics |= measured
+        for place, row in enumerate(rows):
+            values = {
+                key: float(one.pseudovalues[place])
+                for key, one in measured.items()
+                if one.pseudovalues is not None
+            }
+            scores.setdefault(row["id"], {}).update(row | values)
     return scores, metrics
 
 

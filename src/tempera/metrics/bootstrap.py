@@ -5,7 +5,7 @@ resamples, so intervals are reproducible.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,18 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95% interval, from `n` units (prompts or images)."""
+    """An estimate and its 95% interval, from `n` units (prompts or images).
+
+    `pseudovalues`, if known, are one number a unit whose mean is the estimate: under other weights
+    of the units their weighted mean is the estimate too, to first order (the infinitesimal
+    jackknife; Jaeckel 1972). So statistics of a whole set are compared like means.
+    """
 
     value: float
     low: float
     high: float
     n: int
+    pseudovalues: Array | None = field(default=None, compare=False, repr=False)
 
     def as_dict(self) -> dict[str, float]:
         """The interval as JSON."""

@@ -7,6 +7,7 @@ with the same number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     tr(Σ + Σ' − 2(ΣΣ')^½).
 
     Resamples are linearised: each changes the distance by its derivative with respect to the
-    images' weights (infinitesimal jackknife; Jaeckel 1972). This needs one eigendecomposition for
+    images' weights, that is, they average pseudo-values. This needs one eigendecomposition for
     all resamples, and its spread is closer to that of repeated experiments than the bootstrap's:
     with few images per feature, the bootstrap's repeated images narrow Σ and its interval becomes
     too wide.
@@ -46,11 +47,17 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     overlap, own = _root_trace(centred @ root / (n - 1) ** 0.5)
     value = (average - centre).square().sum() + lengths.sum() / (n - 1)
     value += root.square().sum() - 2 * overlap
-    # up to a constant, which cancels, because every resample has n images
+    # the derivative by each image's weight, up to a constant
     change = 2 * centred @ (average - centre) / n + lengths / (n - 1) - own
-    drawn = bootstrap.counts(n, resamples, seed)
-    replicates = float(value) + (drawn - 1) @ change.cpu().numpy()
-    return bootstrap.centred(float(value), replicates, n, (0, np.inf))
+    pseudovalues = _pseudovalues(float(value), n * change)
+    replicates = bootstrap.counts(n, resamples, seed) @ pseudovalues / n
+    interval = bootstrap.centred(float(value), replicates, n, (0, np.inf))
+    return replace(interval, pseudovalues=pseudovalues)
+
+
+def _pseudovalues(value: float, influence: Tensor) -> Array:
+    """Pseudo-values [n] of an estimate, from the influence of each image up to a constant, [n]."""
+    return value + (influence - influence.mean()).cpu().numpy()
 
 
 def _root(features: Tensor) -> Tensor:
@@ -96,11 +103,12 @@ def kernel(generated: Features, real: Features, resamples: int = 200, seed: int 
         np.concatenate([np.ones((1, n)), bootstrap.counts(n, resamples, seed)]), device=x.device
     )
     within = torch.zeros(len(weights), dtype=x.dtype, device=x.device)
-    across = torch.empty(n, dtype=x.dtype, device=x.device)
+    own, across = torch.empty(2, n, dtype=x.dtype, device=x.device)
     for rows in _rows(n):
         pairs = _cubic(x[rows], x)
         pairs[torch.arange(len(pairs)), torch.arange(n)[rows]] = 0
         within += ((weights @ pairs.T) * weights[:, rows]).sum(1)
+        own[rows] = pairs.sum(1) / (n - 1)
         across[rows] = _cubic(x[rows], y).mean(1)
     reference = sum(float(_cubic(y[rows], y).sum()) for rows in _rows(m))
     constant = (reference - float(((y.square().sum(1) / y.shape[1]) + 1).pow(3).sum())) / (
@@ -109,7 +117,9 @@ def kernel(generated: Features, real: Features, resamples: int = 200, seed: int 
     total = weights.sum(1)
     pairs = total.square() - weights.square().sum(1)
     distances = (within / pairs + constant - 2 * (weights @ across) / total).cpu().numpy()
-    return bootstrap.centred(float(distances[0]), distances[1:], n)
+    value = float(distances[0])
+    pseudovalues = _pseudovalues(value, 2 * (own - across))
+    return replace(bootstrap.centred(value, distances[1:], n), pseudovalues=pseudovalues)
 
 
 def _cubic(left: Tensor, right: Tensor) -> Tensor:
@@ -126,7 +136,8 @@ def precision(
     x, y = _checked(generated, real, 2 * (neighbours + 1))
     radius = _radius(y, neighbours)
     inside = torch.cat([(_apart(x[rows], y) <= radius).any(1) for rows in _rows(len(x))])
-    return bootstrap.mean(inside.double().cpu().numpy(), resamples, seed)
+    values = inside.double().cpu().numpy()
+    return replace(bootstrap.mean(values, resamples, seed), pseudovalues=values)
 
 
 def recall(

@@ -40,6 +40,8 @@ class Metric:
         per_token: divide a prompt's value by its number of tokens.
         weight: column that weights the prompts' values; equal weights by default.
         macro: average the columns' means, rather than all their entries.
+        of_set: its column holds pseudo-values of the whole set of images, so runs are compared only
+            if they have the same prompts.
     """
 
     key: str
@@ -55,6 +57,7 @@ class Metric:
     per_token: bool = False
     weight: str = ""
     macro: bool = False
+    of_set: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -248,9 +251,38 @@ METRICS: tuple[Metric, ...] = (
         section="speed",
         in_report=True,
     ),
-    Metric("fid", "FID", "", ".2f", False, in_report=True, in_pareto="quality"),
-    Metric("kid", "KID", "", ".4f", False, in_report=True, in_pareto="more"),
-    Metric("precision", "precision", "", ".3f", True, in_report=True, in_pareto="more"),
+    Metric(
+        "fid",
+        "FID",
+        "",
+        ".2f",
+        higher_is_better=False,
+        in_report=True,
+        in_pareto="quality",
+        paired=True,
+        of_set=True,
+    ),
+    Metric(
+        "kid",
+        "KID",
+        "",
+        ".4f",
+        higher_is_better=False,
+        in_report=True,
+        in_pareto="more",
+        paired=True,
+        of_set=True,
+    ),
+    Metric(
+        "precision",
+        "precision",
+        "",
+        ".3f",
+        higher_is_better=True,
+        in_report=True,
+        in_pareto="more",
+        paired=True,
+    ),
     Metric("recall", "recall", "", ".3f", True, in_report=True, in_pareto="more"),
     Metric(
         "inception_score",
@@ -261,7 +293,7 @@ METRICS: tuple[Metric, ...] = (
         in_report=True,
         in_pareto="more",
     ),
-    Metric("precision_vgg", "precision, VGG", "", ".3f", True, in_report=True),
+    Metric("precision_vgg", "precision, VGG", "", ".3f", True, in_report=True, paired=True),
     Metric("recall_vgg", "recall, VGG", "", ".3f", True, in_report=True),
     Metric(
         "clip_score",

@@ -101,6 +101,8 @@ def _differences(row: RunSummary, baseline: RunSummary) -> dict[str, dict[str, f
     for metric in table.METRICS:
         key = metric.key
         known = [name for name in shared if key in ours[name] and key in theirs[name]]
+        if metric.of_set and ours.keys() != theirs.keys():
+            continue
         if metric.paired and known:
             left, right = (np.array([run[name][key] for name in known]) for run in (ours, theirs))
             interval = _difference(left, right)

@@ -225,8 +225,8 @@ def _correlations(arms: Sequence[Arm]) -> list[StudyTable]:
         "Spearman's rank correlation of a divergence with the loss of quality, over "
         f"{len(arms)} relaxations, with a 95% interval from resampled prompts, not corrected for "
         "their number. 1: the divergence ranks the losses perfectly. Noise in the losses moves the "
-        "correlation towards 0. An infinite divergence ranks above all others. Distances between "
-        "sets of images have no interval here."
+        "correlation towards 0. An infinite divergence ranks above all others. Metrics that images "
+        "have only together, such as recall, have no interval here."
     )
     head = ["divergence, length", *(f"loss of {metric.title}" for metric in losses)]
     return [StudyTable("Study: which divergence predicts the loss", text, head, lines)]
@@ -247,7 +247,8 @@ def _correlation(arms: Sequence[Arm], divergence: str, loss: table.Metric) -> st
     sign = -1.0 if loss.higher_is_better else 1.0
     outer = -1.0 if divergence == "logprob_per_token" else 1.0
     seeds, prompts = _shared(arms)
-    if not loss.paired:
+    by_prompt = loss.paired and all(arm.measures(loss.key) for arm in arms)
+    if not by_prompt or not _same_set(loss, arms, seeds):
         values = np.array([arm.value(loss.key) for arm in arms])
         divergences = [arm.weighted(divergence, seeds, prompts).mean for arm in arms]
         return _cell(sign * outer * float(spearman(np.array(divergences), values)), "+.2f")
@@ -275,7 +276,12 @@ def _compared(
         for left, right in pairs
         for metric in metrics
     ]
-    known = [place for place, pair in enumerate(weighted) if _overlap(*pair)]
+    known = [
+        place
+        for place, pair in enumerate(weighted)
+        if _overlap(*pair)
+        and _same_set(metrics[place % len(metrics)], pairs[place // len(metrics)], seeds)
+    ]
     found = dict(zip(known, compare_all([weighted[place] for place in known]), strict=True))
     cells = [
         _difference(found.get(place), metrics[place % len(metrics)])
@@ -288,6 +294,14 @@ def _compared(
 def _overlap(left: Weighted, right: Weighted) -> bool:
     shared = (left.denominators > 0) & (right.denominators > 0)
     return left.finite and right.finite and bool(shared.any())
+
+
+def _same_set(metric: table.Metric, arms: Sequence[Arm], seeds: Sequence[Any]) -> bool:
+    """Whether the arms' values of the metric can be compared: those of a whole set can if all have
+    the same prompts.
+    """
+    sets = [[arm.seeds[seed]["prompts"].keys() for seed in seeds] for arm in arms]
+    return not metric.of_set or all(one == sets[0] for one in sets)
 
 
 def _infinite(arm: Arm, metric: str) -> bool:
@@ -311,7 +325,11 @@ def _paired(arms: Sequence[Arm], sections: Sequence[str]) -> list[table.Metric]:
         for metric in table.report_order()
         if metric.paired
         and metric.section in sections
-        and any(np.isfinite(arm.value(metric.key)) for arm in arms if not arm.plain)
+        and any(
+            arm.measures(metric.key) and np.isfinite(arm.value(metric.key))
+            for arm in arms
+            if not arm.plain
+        )
     ]
 
 
@@ -331,7 +349,8 @@ def _explained(count: int) -> str:
     return (
         "Paired by prompt and seed. Intervals are bootstrap intervals of level 1 − 0.05 / "
         f"{count}: all {count} of this table hold together with 95% confidence. *: Holm's "
-        f"procedure on the {count} p-values of the paired bootstrap rejects equality at 5%."
+        f"procedure on the {count} p-values of the paired bootstrap rejects equality at 5%. FID "
+        "and KID are resampled to first order in the images' weights."
     )
 
 
