@@ -177,7 +177,7 @@ def test_a_replay_of_other_columns_is_named_and_left_out(tmp_path: Path) -> None
     _, data = page_of(tmp_path)
     (caution,) = data["cautions"]
     assert "that of world-000000 in " in caution
-    assert f"{REPLAYS} is damaged (TypeError" in caution
+    assert f"{REPLAYS} is damaged (a value is of another kind)" in caution
     assert {one["replay"] for one in data["runs"][0]["prompts"]} == {None}
 
 
