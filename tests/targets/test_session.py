@@ -82,7 +82,7 @@ def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
         assert session.cache is cache
         session.begin(session.prompt, 10)
         assert session.cache is not cache
-        assert not len(cache) and not cache.storage.numel()
+        assert not cache.layers and not cache.storage.numel()
 
 
 def test_keys_of_compiled_passes_grow_by_thirds_of_an_image():

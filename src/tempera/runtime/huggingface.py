@@ -12,12 +12,9 @@ from tempera.runtime.torchvision import import_torchvision
 import_torchvision()
 
 from transformers import LlamaConfig, LlamaModel  # noqa: E402
-from transformers.cache_utils import Cache, CacheLayerMixin  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: E402
 
 __all__ = [
-    "Cache",
-    "CacheLayerMixin",
     "LlamaConfig",
     "LlamaDecoderLayer",
     "LlamaModel",

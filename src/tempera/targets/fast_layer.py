@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.runtime import huggingface
 from tempera.targets.frozen_linear import FrozenLinear, freeze
 from tempera.targets.kv_cache import RowLayer
 
@@ -149,12 +148,16 @@ def _is_known(layer: Any) -> bool:
     """Whether the layer's class is known. Llama is checked first, since the other classes are only
     imported when accessed.
     """
+    from tempera.runtime import huggingface  # takes seconds, and most mistakes are found without it
+
     return isinstance(layer, huggingface.LlamaDecoderLayer) or isinstance(  # noqa: SIM101
         layer, huggingface.Emu3DecoderLayer | huggingface.ChameleonDecoderLayer
     )
 
 
 def _has_head_norms(layer: Any) -> bool:
+    from tempera.runtime import huggingface
+
     return not isinstance(layer, huggingface.LlamaDecoderLayer) and isinstance(
         layer, huggingface.ChameleonDecoderLayer
     )

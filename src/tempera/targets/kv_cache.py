@@ -14,29 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
-
-from tempera.runtime.huggingface import Cache, CacheLayerMixin
 
 
-class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a `RowCache`. A decoder layer accepts it in place of the whole cache.
+class RowLayer:
+    """One layer of a `RowCache`. A decoder layer of transformers accepts it as its cache, since it
+    calls `update` and nothing else.
 
     One compiled decoder layer serves all layers of a network, so compiled code must not read
     `index`: it would be compiled again for each layer.
     """
 
-    is_compileable = True
-
     def __init__(self, cache: "RowCache", index: int, storage: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.cache, self.index, self.is_initialized = cache, index, True
+        self.cache, self.index = cache, index
         self._keys, self._values = storage[0].flatten(0, 1), storage[1].flatten(0, 1)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the storage is preallocated."""
-
-    @override
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -60,30 +51,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             :, : self.cache.reach
         ].transpose(1, 2)
 
-    @override
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of visible keys, and the offset of the first."""
-        return self.cache.reach, 0
 
-    def get_seq_length(self) -> int:
-        """0. Row lengths differ and callers pass `position_ids`; transformers uses this value only
-        to check whether the cache is empty.
-        """
-        return 0
-
-    @override
-    def get_max_length(self) -> int:
-        """S, the entries that a row can hold."""
-        return self.cache.capacity
-
-    @override
-    def reset(self) -> None:
-        """Zero the whole cache."""
-        self.cache.storage.zero_()
-
-
-class RowCache(Cache):
-    """A `transformers` cache whose rows have different lengths.
+class RowCache:
+    """A cache whose rows have different lengths, for decoder layers of transformers.
 
     Call `place` before each forward pass. It sets where each row's new entries go and how many keys
     the pass loads; the attention mask (`RoundMask`) decides which of them a query attends to.
@@ -96,6 +66,7 @@ class RowCache(Cache):
         capacity: S, entries a row can hold.
 
     Attributes:
+        layers: a `RowLayer` for each decoder layer.
         storage: [layers, 2, R, S, heads, D], keys then values. The heads of a token are adjacent,
             so writing is one contiguous copy and `[R, heads, K, D]` is a view that scaled
             dot-product attention accepts without copying.
@@ -120,9 +91,7 @@ class RowCache(Cache):
         self.storage = torch.zeros(
             layers, 2, rows, capacity, heads, head_dim, dtype=dtype, device=device
         )
-        super().__init__(
-            layers=[RowLayer(self, index, storage) for index, storage in enumerate(self.storage)]
-        )
+        self.layers = [RowLayer(self, index, storage) for index, storage in enumerate(self.storage)]
         self.rows, self.capacity, self.reach = rows, capacity, capacity
         self._stacked = self.storage.view(2 * layers, rows * capacity, heads * head_dim)
         self._offsets = torch.arange(rows, device=device)[:, None] * capacity
@@ -170,8 +139,7 @@ class RowCache(Cache):
 
     def layer(self, index: int) -> RowLayer:
         """The keys and values of one decoder layer."""
-        layer: Any = self.layers[index]
-        return layer  # type: ignore[no-any-return]
+        return self.layers[index]
 
     def _view(self, reach: int) -> list[tuple[Tensor, Tensor]]:
         """For each layer, views of the first `reach` keys and values."""
