@@ -10,9 +10,11 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from paths import ROOT
 
 from tempera import errors
+from tempera.config import messages
 from tempera.config.messages import OPTIONS, sentence
 
 CORE = [
@@ -129,3 +131,22 @@ def test_the_library_does_not_mention_command_line_options(package: str) -> None
     options = re.compile(rf"\b(?:{'|'.join(GROUPS)})(?:=\w|\.\w+=)|expected_length=|command line")
     for path in sorted((ROOT / "src" / "tempera" / package).glob("*.py")):
         assert [text for text in texts_raised(path) if options.search(text)] == [], path
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"), [("k", []), ("top_k", ["model=shapes_mar"]), ("price", [])]
+)
+def test_few_configurations_are_composed_to_find_an_option(
+    option: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a quarter of a second."""
+    composed = []
+
+    def counted(conf: Path, config_name: str, overrides: list[str]) -> DictConfig | None:
+        composed.append(overrides)
+        return uncounted(conf, config_name, overrides)
+
+    uncounted = messages._composed
+    monkeypatch.setattr(messages, "_composed", counted)
+    assert "it belongs to" in messages.unknown_option(option, ROOT / "conf", "eval", arguments)
+    assert len(composed) <= 9

@@ -254,11 +254,8 @@ def _scripts_with(option: str, conf: Path) -> list[str]:
 
 def belongs_elsewhere(option: str, conf: Path) -> bool:
     """Whether some choice of conf/ defines a top-level option of this name."""
-    return any(
-        re.search(rf"^{re.escape(option)}:", path.read_text(encoding="utf-8"), re.MULTILINE)
-        and "@package _global_" in path.read_text(encoding="utf-8")
-        for path in conf.glob("*/*.yaml")
-    )
+    choices = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
+    return any(_defines(option, conf, choice.as_posix()) for choice in choices)
 
 
 def _owners(
@@ -276,6 +273,8 @@ def _owners(
     methods = [[f"method={method}"] for method in groups.get("method", ())]
     found = {}
     for group, choices in groups.items():
+        if group == "experiment":
+            continue  # sweeps over options of others
         if not any(_mentions(option, conf, f"{group}/{choice}") for choice in choices):
             continue
         others = [choice for choice in chosen if choice.partition("=")[0] != group]
@@ -303,24 +302,34 @@ def _mentions(option: str, conf: Path, choice: str) -> bool:
     )
 
 
+def _defines(option: str, conf: Path, choice: str) -> bool:
+    """Whether the file of a choice defines the option at the top level of the configuration."""
+    path = conf / f"{choice}.yaml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    top = re.search(rf"^{re.escape(option)}:", text, re.MULTILINE)
+    return bool(top) and text.startswith("# @package _global_\n")
+
+
 def _having(
     option: str, conf: Path, config_name: str, base: list[str], group: str, choices: Sequence[str]
 ) -> list[str] | None:
     """The choices with which the option exists; None unless the choices compose on top of `base`.
 
-    All choices that do not mention the option get it from elsewhere or not at all, so only one of
-    them is composed, since composing is slow.
+    All choices that do not mention the option get it from elsewhere or not at all, and all that
+    define it have it, so only one of each kind is composed, since composing is slow.
     """
     silent = [choice for choice in choices if not _mentions(option, conf, f"{group}/{choice}")]
+    defining = [choice for choice in choices if _defines(option, conf, f"{group}/{choice}")]
     having = []
     for choice in choices:
-        if choice in silent[1:]:
+        if choice in (*silent[1:], *defining[1:]):
             continue
         cfg = _composed(conf, config_name, [*base, f"{group}={choice}"])
         if cfg is None:
             return None
         if option in _names(cfg):
-            having += silent if choice in silent else [choice]
+            alike = next((kind for kind in (silent, defining) if choice in kind), [choice])
+            having += alike
     return sorted(having)
 
 
