@@ -563,7 +563,7 @@ def test_a_batch_of_training_is_split_into_the_fewest_parts_that_fit(
         cfg.directory = str(tmp_path / "run")
         return float(train(cfg)["memory"])
 
-    monkeypatch.setattr(training_command, "launched", lambda: split)
+    monkeypatch.setattr(training_command, "uses_fsdp", lambda: split)
     four_at_a_time = weighed(3)
     monkeypatch.setattr(costing, "free_memory", lambda device: int(1.01 * four_at_a_time / 0.9))
     assert weighed("auto") == pytest.approx(four_at_a_time, rel=1e-3)

@@ -172,7 +172,7 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
                 "the shipped networks evaluate pictures of the shapes world, not of large; take "
                 "published networks, or none (metrics=real or metrics=none)",
             ),
-            (["tracking=wandb", "tracking.mode=on"], "the tracking mode 'on' is unknown"),
+            (["tracking=wandb", "tracking.mode=on"], "it must be one of auto, online, offline"),
             (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
         ],
         (["data=file"], "data=file needs a file of prompts"),

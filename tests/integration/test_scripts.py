@@ -200,23 +200,38 @@ def test_in_a_separate_process(arguments: list[str], words: list[str], tmp_path:
         assert word in last
 
 
+SLOW = {"transformers", "torchvision", "torch._dynamo", "matplotlib", "wandb"}
+"""Packages that take seconds to import."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "kept_out"),
+    ("script", "arguments", "kept_out"),
     [
-        (["method=x"], {"torch", "transformers", "wandb", "matplotlib"}),
-        (["dleta=2"], {"torch", "transformers", "wandb", "matplotlib"}),
-        (["method=eagle", "delta=2"], {"torch", "transformers", "wandb", "matplotlib"}),
-        (["--help"], {"torch", "transformers", "wandb", "matplotlib"}),
-        (["delta=abc"], {"transformers", "wandb", "matplotlib"}),
+        ("eval/run.py", ["method=x"], {"torch", *SLOW}),
+        ("eval/run.py", ["dleta=2"], {"torch", *SLOW}),
+        ("eval/run.py", ["method=eagle", "delta=2"], {"torch", *SLOW}),
+        ("eval/run.py", ["--help"], {"torch", *SLOW}),
+        ("eval/report.py", ["nowhere"], {"torch", *SLOW}),
+        ("eval/run.py", ["delta=abc"], SLOW),
+        ("eval/run.py", ["depth=0"], SLOW),
+        ("eval/run.py", ["limit=abc"], SLOW),
+        ("eval/run.py", ["batch_size=0"], SLOW),
+        ("eval/run.py", ["drafter.path=nowhere"], SLOW),
+        ("eval/run.py", ["tracking.mode=abc"], SLOW),
+        ("eval/tune.py", ["budget=abc"], SLOW),
+        ("eval/bench.py", ["repeats=0"], SLOW),
+        ("eval/calibrate.py", ["limit=abc"], SLOW),
+        ("train_draft/main.py", ["lr=abc"], {"accelerate", *SLOW}),
+        ("train_draft/prepare.py", ["shard_size=abc"], SLOW),
     ],
 )
 def test_an_answer_does_not_wait_for_imports(
-    arguments: list[str], kept_out: set[str], tmp_path: Path
+    script: str, arguments: list[str], kept_out: set[str], tmp_path: Path
 ) -> None:
-    """Seconds each: what the answer needs not is not imported."""
+    """What the answer needs not is not imported."""
     code = (
-        f"import runpy, sys; sys.argv = {[str(ROOT / 'eval' / 'run.py'), *arguments]}\n"
+        f"import runpy, sys; sys.argv = {[str(ROOT / script), *arguments]}\n"
         "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
         f"finally: print('imported', sorted({kept_out} & set(sys.modules)))"
     )

@@ -15,14 +15,14 @@ from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.parallel_network import ParallelModel
-from tempera.runtime.distributed import Processes
+from tempera.runtime.distributed import Processes, uses_fsdp
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import NoTracker
 from tempera.shapes.networks import TextEncoder
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import ShardCodes
-from tempera.training.fsdp import launched, split_target
+from tempera.training.fsdp import split_target
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import train
@@ -151,7 +151,7 @@ if __name__ == "__main__":
     tiny_train(
         Path(sys.argv[1]),
         tracker,
-        tiny_target(place=split_in_halves) if launched() else None,
+        tiny_target(place=split_in_halves) if uses_fsdp() else None,
         AcceptanceLoss() if parallel else EagleLoss(),
         ParallelModel if parallel else EagleModel,
         gradient_accumulation=2,

@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
+from tempera.commands.costs import AUTO, chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.config import build
 from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
@@ -38,7 +38,7 @@ LARGEST = 256
 
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
-    check_suited(cfg)
+    _check(cfg)
     device = build.parse_device(cfg.device)
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
@@ -66,10 +66,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if is_dry(cfg):
         measured = partial(_measured, cfg, prompts, protocol, evaluator, processes.count)
         return dry(weighed(), measured, processes.is_main)
-    check_values(cfg.tracking)
     evaluator.check(cfg.model.name)
     expected_length.check(cfg, prompts, _hydra(cfg, "overrides") or [])
-    build.check_draft(cfg)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
     weighed()
@@ -93,6 +91,20 @@ def main(cfg: DictConfig) -> dict[str, float]:
         return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})
 
     return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
+
+
+def _check(cfg: DictConfig) -> None:
+    """Raise TemperaError for wrong options, before the networks' code is imported, which takes
+    seconds.
+    """
+    check_suited(cfg)
+    build.parse_dtype(cfg.dtype, build.parse_device(cfg.device))
+    for part in (cfg.pipeline, cfg.speed, cfg.tracking, cfg.drafter):
+        check_values(part)
+    if cfg.batch_size != AUTO:
+        instantiate(cfg.plan, directory=Path(str(cfg.directory)), settings={}, about={})
+    if not is_dry(cfg):
+        build.check_draft(cfg)
 
 
 def _paper(cfg: DictConfig) -> Any:

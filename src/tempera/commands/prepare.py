@@ -10,7 +10,7 @@ from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.families import check_suited
-from tempera.config.instantiate import from_options
+from tempera.config.instantiate import check_options, from_options
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
 from tempera.errors import TemperaError
@@ -29,6 +29,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     check_suited(cfg)
+    check_options(cfg, "tempera.data.prepare.prepare")
     source = build_source(cfg)
     if cfg.dry_run and (stored := source.to_store()):
         return _not_fetched(stored, processes.is_main)

@@ -6,8 +6,6 @@ from omegaconf import DictConfig, ListConfig
 
 from tempera.config.instantiate import check_value
 from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.report import write_report
-from tempera.reporting.wandb_report import publish
 
 
 def main(cfg: DictConfig) -> list[Path]:
@@ -22,6 +20,8 @@ def main(cfg: DictConfig) -> list[Path]:
     baseline = None if cfg.baseline is None else str(cfg.baseline)
     runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
     finished, unfinished = find_runs(map(str, runs))
+    from tempera.reporting.report import write_report  # torch and matplotlib take seconds
+
     rows, damaged = collect(finished, baseline)
     output = Path(str(cfg.output))
     files = write_report(rows, output, unfinished, damaged, baseline, cfg.animate)
@@ -30,5 +30,7 @@ def main(cfg: DictConfig) -> list[Path]:
     for file in files:
         print(file)
     if cfg.publish:
+        from tempera.reporting.wandb_report import publish
+
         print(publish(rows, output, str(cfg.project), cfg.entity))
     return files

@@ -66,6 +66,9 @@ def tune(cfg: DictConfig) -> dict[str, Any]:
 @script("train_draft")
 def train(cfg: DictConfig) -> dict[str, Any]:
     """`tempera-train`: train the EAGLE draft of a model."""
+    from tempera.config.build import check_training
+
+    check_training(cfg)
     from tempera.commands.train import main
 
     return main(cfg)

@@ -13,24 +13,20 @@ from tempera.commands.costs import AUTO, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.families import check_suited
 from tempera.config.instantiate import (
     accepted,
-    check_value,
-    check_values,
-    from_options,
     instantiate,
 )
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import NotAClass, TemperaError
 from tempera.runtime.cost import Cost, Time, largest_batch
-from tempera.runtime.distributed import Processes
+from tempera.runtime.distributed import Processes, uses_fsdp
 from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.estimate import BlankCodes, estimate
-from tempera.training.fsdp import launched, split_target
+from tempera.training.fsdp import split_target
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.run_time import Drawing, run_time
@@ -39,10 +35,9 @@ from tempera.training.trainer import DRAFT, train
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    check_suited(cfg)
-    build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
+    build.check_training(cfg)
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    recipe = _recipe(cfg)
+    recipe = build.build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
     if processes.is_main and recipe.mixed_precision == "bf16":
         device = build.parse_device(cfg.device)
@@ -52,7 +47,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         parts["recipe"] = _split(cfg, parts, processes.is_main)
         cost = _weigh(cfg, parts, processes.is_main)
         return dry(cost, lambda: _measured(cfg, parts, processes), processes.is_main)
-    check_values(cfg.tracking)
     directory = writable_directory(Path(str(cfg.directory)))
     parts["recipe"] = recipe = _split(cfg, parts, processes.is_main)
     _weigh(cfg, parts, processes.is_main)
@@ -60,7 +54,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if "source" in cfg:
         offered["source"] = build_source(cfg)
         fetch(offered["source"], processes)
-    target: Any = build.build_target(cfg, split_target if launched() else None)
+    target: Any = build.build_target(cfg, split_target if uses_fsdp() else None)
     codes = instantiate(
         cfg.train_data,
         target=target,
@@ -111,7 +105,7 @@ def _split(cfg: DictConfig, parts: dict[str, Any], tell: bool) -> Recipe:
         return recipe
     processes: int = parts["processes"]
     share = recipe.part(processes)
-    several = 2 if launched() else 1  # gradients stay whole between the parts of a batch
+    several = 2 if uses_fsdp() else 1  # gradients stay whole between the parts of a batch
 
     def peak(size: int) -> int:
         whole = several * size * processes
@@ -147,8 +141,8 @@ def _cost(cfg: DictConfig, parts: dict[str, Any], recipe: Recipe) -> Cost:
         replace(recipe, steps=_about(cfg, recipe)),
         _caption(cfg),
         parts["processes"],
-        drawn=cfg.train_data.batch_size if _draws(cfg) and not launched() else 0,
-        split=launched(),
+        drawn=cfg.train_data.batch_size if _draws(cfg) and not uses_fsdp() else 0,
+        split=uses_fsdp(),
     )
     return replace(cost, stored=build_source(cfg).to_store()) if _downloads(cfg) else cost
 
@@ -192,7 +186,7 @@ def _measured(cfg: DictConfig, parts: dict[str, Any], processes: Processes) -> T
         TemperaError: the training data are not here, or training is not possible.
     """
     recipe: Recipe = parts["recipe"]
-    target: Any = build.build_target(cfg, split_target if launched() else None)
+    target: Any = build.build_target(cfg, split_target if uses_fsdp() else None)
     caption, made = _caption(cfg), "limit" in cfg.train_data
     codes: Codes = (
         BlankCodes(caption, target.length)
@@ -205,7 +199,7 @@ def _measured(cfg: DictConfig, parts: dict[str, Any], processes: Processes) -> T
         )
     )
     drawing = None
-    if _draws(cfg) and not launched() and cfg.train_data.limit is not None:
+    if _draws(cfg) and not uses_fsdp() and cfg.train_data.limit is not None:
         drawing = Drawing(cfg.train_data.limit, caption, cfg.train_data.batch_size)
     draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
     steps = _about(cfg, recipe) if made else _steps(cfg, codes, recipe.batch_size)
@@ -214,23 +208,6 @@ def _measured(cfg: DictConfig, parts: dict[str, Any], processes: Processes) -> T
     return run_time(
         target, draft, codes, parts["loss"], recipe, drawing, later, processes=processes
     )
-
-
-def _recipe(cfg: DictConfig) -> Recipe:
-    """The recipe, checked before anything is read. Its `steps` are 1 if epochs will set them;
-    mixed_precision=auto means bfloat16 on CUDA.
-    """
-    decided: dict[str, Any] = {}
-    if cfg.steps is None:
-        check_value(cfg, "epochs", cfg.epochs, float)
-        decided["steps"] = 1
-    if cfg.gradient_accumulation == AUTO:
-        decided["gradient_accumulation"] = 1
-    if cfg.mixed_precision == "auto":
-        cuda = build.parse_device(cfg.device).type == "cuda"
-        decided["mixed_precision"] = "bf16" if cuda else "no"
-    recipe: Recipe = from_options(cfg, "tempera.training.recipe.Recipe", **decided)
-    return recipe
 
 
 def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
+from tempera.config.families import check_suited
 from tempera.config.instantiate import (
     accepted,
     check,
@@ -21,7 +22,7 @@ from tempera.config.instantiate import (
 )
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.trees import Tree
-from tempera.errors import NotAChain, NotADiscreteRule, TemperaError, shortened
+from tempera.errors import EmptyDraft, NotAChain, NotADiscreteRule, TemperaError, shortened
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification, Exact
@@ -137,6 +138,31 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
         target.compile()
 
 
+def check_training(cfg: DictConfig) -> None:
+    """Raise TemperaError for wrong options of training, before imports that take seconds."""
+    check_suited(cfg)
+    check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
+    build_recipe(cfg)
+    for part in (cfg.loss, cfg.draft, cfg.train_data, cfg.tracking):
+        check_values(part)
+
+
+def build_recipe(cfg: DictConfig) -> Any:
+    """Build the `tempera.training.recipe.Recipe` of the top-level options. Its `steps` are 1 if
+    epochs will set them; mixed_precision=auto means bfloat16 on CUDA.
+    """
+    decided: dict[str, Any] = {}
+    if cfg.steps is None:
+        check_value(cfg, "epochs", cfg.epochs, float)
+        decided["steps"] = 1
+    if cfg.gradient_accumulation == "auto":
+        decided["gradient_accumulation"] = 1
+    if cfg.mixed_precision == "auto":
+        cuda = parse_device(cfg.device).type == "cuda"
+        decided["mixed_precision"] = "bf16" if cuda else "no"
+    return from_options(cfg, "tempera.training.recipe.Recipe", **decided)
+
+
 def check_compile(cfg: DictConfig) -> None:
     """Raise TemperaError for a `compile` that is neither true nor false, and for true with a model
     of continuous tokens or on a CPU, where it does not pay.
@@ -232,6 +258,8 @@ def _check_drafter(cfg: DictConfig) -> None:
             "the drafter drafts along a tree, and the method has none: add +tree=chain, or choose "
             "a method with a tree, such as method=eagle."
         )
+    elif "tree" in cfg and needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
+        raise EmptyDraft("a tree of depth 0")
 
 
 def _check_rule(cfg: DictConfig) -> None:

@@ -200,6 +200,18 @@ def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
     """Call `target` with `extra` and the top-level options named like its arguments, with the
     checks of `instantiate`.
     """
+    return instantiate(_of_options(cfg, target, extra), **extra)
+
+
+def check_options(cfg: DictConfig, target: str) -> None:
+    """Raise TemperaError unless the top-level options named like `target`'s arguments match their
+    annotations.
+    """
+    check_values(_of_options(cfg, target, {}))
+
+
+def _of_options(cfg: DictConfig, target: str, extra: Mapping[str, Any]) -> DictConfig:
+    """A node for `target` with the top-level options that are its arguments, but for `extra`."""
     names = [
         name
         for name in inspect.signature(_locate(OmegaConf.create({"_target_": target}))).parameters
@@ -207,7 +219,7 @@ def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
     ]
     node = OmegaConf.create({"_target_": target, **{name: f"${{{name}}}" for name in names}})
     node._set_parent(cfg)
-    return instantiate(node, **extra)
+    return node
 
 
 def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.evaluators import Evaluator, Pictures
 from tempera.metrics.quality import ENOUGH, quality, reference_features, score_pictures
-from tempera.reporting import figures, report_page
+from tempera.reporting import report_page
 from tempera.reporting.collect import single
 from tempera.reporting.console import print_results
 from tempera.reporting.run_names import method_label
@@ -301,6 +301,8 @@ def _write(
     was drafted) and proximity_map.png (if the rule has proximity sets). metrics.json comes last,
     since it marks a run as finished.
     """
+    from tempera.reporting import figures  # matplotlib takes a second to import
+
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
     table = []

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from typing_extensions import override
 
@@ -156,7 +156,7 @@ def wandb_tracker(
     directory: Path,
     project: str = "tempera",
     entity: str | None = None,
-    mode: str = "auto",
+    mode: Literal["auto", "online", "offline"] = "auto",
     job_type: str = "",
     group: str | None = None,
     tags: Sequence[str] = (),
@@ -188,7 +188,7 @@ def wandb_tracker(
             )
     if int(os.environ.get("RANK", "0")) != 0:
         return NoTracker()
-    mode = _mode(mode)
+    chosen = _mode(mode)
     arguments: dict[str, Any] = {
         "dir": str(directory),
         "project": project,
@@ -201,7 +201,7 @@ def wandb_tracker(
         "resume": "allow",
         "name": directory.name,
     }
-    return WandbTracker(_start(arguments, mode))
+    return WandbTracker(_start(arguments, chosen))
 
 
 def _mode(mode: str) -> str:

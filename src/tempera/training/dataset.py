@@ -15,11 +15,10 @@ from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.data.sources import Source
 from tempera.errors import TemperaError, TooFewImages
 from tempera.image_tokenizers.vq import VQModel
-from tempera.runtime.distributed import Processes
+from tempera.runtime.distributed import Processes, uses_fsdp
 from tempera.runtime.installation import command
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.fsdp import launched
 
 HOLDOUT = 20
 """One image in 20 is held out: 5%."""
@@ -138,7 +137,7 @@ def generated_codes(
         TemperaError: the target is split among processes and the images do not exist yet.
     """
     shards = directory / "codes"
-    if launched() and not _complete(shards):
+    if uses_fsdp() and not _complete(shards):
         raise TemperaError(
             "a target that is split among processes cannot generate training images: generate "
             f"them first with `{command('prepare')} encoder=target`, then train with "

@@ -6,49 +6,15 @@ process receives the summed gradients of its own part. The training loop does no
 checkpoints hold whole tensors.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-from tempera.errors import TemperaError
-
-_UNABLE = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is: configure accelerate with "
-    "use_fsdp instead",
-    "FSDP_OFFLOAD_PARAMS": "FSDP keeps the draft on its device here: set fsdp_offload_params to "
-    "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "activation checkpointing saves nothing in a draft of one "
-    "layer: set fsdp_activation_checkpointing to false",
-}
-
-
-def launched() -> bool:
-    """Whether accelerate is configured to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp`
-    in its configuration).
-
-    Raises:
-        TemperaError: accelerate's configuration asks for something unsupported, or for FSDP with
-            one process.
-    """
-    for option, sentence in _UNABLE.items():
-        if parse_flag_from_env(option):
-            raise TemperaError(f"{sentence}.")
-    if not parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        return False
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise TemperaError(
-            "FSDP splits a draft among several processes, but there is only one: give "
-            "--num_processes, or leave FSDP out."
-        )
-    return True
 
 
 def split_target(network: Any, device: torch.device) -> None:

@@ -17,9 +17,8 @@ from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
 from tempera.runtime.cost import Time
-from tempera.runtime.distributed import Processes
+from tempera.runtime.distributed import Processes, uses_fsdp
 from tempera.targets.transformer import TransformerTarget
-from tempera.training import fsdp
 from tempera.training.dataset import SHARD_BATCHES, Codes
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
@@ -70,7 +69,7 @@ def run_time(
         run = TrainingRun(
             target, draft.to(target.device), codes, loss, recipe, Path(directory),
             Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu), quiet=True,
-            sharded=fsdp.launched(),
+            sharded=uses_fsdp(),
         )  # fmt: skip
         run.step(0)  # to warm up
         steps, begin = 0, clock()

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
+from tempera.runtime.distributed import uses_fsdp
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
 from tempera.runtime.tracking import NoTracker, Tracker
@@ -79,7 +80,7 @@ def train(
     """
     draft.check(target)
     directory = writable_directory(directory)
-    sharded = fsdp.launched()
+    sharded = uses_fsdp()
     accelerator = Accelerator(
         mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu"
     )
