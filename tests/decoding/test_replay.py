@@ -1,4 +1,5 @@
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,12 @@ def test_rounds_come_from_the_device_once(monkeypatch):
     waiting = iter(here._rounds)
     monkeypatch.setattr(replay._DraftedRound, "on_host", lambda away: next(waiting))
     assert [log.columns(row) for row in range(3)] == expected
+
+
+def test_a_recorded_drafter_is_what_its_drafter_is():
+    facts = {"nodes": 3, "depth": 2, "uniforms": 5, "tree": SMALL, "identity": "a draft"}
+    recorded = RecordedDrafter(SimpleNamespace(**facts), DraftLog())
+    assert {name: getattr(recorded, name) for name in facts} == facts
 
 
 def test_long_drafts_are_left_out_and_their_rounds_kept(monkeypatch):

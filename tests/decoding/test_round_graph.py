@@ -129,6 +129,14 @@ def check_same(found, expected):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+def test_before_the_first_round_no_row_has_tokens(monkeypatch):
+    target, asked = made(), []
+    expect = target.expect
+    monkeypatch.setattr(target, "expect", lambda longest: asked.append(longest) or expect(longest))
+    images(target, eagle(target), Exact(), PROMPTS, graphs=RoundGraphs(TapeRecorder()))
+    assert asked[0] == 0 < asked[1] and asked == sorted(asked)
+
+
 @pytest.mark.parametrize("name", slow_but(CASES, "coolsd"))
 def test_replayed_rounds_emit_what_played_ones_emit(name):
     """Tokens and trace to the bit, over batches whose prompts have other padding and whose rows end

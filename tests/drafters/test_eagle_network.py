@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from tiny_networks import GRID, PREFIX, VOCAB, TextLlama, lively, llamagen, tiny_eagle, tiny_target
 from torch import nn
 
-from tempera.drafters.eagle_fused import FastEagle
-from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.draft_network import torch_dtype
+from tempera.drafters.eagle_fused import FastEagle, inputs
+from tempera.drafters.eagle_network import EagleModel, eagle_network, shifted
 from tempera.errors import TemperaError
 from tempera.targets.fast_layer import FastLayer
 from tempera.targets.kv_cache import RoundMask, RowCache
@@ -44,6 +45,29 @@ def test_it_reads_no_later_token_and_trains():
     assert all(
         parameter.grad is not None and parameter.grad.any() for parameter in eagle.parameters()
     )
+
+
+def test_features_of_every_layer_have_a_root_mean_square_of_one():
+    embeds, last = torch.randn(2, 2, 3, 4)
+    early, late = 5 * torch.randn(2, 3, 4), torch.zeros(2, 3, 4)
+    read = inputs(embeds, torch.cat([last, early, late], -1))
+    size = early.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(read, torch.cat([embeds, last, early / size, late], -1))
+    assert inputs(embeds, last).equal(torch.cat([embeds, last], -1))
+
+
+def test_a_draft_computes_in_the_dtype_that_is_named():
+    assert torch_dtype(None) is None
+    for name in ("float32", "bfloat16", "float16"):
+        assert torch_dtype(name) is getattr(torch, name)
+
+
+def test_training_starts_from_random_weights_or_from_a_draft(monkeypatch):
+    target, trained = tiny_target(), tiny_eagle(tiny_target())
+    monkeypatch.setattr(EagleModel, "from_pretrained", {"draft": trained}.__getitem__)
+    assert eagle_network(target, "tiny", "draft") is trained
+    fresh = eagle_network(target, "tiny", features=[1])
+    assert fresh.config.model == "tiny" and fresh.config.features == (1,)
 
 
 def test_a_draft_is_one_layer_and_one_projection():

@@ -483,6 +483,19 @@ def test_one_host_read_per_round(method):
     assert reads.count == Counter(_local_scalar_dense=len(rounds))
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_candidates_of_a_place_are_drawn_without_replacement(levels):
+    target = local_target(4, (2, 4))
+    drafter = sjd_pac(target, 8, "random", branches=3, levels=levels, branching="first")
+    spy = Spy(drafter)
+    emit(target, spy, Exact(), rows=30)
+    for draft, *_ in spy.heard:
+        for siblings in draft.tree.children[: 1 + levels]:
+            tokens = draft.tokens[:, siblings[siblings >= 0]]
+            assert all(len(set(row)) == len(row) for row in tokens.tolist())
+        assert draft.tree.children[0].ge(0).sum() == 3
+
+
 @pytest.mark.parametrize("method", ALL)
 def test_an_image_does_not_depend_on_its_batch(method):
     make, rule = ALL[method]

@@ -380,7 +380,6 @@ def test_hps_pads_the_shorter_side(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_the_tokenizer_of_a_hub_model_is_that_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +391,13 @@ def test_the_tokenizer_of_a_hub_model_is_that_of_its_files(
     network = SimpleNamespace(visual=SimpleNamespace(preprocess_cfg={}))
     monkeypatch.setattr(ClipModel, "files", files)
     monkeypatch.setattr(ClipModel, "network", lambda self: network)
-    monkeypatch.setattr(hps.import_open_clip(), "get_tokenizer", lambda name: name)
+    open_clip = SimpleNamespace(
+        get_tokenizer=lambda name: name,
+        transform=SimpleNamespace(
+            PreprocessCfg=dict, image_transform_v2=lambda config, is_train: config
+        ),
+    )
+    monkeypatch.setattr(clip_model, "import_open_clip", lambda: open_clip)
     assert ClipModel("hf-hub:owner/name", None).tools()[1] == f"local-dir:{tmp_path}"
     monkeypatch.setattr(ClipModel, "files", files[1:])
     assert ClipModel("ViT-B-32", "openai").tools()[1] == "ViT-B-32"

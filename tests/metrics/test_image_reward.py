@@ -166,6 +166,20 @@ def test_a_reward_is_normalised_and_the_prompt_has_35_tokens(
     torch.testing.assert_close(found, (raw - 0.16717362830052426) / 1.0333394966054072)
 
 
+def test_the_networks_are_those_of_the_weights_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ImageReward.pt", "tokenizer.json"):
+        (tmp_path / name).touch()
+    read = []
+    monkeypatch.setattr(image_reward, "read_tensors", lambda path: read.append(path.name) or {})
+    made = [torch.nn.Identity() for _ in range(3)]
+    monkeypatch.setattr(image_reward, "blip_encoders", lambda *found: made[:2])
+    monkeypatch.setattr(image_reward, "linear_chain", lambda *found: made[2])
+    network = ImageReward(str(tmp_path), str(tmp_path)).network()
+    assert list(network.children()) == made and read == ["ImageReward.pt"]
+
+
 @pytest.mark.slow
 def test_image_reward(tmp_path: Path) -> None:
     state = image_reward_state()

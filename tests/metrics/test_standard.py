@@ -155,6 +155,16 @@ def test_nothing_is_downloaded_for_a_directory_or_where_the_hub_is_out_of_reach(
     assert Reference(str(images)).to_download() == Reference("coco").to_download() == 0
 
 
+def test_the_reference_is_downloaded_for_metrics_that_compare(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Repository, "commit", lambda self, patterns: "0" * 40)
+    monkeypatch.setattr(Repository, "to_download", lambda self, patterns: 7)
+    for metric, size in (("fid", 7), ("clip_score", 0)):
+        evaluator = standard_evaluator([metric], "coco", own=Brightness(str(file)))
+        assert evaluator.to_download() == size
+
+
 def test_a_server_is_asked_for_the_size_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     there, heads = WeightsFile("https://example.org/a.pth", ("a.pth",)), [{"Content-Length": "17"}]
 
