@@ -20,6 +20,8 @@ from tempera.errors import TemperaError
         ("calibrate", "model.target=nan", "`model.target=nan` is not possible; it holds options"),
         ("calibrate", "batch_size=[1,2]", "`batch_size=[1, 2]` is not possible; it must be a sin"),
         ("build_shapes", "stages=clip", "`stages=clip` is not possible; it must be a list"),
+        ("build_shapes", "=1", "'=1' names no option: write option=value"),
+        ("eval", "++=[a]", "'++=[a]' names no option: write option=value"),
         ("eval", "~seed", "`seed` cannot be removed: leave out ~seed"),
         ("eval", "limit=\udcff", r"'limit=\udcff' is not UTF-8 text, or holds a NUL"),
         ("report", "--cfg=x", "argument --cfg/-c: invalid choice: 'x'"),

@@ -32,6 +32,7 @@ from tempera.config.build import (
     check_draft,
     check_method,
     check_tokens,
+    check_training,
     make_fast,
     parse_device,
 )
@@ -282,6 +283,13 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     chosen = composed("draft=parallel", "loss=eagle", config="train_draft")
     assert isinstance(instantiate(chosen.loss), EagleLoss)
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
+
+
+def test_a_missing_draft_to_start_from_is_refused_with_the_option() -> None:
+    with pytest.raises(TemperaError) as problem:
+        check_training(composed("start=nowhere", config="train_draft"))
+    said = "there is no directory nowhere: give a trained draft's directory with start=DIR, or "
+    assert str(problem.value).startswith(said)
 
 
 def test_a_missing_parallel_draft_is_refused_with_the_command_that_trains_it() -> None:

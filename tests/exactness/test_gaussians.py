@@ -332,6 +332,11 @@ def test_the_residual_of_the_public_code_uses_plain_densities() -> None:
     assert int(wide.trace.trials.sum()) / int(rejected.sum()) < 1.5  # 1.1; widened: 1.9
 
 
+def test_a_draft_is_no_longer_than_an_image() -> None:
+    assert CSpD().drafted(0, 10**30, [1] * 36) == [1] * 36
+    assert CSpD().drafted(35, 3, [1, 2, 2]) == [2] * 3
+
+
 def test_rounds_of_the_public_code_end_at_multiples_of_gamma() -> None:
     rule, sizes = CSpDReferenceCode(), [1] * 64
     assert [len(rule.prefilled(share, sizes)) for share in (0, 0.05, 0.15, 1)] == [1, 4, 10, 64]

@@ -32,6 +32,8 @@ def check_arguments(conf: Path, config_name: str, arguments: Sequence[str]) -> N
             )
         if re.match(r"[+~]*@", argument):
             raise TemperaError(f"'{shortened(argument)}' names no group: write group=choice")
+        if re.match(r"[+~]*=", argument):
+            raise TemperaError(f"'{shortened(argument)}' names no option: write option=value")
     if _flags(arguments).config_dir is None:
         for argument in arguments:
             if group := _group(conf, argument):

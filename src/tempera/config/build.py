@@ -145,6 +145,9 @@ def check_training(cfg: DictConfig) -> None:
     build_recipe(cfg)
     for part in (cfg.loss, cfg.draft, cfg.train_data, cfg.tracking):
         check_values(part)
+    if cfg.start is not None:
+        advice = "give a trained draft's directory with start=DIR, or leave it out"
+        check_files(Path(str(cfg.start)), advice)
 
 
 def build_recipe(cfg: DictConfig) -> Any:

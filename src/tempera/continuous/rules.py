@@ -143,8 +143,8 @@ class _SeesDrafts:
         return [1] * math.ceil(share * sum(sizes))
 
     def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """The mean size, rounded up, γ times."""
-        return [math.ceil(sum(sizes) / len(sizes))] * gamma
+        """The mean size, rounded up, γ times, but not more often than an image has steps."""
+        return [math.ceil(sum(sizes) / len(sizes))] * min(gamma, len(sizes))
 
 
 @dataclass(frozen=True)
