@@ -267,6 +267,7 @@ def test_a_draft_for_another_target_that_was_named_is_refused(
         (["budget=clip:0.1", "metrics=none"], "`budget=clip:0.1` needs a CLIP score, which these"),
         (["model=shapes_mar"], "chooses among methods for discrete tokens"),
         (["runs=0"], "runs=0 is too small: give at least 1"),
+        (["trees=[binary]"], "there is no draft tree named 'binary'"),
         (["depths=[two]"], "`depths=['two']` is not possible"),
         (["batch_size=2"], "batch_size=2 cannot be tuned for"),
         (["drafter.path=nowhere"], "with drafter.path=DIR"),

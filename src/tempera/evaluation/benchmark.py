@@ -92,6 +92,8 @@ class BenchmarkPlan:
                 f"bandwidth={self.bandwidth} GB/s is not possible: give a number above 0, or "
                 "null to measure it."
             )
+        for name in self.trees:
+            Tree.named(name)  # raises UnknownTree, before weights are read
 
     @property
     def kinds(self) -> list[bool]:
