@@ -285,6 +285,16 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
 
 
+@pytest.mark.parametrize("name", ["nan", "tempera.nothing"])
+def test_a_sampling_that_does_not_exist_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(TemperaError, match=f"^`model.sampling={name}` "):
+        check_method(composed("model=shapes_mar", "method=cspd", f"model.sampling={name}"))
+
+
+def test_more_neighbours_than_any_codebook_has_pass_the_first_check() -> None:
+    check_method(composed("method=gsd", f"k={10**30}"))
+
+
 def test_a_missing_draft_to_start_from_is_refused_with_the_option() -> None:
     with pytest.raises(TemperaError) as problem:
         check_training(composed("start=nowhere", config="train_draft"))

@@ -14,6 +14,7 @@ from tempera.config.families import check_suited
 from tempera.config.instantiate import (
     accepted,
     check,
+    check_target,
     check_value,
     check_values,
     from_options,
@@ -40,6 +41,7 @@ METHODS_FOR = {
 }
 
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
+LARGEST_CODEBOOK = 2**31
 NO_DRAFT = "tempera.drafters.none.NoDraft"
 
 
@@ -222,7 +224,10 @@ def build_sampling(cfg: DictConfig) -> Any:
     """Build the sampling from the top-level options: `tempera.decoding.probabilities.Sampling`, or
     the class that `model.sampling` names.
     """
-    return from_options(cfg, cfg.model.get("sampling", "tempera.decoding.probabilities.Sampling"))
+    if "sampling" not in cfg.model:
+        return from_options(cfg, "tempera.decoding.probabilities.Sampling")
+    check_target(cfg.model, "sampling")
+    return from_options(cfg, cfg.model.sampling)
 
 
 def check_method(cfg: DictConfig) -> None:
@@ -276,7 +281,7 @@ def _check_rule(cfg: DictConfig) -> None:
     offered = _schedule(cfg, max(tree.max_depth, 1))
     if "neighbours" in cfg:
         k = cfg.neighbours.get("k", 0)
-        if k < 1:
+        if not 1 <= k < LARGEST_CODEBOOK:
             return  # refused with the size of the codebook
         offered["neighbours"] = Neighbours(torch.empty(0, k, dtype=torch.int64), "l2", "")
     rule = instantiate(cfg.rule, **offered)

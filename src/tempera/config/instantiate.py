@@ -186,6 +186,11 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
     check_values(node)
 
 
+def check_target(node: DictConfig, key: str) -> None:
+    """Raise TemperaError unless an option of the node names a class or a function."""
+    _locate(node, key)
+
+
 def check_values(node: Any) -> None:
     """Raise TemperaError unless the node's own values match the annotations of its `_target_`.
     Missing arguments are ignored.
@@ -338,9 +343,10 @@ def _option(node: Any, key: str) -> str:
     return match[1] if match else str(node._get_full_key(key))
 
 
-def _locate(node: Any) -> Callable[..., Any]:
-    target = node["_target_"]
-    option = f"`{node._get_full_key('_target_')}={shortened(str(target))}`"
+def _locate(node: Any, key: str = "_target_") -> Callable[..., Any]:
+    """What the option `key` of a node names."""
+    target = node[key]
+    option = f"`{node._get_full_key(key)}={shortened(str(target))}`"
     if not isinstance(target, str):
         raise TemperaError(f"{option} is not possible; it must name a class or a function")
     try:
