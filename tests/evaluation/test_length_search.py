@@ -362,7 +362,9 @@ MISTAKES = [
 def test_mistakes(given: list[str], message: str) -> None:
     cfg = composed("eval", ["expected_length=3", *given])
     with pytest.raises(TemperaError, match=message):
-        expected_length.check(cfg, [Prompt("world-000000", ""), Prompt("world-000001", "")], given)
+        expected_length.check_options(cfg, given)
+        shared = [Prompt("world-000000", ""), Prompt("world-000001", "")]
+        expected_length.check_prompts(cfg, shared)
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_the_command_names_what_it_leaves_out(
     (tmp_path / "damaged" / "metrics.json").write_text('{"settings": {}}')
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "run.json").write_text("{}")
-    monkeypatch.setattr(report_command, "write_report", lambda *_: [])
+    monkeypatch.setattr(report, "write_report", lambda *_: [])
     report_command.main(composed("report", [f"runs={tmp_path}"]))
     damaged, unfinished = capsys.readouterr().out.splitlines()
     assert damaged.startswith(f"left out: {tmp_path / 'damaged' / 'metrics.json'} is not an ")

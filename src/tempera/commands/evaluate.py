@@ -67,7 +67,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
         measured = partial(_measured, cfg, prompts, protocol, evaluator, processes.count)
         return dry(weighed(), measured, processes.is_main)
     evaluator.check(cfg.model.name)
-    expected_length.check(cfg, prompts, _hydra(cfg, "overrides") or [])
+    expected_length.check_prompts(cfg, prompts)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
     weighed()
@@ -103,6 +103,7 @@ def _check(cfg: DictConfig) -> None:
         check_values(part)
     if cfg.batch_size != AUTO:
         instantiate(cfg.plan, directory=Path(str(cfg.directory)), settings={}, about={})
+    expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
     if not is_dry(cfg):
         build.check_draft(cfg)
 

@@ -48,12 +48,9 @@ MATCHED = "matched"
 """Where run.json and metrics.json (under `about`) record what was found."""
 
 
-def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) -> None:
-    """Check the options of a search, before any weights are read.
-
-    Raises:
-        TemperaError: the method has no free parameter, or the command line sets it; or evaluation
-            and calibration share prompts.
+def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise TemperaError for wrong options of a search, a length that is not possible, or a method
+    without a free parameter or with one that the command line sets.
     """
     check_values(cfg.matching)
     if cfg.expected_length is None:
@@ -82,6 +79,12 @@ def check(cfg: DictConfig, prompts: Sequence[Prompt], overrides: Sequence[str]) 
             raise TemperaError(
                 f"{given} does not go with expected_length=, which finds {option}: leave one out"
             )
+
+
+def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise TemperaError if evaluation and calibration share prompts."""
+    if cfg.expected_length is None:
+        return
     shared = {prompt.id for prompt in prompts} & {prompt.id for prompt in _prompts(cfg)}
     if shared:
         raise TemperaError(
