@@ -42,6 +42,7 @@ METHODS_FOR = {
 
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 LARGEST_CODEBOOK = 2**31
+"""More codes than any codebook has: tables of neighbours beyond it cannot be made."""
 NO_DRAFT = "tempera.drafters.none.NoDraft"
 
 
