@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,13 @@ def test_one_prompt_has_an_id_of_its_text() -> None:
     assert one_prompt("a red ring") == [first]
     with pytest.raises(TemperaError, match="prompt is empty"):
         one_prompt("  ")
+    assert one_prompt(7)[0].text == "7"  # a class
+
+
+@pytest.mark.parametrize("given", [["a red ring", "a blue ring"], {"deeper": 1}])
+def test_one_prompt_is_one_text(given: Any) -> None:
+    with pytest.raises(TemperaError, match=r"prompt=.* is not possible: give one text"):
+        one_prompt(given)
 
 
 def test_text_file(tmp_path: Path) -> None:

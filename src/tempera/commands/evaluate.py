@@ -79,7 +79,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
         {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
     )
     paper = _paper(cfg)
-    data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else cfg.prompt}
+    data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
     notes = about(device, _hydra(cfg, "overrides") or []) | {
         "paper": paper,
         "data": data | described(prompts),

@@ -35,11 +35,19 @@ def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) 
     ]
 
 
-def one_prompt(text: str) -> list[Prompt]:
-    """A single prompt, given as a string. Its id is a hash of the text, so different prompts can
-    share a run directory.
+def one_prompt(given: str | float) -> list[Prompt]:
+    """A single prompt: a text, or a number such as a class. Its id is a hash of the text, so
+    different prompts can share a run directory.
+
+    Raises:
+        TemperaError: it is empty, or neither text nor number.
     """
-    text = str(text).strip()
+    if not isinstance(given, str | int | float):
+        raise TemperaError(
+            f"prompt={given} is not possible: give one text in quotes, as in \"prompt='a small red "
+            "ring'\", or several in a file, as in data=file data.path=FILE."
+        )
+    text = str(given).strip()
     if not text:
         raise TemperaError('the prompt is empty: give some text, as in prompt="a small red ring".')
     return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
