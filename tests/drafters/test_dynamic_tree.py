@@ -27,6 +27,12 @@ def drafter_of(branches, depth, nodes):
     return lambda draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
 
 
+def test_the_drafter_is_identified_by_its_model():
+    draft = TableDraft(TableTarget(6, 6))
+    draft.identity = "weights"
+    assert drafter_of(*SIZES[0])(draft).identity == "weights"
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_trees_match_their_definition(size):
     target = TableTarget(6, 6)

@@ -228,14 +228,18 @@ def test_a_draft_of_another_family():
     assert output.tokens.shape == (4, LENGTH) and output.trace.tau.max() > 0
 
 
-def test_built_from_a_directory(tmp_path):
+def save_smaller(directory):
     torch.manual_seed(0)
     network, encoder = (
         lively(LlamaGen(LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4))),
         TextEncoder(4, 4, 1, 1),
     )
-    save_network(to_official(network.state_dict(), 1), target_config(network), tmp_path)
-    save_network(encoder.state_dict(), encoder.config, tmp_path / "text_encoder")
+    save_network(to_official(network.state_dict(), 1), target_config(network), directory)
+    save_network(encoder.state_dict(), encoder.config, directory / "text_encoder")
+
+
+def test_built_from_a_directory(tmp_path):
+    save_smaller(tmp_path)
     target = tiny_target()
     drafter = build_independent(load_smaller(tmp_path), target, Tree.chain(3))
     assert (drafter.nodes, drafter.depth) == (3, 3)
@@ -243,6 +247,18 @@ def test_built_from_a_directory(tmp_path):
         4,
         LENGTH,
     )
+
+
+@pytest.mark.parametrize("ways", [(), ("fuse",), ("fuse", "compile")], ids="-".join)
+def test_the_draft_is_as_fast_as_the_target(tmp_path, ways):
+    """Fused and compiled as the target is."""
+    save_smaller(tmp_path)
+    target = tiny_target()
+    for way in ways:
+        getattr(target, way)()
+    draft = build_independent(load_smaller(tmp_path), target, Tree.chain(3)).model.draft
+    assert (draft.fused, draft.compiled) == (target.fused, target.compiled)
+    assert (target.fused, target.compiled) == ("fuse" in ways, "compile" in ways)
 
 
 def test_bad_input_is_reported_in_one_sentence(tmp_path):

@@ -211,7 +211,7 @@ class Entrance:
                 f"{', '.join(get_args(Initialisation))}"
             )
         self.kind, self.model, self.length, self.refinement = kind, model, length, refinement
-        self._columns = model.grid[1] if kind.startswith("vertical") else 0
+        self._columns = model.grid[1] if kind.startswith("vertical") else 1
         reach = length if refinement else 0
         self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0
 
@@ -238,11 +238,8 @@ class Entrance:
             new and have a neighbour, bool [B, S].
         """
         last = self._last(places)
-        if self._columns:
-            lines = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
-            sources = places - lines * self._columns
-        else:
-            sources = last.expand_as(places)
+        steps = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
+        sources = places - steps * self._columns
         found = (
             self.is_new(places) & (base + sources >= 0)
             if self.kind != "random"
