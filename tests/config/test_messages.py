@@ -78,6 +78,14 @@ def test_out_of_memory_says_which_options_help(problem: Exception) -> None:
     assert "\n" not in message
 
 
+def test_a_path_may_be_too_long() -> None:
+    with pytest.raises(OSError, match="too long") as problem:
+        Path(5000 * "x").read_text()
+    assert sentence(problem.value, Path("conf"), "eval", []) == (
+        f"the path '{99 * 'x'}…' is too long; give a shorter one"
+    )
+
+
 def test_a_bug_is_not_the_users() -> None:
     assert sentence(RuntimeError("shape mismatch"), Path("conf"), "eval", []) is None
 

@@ -58,7 +58,7 @@ def test_plain_autoregression():
     assert trace.tau.tolist() == [0] * 3
     assert trace.tested.shape == trace.accepted.shape == (3, 0)
     assert trace.origin.eq(BONUS).all()
-    assert trace.tv.isnan().all()
+    assert trace.tv.isnan().all() and trace.tv_sums.shape == (3, 0)
     assert trace.bound.eq(0).all()
     assert trace.kl.eq(0).all()
 

@@ -256,6 +256,22 @@ def test_a_forced_token_is_kept_by_every_rule():
     assert total_variation(one_by_one, sequence_law(p, 3)) > 0.01
 
 
+def test_a_residual_of_the_rejected_token_is_averaged():
+    """LANTERN's depends on it; here the token after the rejected one takes its place."""
+
+    class Next:
+        def accept_probs(self, p, q, depth):
+            return torch.tensor([0.9, 0.5, 0.2]).expand_as(p)
+
+        def residual(self, p, q, token, depth):
+            return torch.eye(3)[(token + 1) % 3]
+
+    (visit,) = visits([torch.full((1, 3), 1 / 3)], [torch.tensor([[0.2, 0.5, 0.3]])], Next(), 1)
+    rejected = torch.tensor([0.3 * 0.8, 0.2 * 0.1, 0.5 * 0.5])  # of the token before each
+    torch.testing.assert_close(visit.residual[0], rejected / rejected.sum())
+    torch.testing.assert_close(visit.law[0], torch.tensor([0.18, 0.25, 0.06]) + rejected)
+
+
 def test_siblings_checked_by_hand():
     _, _, p, q = tables(2)
     for rule in RULES:

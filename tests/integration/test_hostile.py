@@ -112,6 +112,12 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
         ("eval/bench.py", "batch_sizes=[1] bandwidth=9 plan.trees=[1]", "no draft tree named '1'"),
         ("train_draft/main.py", "draft.features=[[a]]", "`draft.features=[['a']]` is not possible"),
         ("eval/report.py", f"runs=. output={5000 * 'x'}", "there is no finished run in ."),
+        (
+            "eval/run.py",
+            f"method=cspd model=shapes_mar data=shape_classes model.draft.directory={5000 * 'x'}",
+            "x…' is too long; give a shorter one",
+        ),
+        ("eval/run.py", "+prompt.deeper=1", "prompt={'deeper': 1} is not possible: give one text"),
     ],
 )
 def test_options_out_of_range(script: str, arguments: str, words: str) -> None:

@@ -522,6 +522,7 @@ def _upper(samples):
             lambda: Lantern(TABLE, 0),
             "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
         ),
+        (lambda: Lantern(TABLE, -0.1), "delta=-0.1 does not bound"),
         (lambda: Lantern(TABLE, 1.1), "delta=1.1 does not bound"),
         (lambda: Lantern(TABLE, float("nan")), "delta=nan does not bound"),
         (

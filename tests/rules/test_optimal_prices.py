@@ -188,3 +188,14 @@ def test_a_rejected_sibling_leaves_the_next_one():
     assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])
     assert rounds.worth(Prices((1.0,)), beta=0.05).prices == (0.0,)  # less than what it costs
     assert rounds.worth(Prices((1.0,)), beta=50).prices == (GRID[-1],)
+
+
+def test_a_round_keeps_at_most_one_of_three_siblings():
+    """Kept with probability 0.5, 0.4 and 0.3, each after those before it were rejected."""
+    keep = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1).expand(1, 3, len(GRID))
+    divergence = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1).expand(1, 4, len(GRID))
+    rounds = PricedRounds.equal(Tree.from_paths([[0], [1], [2]]), keep, divergence)
+    first, second, third = 0.5, 0.5 * 0.4, 0.5 * 0.6 * 0.3
+    emitted, nats = rounds.expected(Prices((1.0,)))
+    assert emitted == pytest.approx(1 + first + second + third)
+    assert nats == pytest.approx(1 + 2 * first + 3 * second + 4 * third)

@@ -129,11 +129,9 @@ def instantiate(node: Any, /, **extra: Any) -> Any:
         return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
     except InstantiationException as problem:
         cause = problem.__cause__
-        raise (
-            _with_option(cause, _inner(node, problem))
-            if isinstance(cause, TemperaError)
-            else problem
-        ) from None
+        if isinstance(cause, TemperaError):
+            raise _with_option(cause, _inner(node, problem)) from None
+        raise
     except MissingWeights as problem:
         raise _with_option(problem, node) from None
 

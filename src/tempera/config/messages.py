@@ -110,7 +110,6 @@ UNWRITABLE = {
     errno.ENOTDIR,
     errno.EISDIR,
     errno.EEXIST,
-    errno.ENAMETOOLONG,
 }
 
 
@@ -163,6 +162,8 @@ def _message(
                 f"cannot write {what}: {problem.strerror}; free some space, and run the command "
                 "again"
             )
+        case OSError(errno=errno.ENAMETOOLONG, filename=str(name)):
+            return f"the path '{shortened(name, most=100)}' is too long; give a shorter one"
         case OSError(errno=code, filename=str(name)) if code in UNWRITABLE:
             advice = "choose another directory with hydra.run.dir=DIR (for -m: hydra.sweep.dir=DIR)"
             return f"cannot write '{name}': {problem.strerror}; {advice}"
