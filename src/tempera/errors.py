@@ -198,6 +198,17 @@ class NoSmallerModel(TemperaError):
 
 
 @dataclass(eq=False)
+class NoStaticTree(TemperaError):
+    """Statistics of drafts need a static tree of them."""
+
+    def __str__(self) -> str:
+        return (
+            "a schedule is calibrated on chains or static trees of a draft network: use "
+            "method=coolsd, eagle, uniform_rsd or optimal_rsd"
+        )
+
+
+@dataclass(eq=False)
 class OtherCodebook(TemperaError):
     """A file holds the neighbours of another codebook; made, wanted: hashes of the codebooks."""
 

@@ -569,6 +569,7 @@ NO_FIT = {
     "method=sjd drafter=eagle": "the drafter drafts along a tree, and the method has none: add "
     "+tree=chain",
     "method=ar rule=relaxed": "the rule's schedule needs a draft, and this method has none",
+    "method=lantern k=0": "k=0 is too small: give the number of nearest codes, at least 1",
     "method=lantern delta=2": "delta=2 does not bound a distortion by measure=tvd",
     "method=lanternpp lam=-1": "lam=-1 lets a token take nothing from its neighbours",
     "method=gsd ranks=-1": "ranks=-1 is not a distance",

@@ -46,6 +46,7 @@ FACTS = {
     errors.MemoryUnknown: ("mps",),
     errors.NaNProbabilities: ("draft", "a red ring"),
     errors.NoSmallerModel: (),
+    errors.NoStaticTree: (),
     errors.NotAChain: ("BlockVerification",),
     errors.NotAClass: ("prompt 1 of 1, 'dog'", 1000),
     errors.NotADensityRule: ("Exact",),

@@ -282,7 +282,9 @@ def _check_rule(cfg: DictConfig) -> None:
     offered = _schedule(cfg, max(tree.max_depth, 1))
     if "neighbours" in cfg:
         k = cfg.neighbours.get("k", 0)
-        if not 1 <= k < LARGEST_CODEBOOK:
+        if k < 1:
+            raise TemperaError(f"k={k} is too small: give the number of nearest codes, at least 1")
+        if k >= LARGEST_CODEBOOK:
             return  # refused with the size of the codebook
         offered["neighbours"] = Neighbours(torch.empty(0, k, dtype=torch.int64), "l2", "")
     rule = instantiate(cfg.rule, **offered)

@@ -31,7 +31,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
-from tempera.errors import ChainsTooShort, DeltaNotUsed, LengthNotGiven, TemperaError
+from tempera.errors import ChainsTooShort, DeltaNotUsed, LengthNotGiven, NoStaticTree, TemperaError
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
@@ -134,10 +134,7 @@ def record(
     if batch_size < 1:
         raise TemperaError(f"batch_size={batch_size} is too small: give at least 1.")
     if drafter.tree is None or not drafter.tree.nodes:
-        raise TemperaError(
-            "a schedule is calibrated on chains or static trees of a draft network: use "
-            "method=coolsd, eagle, uniform_rsd or optimal_rsd"
-        )
+        raise NoStaticTree
     recorder, found = Recorder(drafter), []
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]

@@ -9,12 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tempera.metrics.weights import filled, not_of
-from tempera.runtime.huggingface import (
-    BlipTextConfig,
-    BlipTextModel,
-    BlipVisionConfig,
-    BlipVisionModel,
-)
 
 HEAD = 64
 """Channels per attention head, in both encoders."""
@@ -41,6 +35,8 @@ def blip_encoders(
         path: the file that they come from, for errors.
         what: what the weights should be, for errors.
     """
+    from tempera.runtime.huggingface import BlipTextModel, BlipVisionModel
+
     try:
         vision, text = _configurations(state)
     except (KeyError, IndexError, ValueError) as missing:
@@ -54,6 +50,13 @@ def blip_encoders(
         filled(lambda: BlipVisionModel(vision), _vision(state), path, what),
         filled(texts, _text(state), path, what),
     )
+
+
+def bert_tokenizer(path: Path) -> Any:
+    """The tokenizer of BERT's words, from its tokenizer.json."""
+    from tempera.runtime.huggingface import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_file=str(path), pad_token="[PAD]")
 
 
 def text_state(vision: Any, text: Any, images: Tensor, words: Mapping[str, Tensor]) -> Tensor:
@@ -77,6 +80,8 @@ def text_state(vision: Any, text: Any, images: Tensor, words: Mapping[str, Tenso
 
 def _configurations(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
     """Configurations of the picture and the text encoder, from the shapes of the weights."""
+    from tempera.runtime.huggingface import BlipTextConfig, BlipVisionConfig
+
     patch = state["blip.visual_encoder.patch_embed.proj.weight"]
     places = state["blip.visual_encoder.pos_embed"].shape[1] - 1
     words = state["blip.text_encoder.embeddings.word_embeddings.weight"]

@@ -10,7 +10,6 @@ from torch.nn.functional import interpolate, pad
 
 from tempera.metrics.geneval_tasks import CLASSES, Found
 from tempera.metrics.weights import not_of
-from tempera.runtime.huggingface import Mask2FormerForUniversalSegmentation
 
 SHORT, LONG, DIVISOR, MOST = 800, 1333, 32, 100
 """Pixel limits of the shorter and the longer side, the number that both are padded to multiples of,
@@ -25,6 +24,8 @@ def load_detector(config: Path, weights: Path) -> nn.Module:
     Raises:
         TemperaError: the files hold another model.
     """
+    from tempera.runtime.huggingface import Mask2FormerForUniversalSegmentation
+
     what = "a Mask2Former of MS-COCO's instances"
     try:
         network, report = Mask2FormerForUniversalSegmentation.from_pretrained(

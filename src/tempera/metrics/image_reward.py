@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.metrics.blip import blip_encoders, text_state
+from tempera.metrics.blip import bert_tokenizer, blip_encoders, text_state
 from tempera.metrics.clip_model import preprocessed
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.linear_chain import linear_chain
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
-from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.pretrained import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
@@ -58,9 +57,7 @@ class ImageReward(Adapter):
     @override
     def load(self, device: torch.device) -> Networks:
         network: Any = self.network().to(device)
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_file=str(self.files[1].path()), pad_token="[PAD]"
-        )
+        tokenizer = bert_tokenizer(self.files[1].path())
         edge = network["vision"].config.image_size
         preprocess = import_open_clip().image_transform(edge, is_train=False)
 

@@ -15,7 +15,6 @@ from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, filled
 from tempera.runtime.files import read_json
-from tempera.runtime.huggingface import CLIPConfig, CLIPModel
 from tempera.runtime.pretrained import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
@@ -46,6 +45,8 @@ class PickScore(Adapter):
 
     @override
     def network(self) -> nn.Module:
+        from tempera.runtime.huggingface import CLIPConfig, CLIPModel
+
         config, weights = (file.path() for file in self.files)
         state = {
             name: tensor
