@@ -268,7 +268,6 @@ def test_the_checks_find_a_round_that_is_not_static(kind):
     assert first.count == ({"_local_scalar_dense": 1} if kind is Curious else {})
 
 
-@pytest.mark.slow
 def test_what_was_decoded_stays_and_the_streams_go_on():
     target = made()
     drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())

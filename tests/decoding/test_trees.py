@@ -130,6 +130,13 @@ def test_levels_grow_the_same_tree(parents):
     assert seen == list(range(tree.nodes))
 
 
+def test_sizes_that_are_not_given_are_measured():
+    rows = torch.tensor([[-1, -1, 0, 2], [-1, 0, 1, 2]])
+    for sizes in ({}, {"max_depth": 4}, {"max_children": 2}, {"max_depth": 4, "max_children": 2}):
+        tree = Tree.from_parents(rows, **sizes)
+        assert (tree.max_depth, tree.max_children) == (4, 2)
+
+
 def test_each_row_may_have_its_own_topology():
     rows = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1]]
     tree = Tree.from_parents(torch.tensor(rows))

@@ -631,5 +631,25 @@ def test_shared_noise_is_a_hash_of_the_rows_key_the_position_and_the_token():
             assert found[row, place] == (q[row, place].log() + gumbel).argmax()
 
 
+def test_shared_noise_has_more_than_24_bits_where_it_decides():
+    """Small draws decide. Of two tokens with the same small 24 bits, the next 24 choose."""
+    noise, size, key = SharedNoise(), 1 << 14, (3 << 40) + (5 << 20) + 7
+    noise.begin(torch.tensor([[3, 5, 7]]) * 2.0**-24)
+    ties = 0
+    for position in range(100):
+        counters = 2 * (position * size + torch.arange(size))
+        coarse, fine = (uniforms(torch.tensor(key), counters + odd) for odd in (0, 1))
+        order = coarse.argsort()
+        for one in (coarse[order].diff() == 0).nonzero().flatten().tolist():
+            pair = order[one : one + 2]
+            exact = coarse[pair] + fine[pair] * 2.0**-24
+            if exact.diff().abs() > 1e-6 * exact[0]:  # more than rounding
+                q = torch.zeros(size).index_fill(0, pair, 0.5)[None, None]
+                found = noise.tokens(q, None, None, torch.tensor([[position]]), None)
+                assert found.item() == pair[exact.argmin()]
+                ties += 1
+    assert ties > 5
+
+
 def test_a_drafter_only_needs_the_image_size():
     assert sjd(TableDraft(local_target()), 2).nodes == 2

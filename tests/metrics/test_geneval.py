@@ -211,6 +211,13 @@ def test_another_detector_is_refused(detector: Path, tmp_path: Path) -> None:
         GenEval(str(tmp_path)).network()
 
 
+def test_a_detector_without_weights_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mask2former"}')
+    with pytest.raises(TemperaError, match="does not hold the weights .*no file named"):
+        load_detector(config, tmp_path / "model.safetensors")
+
+
 def test_a_direction_takes_more_than_half_of_the_offset() -> None:
     middle = box(0, 0, 0, 0)
     assert relations(box(100, 55, 100, 55), middle) == {"right of"}  # its share below is 0.48
@@ -343,7 +350,8 @@ def test_the_detectors_input(high: int, wide: int, inner: tuple[int, int]) -> No
     image, size = detectors._input(torch.full((3, high, wide), 200, dtype=torch.uint8))
     assert size == inner
     assert image.shape == (1, 3, *(-(-side // 32) * 32 for side in inner))
-    expected = (200 - torch.tensor(detectors.MEAN)) / torch.tensor(detectors.DEVIATION)
+    mean, deviation = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]  # of ImageNet
+    expected = (200 - torch.tensor(mean)) / torch.tensor(deviation)
     torch.testing.assert_close(image[0, :, inner[0] - 1, inner[1] - 1], expected)
     assert not image[:, :, inner[0] :].any() and not image[..., inner[1] :].any()
 

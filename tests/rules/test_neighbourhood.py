@@ -211,20 +211,30 @@ def test_laxer_parameters_keep_more():
         assert more.max() > 0.1
 
 
+def check_mean_residual(rule, p, q):
+    rows, codes = p.shape
+    tokens = [torch.full((rows,), token) for token in range(codes)]
+    rejected = q * (1 - rule.accept_probs(p, q, DEPTH))
+    each = torch.stack([rule.residual(p, q, token, DEPTH) for token in tokens], 1)
+    mean = (rejected.unsqueeze(-1) * each).sum(1) / rejected.sum(-1, keepdim=True)
+    some = rejected.sum(-1) > 1e-9
+    assert some.any()
+    found = rule.mean_residual(p, q, torch.ones(rows))
+    torch.testing.assert_close(found[some], mean[some])
+    assert found.sum(-1).tolist() == pytest.approx([1] * rows)
+
+
 @pytest.mark.parametrize(
     "rule", [rule for rule in AGGREGATED if 1 < rule.neighbours.k < 12], ids=str
 )
 def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
     p, q = laws()
     for kind in ("published", "optimal"):
-        rule = replaced(rule, kind)
-        rejected = q * (1 - rule.accept_probs(p, q, DEPTH))
-        each = torch.stack([rule.residual(p, q, torch.full((40,), x), DEPTH) for x in range(12)], 1)
-        mean = (rejected.unsqueeze(-1) * each).sum(1) / rejected.sum(-1, keepdim=True)
-        some = rejected.sum(-1) > 1e-9
-        assert some.any()
-        torch.testing.assert_close(rule.mean_residual(p, q, torch.ones(40))[some], mean[some])
-        assert rule.mean_residual(p, q, torch.ones(40)).sum(-1).tolist() == pytest.approx([1] * 40)
+        check_mean_residual(replaced(rule, kind), p, q)
+
+
+def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():
+    check_mean_residual(LanternPP(near(3, 2), 2.0), *laws(200, codes=3, zeros=0.0))
 
 
 @pytest.mark.parametrize(

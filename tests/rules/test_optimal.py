@@ -173,6 +173,14 @@ def test_rows_do_not_see_each_other():
     torch.testing.assert_close(together[3, 2], alone)
 
 
+def test_the_residual_of_least_kl_of_rows_together():
+    generator = torch.Generator().manual_seed(1)
+    p, q = torch.randn(2, 6, 4, 5, generator=generator).softmax(-1)
+    kept = torch.minimum(1.3 * p, q)
+    together = kl_residual(p, kept)
+    torch.testing.assert_close(together[3, 2], kl_residual(p[3, 2], kept[3, 2]))
+
+
 @pytest.mark.parametrize("price", [-0.1, 20.1, float("nan"), float("inf")])
 def test_impossible_prices(price):
     with pytest.raises(TemperaError, match="a kept draft cannot cost .* nats; give prices from 0"):

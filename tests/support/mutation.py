@@ -38,6 +38,7 @@ PACKAGE = ROOT / "src" / "tempera"
 MODULES = ("decoding", "rules", "drafters", "exactness", "training/losses", "metrics")
 LAWS = "exactness/test_laws.py"
 MORE = {
+    "decoding/interfaces": ("decoding/test_verification.py",),
     "decoding/loop": ("decoding/test_round_graph.py",),
     "decoding": ("decoding/test_loop.py", "decoding/test_diagnostics.py", LAWS),
     "rules": (LAWS,),
