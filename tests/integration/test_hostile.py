@@ -117,6 +117,7 @@ def test_the_cases_cover_every_script_and_a_new_option() -> None:
             f"method=cspd model=shapes_mar data=shape_classes model.draft.directory={5000 * 'x'}",
             "x…' is too long; give a shorter one",
         ),
+        ("eval/run.py", "+paper.deeper=1", "`paper={'deeper': 1}` is not possible; it names"),
         ("eval/run.py", "+prompt.deeper=1", "prompt={'deeper': 1} is not possible: give one text"),
     ],
 )

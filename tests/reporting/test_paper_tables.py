@@ -24,6 +24,7 @@ from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.eagle_network import EagleModel
+from tempera.errors import TemperaError
 from tempera.evaluation.run_identity import GROUPS
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import collect, find_runs
@@ -88,6 +89,24 @@ def as_row(job: list[str]) -> dict[str, Any]:
         "settings": options | {group: chosen[group] for group in GROUPS if group in chosen},
         "paper": OmegaConf.to_container(cfg.paper, resolve=True),
     }
+
+
+@pytest.mark.parametrize(
+    ("paper", "message"),
+    [
+        ("abc", "`paper=abc` is not possible; it names a table of a paper"),
+        ([1], r"`paper=\[1\]` is not possible"),
+        ({"deeper": 1}, "`paper={'deeper': 1}` is not possible"),
+        ({"table": "coolsd_table3", "same": 1}, "is not possible"),
+        ({"table": "coolsd_table3", "same": {"k": 1}}, "is not possible"),
+        ({}, "there is no paper.table=None; choose one of coolsd_table1, "),
+        ({"table": ["a"]}, r"there is no paper.table=\['a'\]; choose one of"),
+    ],
+)
+def test_a_preset_names_a_table(paper: Any, message: str) -> None:
+    with pytest.raises(TemperaError, match=message):
+        paper_tables.check_preset(paper)
+    paper_tables.check_preset({"table": "coolsd_table3", "same": {"k": {1000: 100}}})
 
 
 def test_every_table_has_its_preset() -> None:

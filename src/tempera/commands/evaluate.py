@@ -19,7 +19,7 @@ from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
-from tempera.errors import TemperaError, shortened
+from tempera.errors import TemperaError
 from tempera.evaluation.estimate import estimate
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
@@ -78,10 +78,9 @@ def main(cfg: DictConfig) -> dict[str, float]:
     identity = run_identity(
         {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
     )
-    paper = _paper(cfg)
     data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
     notes = about(device, _hydra(cfg, "overrides") or []) | {
-        "paper": paper,
+        "paper": _paper(cfg),
         "data": data | described(prompts),
         **matched,
     }
@@ -104,19 +103,20 @@ def _check(cfg: DictConfig) -> None:
     if cfg.batch_size != AUTO:
         instantiate(cfg.plan, directory=Path(str(cfg.directory)), settings={}, about={})
     expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
+    _paper(cfg)
     if not is_dry(cfg):
         build.check_draft(cfg)
 
 
 def _paper(cfg: DictConfig) -> Any:
-    """The option `paper` as plain values."""
-    node = cfg.get("paper")
-    if node is not None and not OmegaConf.is_dict(node):
-        raise TemperaError(
-            f"`paper={shortened(str(node))}` is not possible; it names a table of a "
-            "paper, as in paper.table=coolsd_table3"
-        )
-    return OmegaConf.to_container(node, resolve=True) if node else None
+    """The option `paper` as plain values; raises TemperaError if it is no table's."""
+    if (node := cfg.get("paper")) is None:
+        return None
+    from tempera.reporting.paper_tables import check_preset
+
+    given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    check_preset(given)
+    return given
 
 
 def _measured(

@@ -18,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
 
 PaperRow = Mapping[str, Any]
@@ -211,6 +212,26 @@ def results() -> dict[str, Any]:
     """The contents of paper_results.yaml."""
     contents: Any = OmegaConf.to_container(OmegaConf.load(DATA))
     return dict(contents)
+
+
+def check_preset(paper: Any) -> None:
+    """Raise TemperaError unless an evaluation's option `paper` has the name of a table, as `table`,
+    and nothing else but our values for the paper's, as `same`.
+    """
+    parts = paper if isinstance(paper, Mapping) else {"": paper}
+    same = parts.get("same") or {}
+    if not parts.keys() <= {"table", "same"} or not (
+        isinstance(same, Mapping) and all(isinstance(one, Mapping) for one in same.values())
+    ):
+        raise TemperaError(
+            f"`paper={shortened(str(paper))}` is not possible; it names a table of a paper, as in "
+            "paper.table=coolsd_table3"
+        )
+    tables = [name for name in results() if name != "papers"]
+    if (name := parts.get("table")) not in tables:
+        raise TemperaError(
+            f"there is no paper.table={shortened(str(name))}; choose one of {', '.join(tables)}"
+        )
 
 
 def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
