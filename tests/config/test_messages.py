@@ -10,7 +10,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from paths import ROOT
 
 from tempera import errors
@@ -84,6 +85,14 @@ def test_a_path_may_be_too_long() -> None:
         Path(5000 * "x").read_text()
     assert sentence(problem.value, Path("conf"), "eval", []) == (
         f"the path '{99 * 'x'}…' is too long; give a shorter one"
+    )
+
+
+def test_what_cannot_be_merged_is_shown() -> None:
+    with pytest.raises(OmegaConfBaseException) as problem:
+        OmegaConf.merge(OmegaConf.create({"names": [1]}), OmegaConf.create({"names": {"a": 1}}))
+    assert sentence(problem.value, Path("conf"), "eval", ["limit=1", "+names.a=1"]) == (
+        "Cannot merge DictConfig with ListConfig (at `limit=1 +names.a=1`); correct it"
     )
 
 

@@ -155,7 +155,8 @@ def _message(
             by = f" (needed by {problem.full_key})" if problem.full_key else ""
             return f"{_first_line(str(problem))}{by}; give it as name=value on the command line"
         case OmegaConfBaseException():
-            return f"{_first_line(str(problem))} (at `{problem.full_key}`); correct this option"
+            place = problem.full_key or " ".join(arguments)
+            return f"{_first_line(str(problem))} (at `{place}`); correct it"
         case OSError(errno=code) if code in FULL:
             what = f"'{problem.filename}'" if problem.filename else "the run's files"
             return (
