@@ -74,6 +74,16 @@ def test_worth_is_tokens_less_divergence_of_what_follows():
     assert enumerated(p, q).worth(prices, beta).prices == pytest.approx(worths, abs=1e-4)
 
 
+def test_a_depth_whose_drafts_the_target_never_draws_has_no_worth():
+    rounds = enumerated(*tables()[2:])
+    keep = rounds.keep.clone()
+    keep[:, 2] = 0
+    rounds = PricedRounds(rounds.tree, keep, rounds.divergence, rounds.weights)
+    assert rounds.worth(Prices((0.5,)), 0.4).prices[2] == 0
+    wanted = sum(reachable_by_price(rounds)) / 2
+    assert rounds.expected(prices_for(rounds, wanted))[0] == pytest.approx(wanted, abs=1e-3)
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["alike", "tables"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_prices_of_a_grid_have_less_kl_at_the_same_length(seed, same):

@@ -109,7 +109,8 @@ class PricedRounds:
 
     def worth(self, prices: Prices, beta: float) -> Prices:
         """The worth of a draft kept at each depth under these prices, if a token is worth `beta`
-        nats: the mean over the drafts kept at that depth, limited to the highest price.
+        nats: the mean over the drafts kept at that depth, limited to the highest price; 0 if none
+        is ever kept.
         """
         keep, divergence = self._at(prices)
         gain, value = torch.zeros_like(keep), beta - divergence
@@ -122,12 +123,12 @@ class PricedRounds:
             value[node] += rest
         kept = self._reach(keep)[1:] @ self.weights
         gained = (self._reach(keep)[1:] * gain) @ self.weights
-        depths = self.tree.depths
-        means = [
-            float(gained[depths == depth].sum() / kept[depths == depth].sum())
-            for depth in range(1, 1 + self.tree.max_depth)
-        ]
-        return Prices(tuple(min(max(worth, 0.0), GRID[-1]) for worth in means))
+        masses, gains = (
+            keep.new_zeros(self.tree.max_depth).index_add(0, self.tree.depths - 1, values)
+            for values in (kept, gained)
+        )
+        means = torch.where(masses > 0, gains / masses, 0.0)
+        return Prices(tuple(means.clamp(0, GRID[-1]).tolist()))
 
     def _at(self, prices: Prices) -> tuple[Tensor, Tensor]:
         """`keep` and `divergence` at these prices, nodes first: [N, C] and [1 + N, C]."""
