@@ -14,10 +14,18 @@ from paths import SUPPORT
 from tiny_targets import ldm_name
 from torch import Tensor, nn
 
-from tempera.continuous import diffusion, residual_sampler, rules
+from tempera.continuous import diffusion, loop, residual_sampler, rules
 from tempera.continuous.diffusion import DiffusionSampling
-from tempera.continuous.loop import Context, ContinuousTrace, Parallel, Speculative, counts
+from tempera.continuous.loop import (
+    Context,
+    ContinuousTrace,
+    DraftAlone,
+    Parallel,
+    Speculative,
+    counts,
+)
 from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, load_mar
+from tempera.continuous.noise import Noise
 from tempera.continuous.rules import (
     CSpD,
     CSpDReferenceCode,
@@ -398,6 +406,59 @@ def test_nan_is_reported_with_its_prompt() -> None:
         TemperaError, match="^the target gave NaN or infinite tokens for prompt 'a'"
     ):
         Sick().decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
+
+
+def sick(made: MARTarget) -> MARTarget:
+    made.network.head.final_layer.linear.bias.data[0] = torch.nan
+    return made
+
+
+def test_nan_of_a_draft_alone_is_the_draft_s() -> None:
+    method = DraftAlone(sick(target(seed=1)))
+    with pytest.raises(TemperaError, match="^the draft gave NaN or infinite tokens for prompt 'a'"):
+        method.decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+@pytest.mark.parametrize(
+    "rule", [CSpD(), CSpDReferenceCode(), MaximalCoupling(), PathCoupling(trials=64)]
+)
+def test_nan_ends_a_round_and_names_the_network(rule: DensityRule, who: str) -> None:
+    """Not the whole image, whose tokens the target would replace one by one."""
+    made, drawn = target(), list[int]()
+    small = draft(made, network(seed=1))
+    sick(small if who == "draft" else made)
+    with pytest.raises(
+        TemperaError, match=f"^the {who} gave NaN or infinite tokens for prompt 'a'; check its"
+    ):
+        Speculative(small, rule, gamma=2, prefill=0.0).decode(
+            made, RandomStreams(0, IDS), ["0", "1", "2"], progress=lambda _, n: drawn.append(n)
+        )
+    assert len(drawn) < 4
+
+
+def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
+    canvas = loop._Canvas(target(), Noise(RandomStreams(0, ["a", "b"])), 2, torch.device("cpu"))
+    canvas.context = replace(canvas.context, known=torch.tensor([12, 3]))
+    drafted = torch.zeros(2, 2, 4)
+    drafted[0, 1] = torch.nan
+    canvas.check(drafted)
+    assert canvas.look(None) == (3, [])
+    canvas.check(drafted.flip(0))
+    with pytest.raises(TemperaError, match="the draft gave NaN or infinite tokens for prompt 'b'"):
+        canvas.look(None)
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_nan_ends_the_search_for_a_path(who: str) -> None:
+    sound, broken = gaussians.Linear(3, 1), gaussians.Linear(3, 1)
+    broken.shift = broken.shift * torch.nan
+    heads = (broken, sound) if who == "target" else (sound, broken)
+    none, wanted = torch.zeros(1, 1), torch.tensor([True])
+    noise = Noise(RandomStreams(0, ["a"]))
+    redraw = residual_sampler.PathRedraw(heads[0], none, heads[1], none, wanted, noise, 64)
+    redraw.draw(torch.tensor([0]))
+    assert redraw.trials.tolist() == [1] and not redraw.missing.any()
 
 
 # What is refused

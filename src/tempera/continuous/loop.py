@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -150,6 +150,8 @@ class _Canvas:
     Attributes:
         context: the decoded tokens, one sequence per image, R = B.
         trace: their record.
+        faults: rows for which the target, and those for which the draft, has given NaN or infinity,
+            bool [2, B].
     """
 
     def __init__(self, model: Model, noise: Noise, max_depth: int, device: torch.device) -> None:
@@ -159,6 +161,16 @@ class _Canvas:
         tokens = torch.zeros(noise.batch, model.length, model.channels, device=device)
         self.context = Context(rows, tokens, order, torch.zeros_like(rows), 0)
         self.trace = ContinuousTrace.begin(order, max_depth)
+        self.faults = torch.zeros(2, noise.batch, dtype=torch.bool, device=device)
+
+    def check(self, drafted: Tensor) -> None:
+        """Note unfinished rows whose tokens so far, or else whose drafted ones, [B, M, D], are not
+        finite; the next `look` raises. Drafts need a check of their own, because the target
+        replaces those that are not finite.
+        """
+        known, new = (_finite(tokens) for tokens in (self.context.tokens, drafted))
+        unfinished = self.context.known < self.length
+        self.faults |= torch.stack([~known, known & ~new]) & unfinished
 
     def count_passes(self, sequences: int) -> None:
         """Note that the target runs on so many sequences for each unfinished row."""
@@ -193,36 +205,53 @@ class _Canvas:
         """The number of tokens of the slowest row, and the rows of incomplete images that a rule
         has not finished. Also stores the number of tokens of the fastest row. This is the only host
         read of a round.
+
+        Raises:
+            TemperaError: target or draft gave NaN or infinity; the message names the prompt.
         """
         known = self.context.known
-        values = torch.stack(known.aminmax())
+        slowest, fastest = known.aminmax()
+        values = torch.stack([torch.where(self.faults.any(), -1, slowest), fastest])
         if unfinished is not None:
             values = torch.cat([values, unfinished.missing & (known < self.length)])
         least, most, *missing = values.tolist()
+        if least < 0:
+            row = int(self.faults.any(0).int().argmax())
+            raise _not_finite("target" if self.faults[0, row] else "draft", self.noise.ids[row])
         self.context = replace(self.context, reach=int(most))
         return int(least), [row for row, waits in enumerate(missing) if waits]
 
-    def images(self, ids: Sequence[str]) -> Tensor:
-        """The tokens in raster order, [B, T, D].
+    def images(self, who: str) -> Tensor:
+        """The tokens in raster order, [B, T, D]; `who` drew them, the target or the draft.
 
         Raises:
             TemperaError: a token is not finite; the message names the prompt.
         """
         tokens = self.context.tokens
-        sound = tokens.isfinite().flatten(1).all(-1)
+        sound = _finite(tokens)
         if not bool(sound.all()):
-            prompt = ids[int(sound.int().argmin())]
-            raise TemperaError(
-                f"the target gave NaN or infinite tokens for prompt '{prompt}'; check its weights "
-                "and the guidance, and try dtype=float32"
-            )
+            raise _not_finite(who, self.noise.ids[int(sound.int().argmin())])
         return torch.zeros_like(tokens).scatter(
             1, self.context.order.unsqueeze(-1).expand_as(tokens), tokens
         )
 
 
+def _finite(tokens: Tensor) -> Tensor:
+    """Rows whose tokens [B, M, D] are all finite, bool [B]."""
+    return tokens.isfinite().flatten(1).all(-1)
+
+
+def _not_finite(who: str, prompt: str) -> TemperaError:
+    return TemperaError(
+        f"the {who} gave NaN or infinite tokens for prompt '{prompt}'; check its weights "
+        "and the guidance, and try dtype=float32"
+    )
+
+
 class Decoding(ABC):
     """A decoding method for continuous tokens."""
+
+    _drawn_by: ClassVar[str] = "target"
 
     @abstractmethod
     def depth(self, length: int) -> int:
@@ -279,7 +308,7 @@ class Decoding(ABC):
         for step, least in enumerate(self._steps(canvas, target, clock)):
             if progress is not None:
                 progress(step + 1, least * len(prompts))
-        return Output(canvas.images(streams.ids), canvas.trace)
+        return Output(canvas.images(self._drawn_by), canvas.trace)
 
     def _begin(self, target: Model, prompts: list[str]) -> None:
         """Start the networks."""
@@ -341,6 +370,8 @@ class DraftAlone(Decoding):
 
     drafter: Model
     steps: int | None = None
+
+    _drawn_by: ClassVar[str] = "draft"
 
     @override
     def depth(self, length: int) -> int:
@@ -443,6 +474,7 @@ class Speculative(Decoding):
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas, sizes)
+            canvas.check(proposal.path.token)
         canvas.count_passes(1 + sum(sizes) if self.rule.sees_drafts else 1)
         with clock("target"):
             conditions = self._conditions(canvas.context, proposal.path.token, target)

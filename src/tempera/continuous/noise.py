@@ -34,6 +34,11 @@ class Noise:
         """B."""
         return len(self._keys)
 
+    @property
+    def ids(self) -> list[str]:
+        """The prompts' ids."""
+        return self._streams.ids
+
     def next_round(self) -> None:
         """Advance the trials to the next round."""
         self._round += 1

@@ -139,7 +139,8 @@ class PathRedraw:
         path = denoise_all(target, conditions, drawn)
         q = kernels_of_paths(self._draft, draft_conditions, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, target.last_noise)  # log q/p
-        accept = uniform[..., width].double() < 1 - ratio.exp()
+        # a ratio of NaN ends the search: no further path would have another
+        accept = ~(uniform[..., width].double() >= 1 - ratio.exp())
         missing = self.missing[rows]
         found, first = accept.any(-1), accept.int().argmax(-1)
         taken = torch.where(missing, torch.where(found, first, size - 1), 0)
