@@ -26,6 +26,7 @@ from tempera.commands.prepare import main as prepare
 from tempera.commands.train import main as train
 from tempera.config import build
 from tempera.config.instantiate import instantiate
+from tempera.continuous import diffusion, residual_sampler, rules
 from tempera.data.laion_coco import LaionCoco
 from tempera.data.prompts import Prompt
 from tempera.decoding.timing import batch_seconds
@@ -220,6 +221,28 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
     assert told.weights == pytest.approx(weights, rel=1e-4)
     assert told.peak == pytest.approx(meter.peak, rel=0.1)
     assert asked == [(48, 48)] and scored.peak - 10**9 == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ar", "cspd trials=99", "cspd_published", "cspd_exact"])
+def test_the_memory_of_continuous_tokens_is_what_a_decode_takes(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A round verifies all drafts at once, each with a context of its own."""
+    for module in (diffusion, residual_sampler, rules):  # as on CUDA
+        monkeypatch.setattr(module, "reads_are_free", lambda device: False)
+    options = [*write_mar(tmp_path), *f"method={method}".split(), "denoising_steps=8"]
+    options += ["gamma=4"] * (method != "ar")
+    cfg = composed(*options, "device=cpu", "batch_size=16")
+    prompts = [Prompt(str(number), "3") for number in range(16)]
+    with build.without_weights(cfg) as (sized, _):
+        told = estimate(lambda: build.build_sized_pipeline(sized), prompts, 16, diagnostics=True)
+    with Meter("cpu") as meter, torch.inference_mode():
+        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
+        weights = meter.live
+        pipeline.pictures(pipeline.tokens(prompts).tokens)
+    assert told.weights == pytest.approx(weights, rel=0.01)
+    assert told.peak - told.weights == pytest.approx(meter.peak - weights, rel=0.15)
 
 
 @pytest.mark.slow

@@ -302,17 +302,34 @@ class Decoding(ABC):
                 target.
         """
         streams.check(prompts)
-        self._begin(target, prompts)
-        depth = self.depth(target.length)
-        canvas = _Canvas(target, Noise(streams), depth, streams.device)
+        canvas = self._start(target, streams, prompts)
         for step, least in enumerate(self._steps(canvas, target, clock)):
             if progress is not None:
                 progress(step + 1, least * len(prompts))
         return Output(canvas.images(self._drawn_by), canvas.trace)
 
+    @torch.no_grad()
+    def rehearse(self, target: Model, streams: RandomStreams, prompts: list[str]) -> None:
+        """The step of `decode` that takes the most memory, with almost whole images; the host reads
+        nothing of it.
+        """
+        canvas = self._start(target, streams, prompts)
+        known = torch.full_like(canvas.context.known, target.length - 1)
+        canvas.context = replace(canvas.context, known=known, reach=target.length - 1)
+        self._largest_step(canvas, target)
+
+    def _start(self, target: Model, streams: RandomStreams, prompts: list[str]) -> _Canvas:
+        """Start the networks, on blank images."""
+        self._begin(target, prompts)
+        return _Canvas(target, Noise(streams), self.depth(target.length), streams.device)
+
     def _begin(self, target: Model, prompts: list[str]) -> None:
         """Start the networks."""
         target.begin(prompts)
+
+    @abstractmethod
+    def _largest_step(self, canvas: _Canvas, target: Model) -> None:
+        """See `rehearse`."""
 
     @abstractmethod
     def _steps(self, canvas: _Canvas, target: Model, clock: PartTimer) -> Iterator[int]:
@@ -358,6 +375,10 @@ class Parallel(Decoding):
             _predict(canvas, target, count, clock)
             yield canvas.context.reach
 
+    def _largest_step(self, canvas: _Canvas, target: Model) -> None:
+        most = max(counts(target.length, self.steps or target.length))
+        _predict(canvas, target, most, no_clock)
+
 
 @dataclass(frozen=True)
 class DraftAlone(Decoding):
@@ -400,6 +421,10 @@ class DraftAlone(Decoding):
             _predict(canvas, self.drafter, count, clock)
             yield canvas.context.reach
 
+    def _largest_step(self, canvas: _Canvas, target: Model) -> None:
+        most = max(counts(target.length, self.steps or target.length))
+        _predict(canvas, self.drafter, most, no_clock)
+
 
 @dataclass(frozen=True)
 class Speculative(Decoding):
@@ -434,8 +459,13 @@ class Speculative(Decoding):
 
     @override
     def depth(self, length: int) -> int:
+        return sum(self._longest(length))
+
+    def _longest(self, length: int) -> Sequence[int]:
+        """The drafting steps of the round that drafts most, for images of `length` tokens."""
         sizes = counts(length, self.steps or length)
-        return max(sum(self.rule.drafted(known, self.gamma, sizes)) for known in range(length))
+        drafts = (self.rule.drafted(known, self.gamma, sizes) for known in range(length))
+        return max(drafts, key=sum)
 
     @property
     @override
@@ -467,10 +497,27 @@ class Speculative(Decoding):
             least = self._round(canvas, target, self.rule.drafted(least, self.gamma, sizes), clock)
             yield least
 
+    def _largest_step(self, canvas: _Canvas, target: Model) -> None:
+        self._verified(canvas, target, self._longest(target.length), no_clock)
+
     def _round(self, canvas: _Canvas, target: Model, sizes: Sequence[int], clock: PartTimer) -> int:
         """Draft `sizes` tokens, one entry per drafting step; verify and append them. Returns the
         slowest row's number of tokens.
         """
+        verdict = self._verified(canvas, target, sizes, clock)
+        least, rows = canvas.look(verdict.unfinished)
+        while rows and verdict.unfinished is not None:
+            with clock("verify"):
+                verdict = verdict.unfinished.go_on(rows)
+            with clock("commit"):
+                canvas.emit(verdict, sum(sizes))
+            least, rows = canvas.look(verdict.unfinished)
+        return least
+
+    def _verified(
+        self, canvas: _Canvas, target: Model, sizes: Sequence[int], clock: PartTimer
+    ) -> ContinuousVerdict:
+        """The first verdict of `_round`, whose tokens are appended."""
         canvas.noise.next_round()
         with clock("draft"):
             proposal = self._draft(canvas, sizes)
@@ -482,14 +529,7 @@ class Speculative(Decoding):
             verdict = self.rule.verify(proposal, target.denoiser, conditions, canvas.noise)
         with clock("commit"):
             canvas.emit(verdict, sum(sizes))
-        least, rows = canvas.look(verdict.unfinished)
-        while rows and verdict.unfinished is not None:
-            with clock("verify"):
-                verdict = verdict.unfinished.go_on(rows)
-            with clock("commit"):
-                canvas.emit(verdict, sum(sizes))
-            least, rows = canvas.look(verdict.unfinished)
-        return least
+        return verdict
 
     def _draft(self, canvas: _Canvas, sizes: Sequence[int]) -> Proposal:
         """Draft `sizes` tokens, one entry per drafting step."""

@@ -135,14 +135,14 @@ class MARTarget:
         Raises:
             TemperaError: a prompt is no class number, or the network has fewer classes.
         """
-        labels = self.conditioner(prompts)[0].to(self.device)
+        labels = self.conditioner(prompts)[0]
         classes = self.network.config.classes
         if len(labels) and int(labels.max()) >= classes:
             raise TemperaError(
                 f"class {int(labels.max())} is not one of the network's {classes}; give a number "
                 f"from 0 to {classes - 1}."
             )
-        self._labels = labels
+        self._labels = labels.to(self.device)
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """See `Model`: conditions for `GuidedHead`, float32 [R, M, W] or [R, M, 2W + 1]."""

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from tempera.continuous.loop import Decoding
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ImageModel
+from tempera.decoding.random_streams import RandomStreams
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.cost import Cost
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
@@ -65,20 +67,13 @@ def blank_tokens(target: ImageModel, count: int) -> Tensor:
 
 
 def _decoded(pipeline: Pipeline, batch: Sequence[Prompt], diagnostics: bool) -> int:
-    """Decode one round; returns the bytes of the KV cache. A model of continuous tokens has none;
-    it runs once over whole images.
+    """Decode one round; returns the bytes of the KV cache, which a model of continuous tokens does
+    not have.
     """
-    target = pipeline.target
-    if isinstance(target, MARTarget):
-        _run_once(target, len(batch) * target.sampling.rows)
+    target, method = pipeline.target, pipeline.method
+    if isinstance(method, Decoding):
+        streams = RandomStreams(pipeline.seed, [prompt.id for prompt in batch], pipeline.device)
+        method.rehearse(target, streams, [prompt.text for prompt in batch])  # type: ignore[arg-type]
         return 0
     pipeline.tokens(batch, diagnostics=diagnostics)
     return int(target.session.cache.storage.nbytes)  # type: ignore[attr-defined]
-
-
-def _run_once(target: MARTarget, rows: int) -> None:
-    places = torch.arange(target.length, device=META).expand(rows, -1)
-    known = torch.zeros(rows, dtype=torch.int64, device=META)
-    tokens = torch.empty(rows, target.length, target.channels, dtype=target.dtype, device=META)
-    embedding = target.network.class_embedding(known, known == 0)
-    target.network(tokens, places, known, embedding, places)
