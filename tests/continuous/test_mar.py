@@ -506,6 +506,15 @@ def test_bad_input_raises_one_sentence(changes: dict[str, Any], message: str) ->
     assert message in str(problem.value) and "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(SQUARE, "the draft generates 4×4 tokens and the target 3×4"), (WIDE, "8 channels and the")],
+)
+def test_a_draft_alone_has_the_target_s_tokens(config: MARConfig, message: str) -> None:
+    with pytest.raises(TemperaError, match=message):
+        DraftAlone(target(config=config)).decode(target(), RandomStreams(0, ["a"]), ["0"])
+
+
 def test_other_bad_input() -> None:
     with pytest.raises(TemperaError, match="steps=13 is more than the 12 tokens of an image"):
         Parallel(13).decode(target(), RandomStreams(0, ["a"]), ["0"])

@@ -413,6 +413,7 @@ class DraftAlone(Decoding):
         }
 
     def _begin(self, target: Model, prompts: list[str]) -> None:
+        _check_tokens(self.drafter, target)
         super()._begin(target, prompts)
         self.drafter.begin(prompts)
 
@@ -567,25 +568,29 @@ class Speculative(Decoding):
 
     def _check(self, target: Model) -> None:
         """Raise TemperaError unless draft and target have the same tokens and denoising steps."""
-        draft = self.drafter
-        if draft.grid != target.grid:
-            raise TemperaError(
-                f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target "
-                f"{target.grid[0]}×{target.grid[1]}; "
-                "take a draft of the target's family."
-            )
-        if draft.channels != target.channels:
-            raise TemperaError(
-                f"the draft's tokens have {draft.channels} channels and the target's "
-                f"{target.channels}; "
-                "take a draft that was trained with the same image tokenizer."
-            )
-        own, other = (model.denoiser for model in (draft, target))
+        _check_tokens(self.drafter, target)
+        own, other = (model.denoiser for model in (self.drafter, target))
         if (own.stages, own.last_noise) != (other.stages, other.last_noise):
             raise TemperaError(
                 "draft and target must have the same denoising steps; give both the same "
                 "denoising_steps and last_noise."
             )
+
+
+def _check_tokens(draft: Model, target: Model) -> None:
+    """Raise TemperaError unless draft and target have the same tokens."""
+    if draft.grid != target.grid:
+        raise TemperaError(
+            f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target "
+            f"{target.grid[0]}×{target.grid[1]}; "
+            "take a draft of the target's family."
+        )
+    if draft.channels != target.channels:
+        raise TemperaError(
+            f"the draft's tokens have {draft.channels} channels and the target's "
+            f"{target.channels}; "
+            "take a draft that was trained with the same image tokenizer."
+        )
 
 
 def counts(length: int, steps: int) -> list[int]:
