@@ -2,8 +2,8 @@
 sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277) with PyTorch's `fully_shard`.
 
 Every process keeps a part of each tensor. A layer gathers its tensors while it computes, and each
-process receives the summed gradients of its own part. The training loop does not change, and
-checkpoints hold whole tensors.
+process receives the gradients of its own part, averaged over the processes. The training loop does
+not change, and checkpoints hold whole tensors.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def split_draft(draft: nn.Module, device: torch.device) -> nn.Module:
 
 @contextmanager
 def gradients_stay(model: FSDPModule) -> Iterator[None]:
-    """Accumulate a split draft's gradients without summing them over the processes, for all parts
+    """Accumulate a split draft's gradients without averaging them over the processes, for all parts
     of a batch but the last.
     """
     model.set_requires_gradient_sync(False)
