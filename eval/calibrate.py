@@ -1,4 +1,4 @@
-"""Measure a draft for schedule=calibrated; the options are in conf/calibrate.yaml."""
+"""Measure a draft for schedule=calibrated and optimal; the options are in conf/calibrate.yaml."""
 
 from tempera.commands.scripts import calibrate as main
 

@@ -1,4 +1,4 @@
-"""Train the EAGLE draft of a model; the options are in conf/train_draft.yaml."""
+"""Train a draft for a model; the options are in conf/train_draft.yaml."""
 
 from tempera.commands.scripts import train as main
 
