@@ -74,6 +74,13 @@ def test_a_draft_that_is_the_target_is_kept_whole() -> None:
     assert column.accepted_length == 4  # three drafted tokens and the bonus token
 
 
+def test_a_prefill_of_whole_images_leaves_nothing_to_time() -> None:
+    model = target()
+    whole = Speculative(draft(model, network()), CSpD(), 3, 0.99, steps=1)
+    with pytest.raises(TemperaError, match="prefill=0.99 draws all 12 tokens of an image"):
+        measure_continuous(model, whole, [1], 1, CPU)
+
+
 def test_the_clock_does_not_see_the_prefill() -> None:
     model, clock = target(), continuous_benchmark.Clock(CPU)
     method = Speculative(draft(model, network()), CSpD(), 3, 0.95)

@@ -14,7 +14,7 @@ import torch
 from tempera.continuous.loop import ContinuousTrace, Decoding, Model, Speculative, counts
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock, now
-from tempera.errors import BenchmarkTooLarge
+from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.benchmark import (
     Spread,
     cell,
@@ -89,8 +89,14 @@ def measure_continuous(
         progress: called with the name of each part before it is measured.
 
     Raises:
+        TemperaError: the prefill draws whole images.
         BenchmarkTooLarge: memory ran out.
     """
+    if sum(_prefill(method, target.length)) >= target.length:
+        raise TemperaError(
+            f"prefill={method.prefill:g} draws all {target.length} tokens of an image, so there is "
+            "no round to time: give a smaller share, or more steps"
+        )
     columns = []
     for batch_size in batch_sizes:
         progress(f"batch {batch_size}")
@@ -155,7 +161,7 @@ def _decoded(
     clock: Clock | None = None,
 ) -> _Timed:
     """Decode a batch. A clock sees the rounds alone, not the prefill."""
-    prefill = _prefill(method, target.length)
+    prefill = len(_prefill(method, target.length))
     marks: list[float] = []
 
     def mark(steps: int, written: int) -> None:
@@ -174,11 +180,11 @@ def _decoded(
     )
 
 
-def _prefill(method: Decoding, length: int) -> int:
-    """Steps of the target alone before the first round."""
+def _prefill(method: Decoding, length: int) -> Sequence[int]:
+    """Tokens of each step of the target alone before the first round."""
     if not isinstance(method, Speculative):
-        return 0
-    return len(method.rule.prefilled(method.prefill, counts(length, method.steps or length)))
+        return ()
+    return method.rule.prefilled(method.prefill, counts(length, method.steps or length))
 
 
 def continuous_table(report: ContinuousReport) -> list[tuple[str, ...]]:

@@ -152,7 +152,7 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
 def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
     """The expected lengths of exact decoding, and of ω = `ceiling` at every depth (≤ L + 1)."""
     if not 1 <= ceiling < math.inf:
-        raise TemperaError(f"ceiling={ceiling} is not possible; the largest ω must be above 1")
+        raise TemperaError(f"ceiling={ceiling} is not possible; the largest ω is at least 1")
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
     )
