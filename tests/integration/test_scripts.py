@@ -200,6 +200,25 @@ def test_in_a_separate_process(arguments: list[str], words: list[str], tmp_path:
         assert word in last
 
 
+@pytest.mark.parametrize("script", ["eval/run.py", "eval/report.py", "train_draft/main.py"])
+def test_help_begins_with_the_usage(script: str) -> None:
+    command = [sys.executable, str(ROOT / script), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.startswith(f"python {script} ")
+    assert "\n\n== Configuration groups ==\n" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
+    """As in `--help | head`: quiet, and with the status that shells give."""
+    command = [sys.executable, str(ROOT / "eval/run.py"), *arguments]
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert made.stdout is not None and made.stderr is not None
+    made.stdout.close()
+    assert made.stderr.read() == ""
+    assert made.wait(300) == 141
+
+
 SLOW = {"transformers", "torchvision", "torch._dynamo", "matplotlib", "wandb"}
 """Packages that take seconds to import."""
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
+UNREAD = 141
+"""Exit status when nobody reads standard output any more, as in shells after `| head`."""
 AGAIN = "interrupted; run the command again"
 STARTS_AGAIN = ("report", "bench", "calibrate")
 """Scripts that store no intermediate results and start over after an interruption."""
@@ -44,11 +47,10 @@ def script(
     """Decorator: make `main(cfg)` a Hydra script with the configuration `conf/<config_name>.yaml`
     (`tempera.runtime.installation.conf_directory`).
 
-    On the command line, a mistake of the user prints `error: <sentence>` to standard error and
-    exits with status 1; Ctrl-C prints a sentence and exits with status 130. Other exceptions keep
-    their traceback, and HYDRA_FULL_ERROR=1 shows all tracebacks. Called with a `cfg`, as in tests
-    and notebooks, the script is the plain function: it returns its result and raises
-    `TemperaError`.
+    On the command line, a mistake of the user prints `error: <sentence>` and exits with status 1;
+    Ctrl-C prints a sentence too (`INTERRUPTED`). Other exceptions keep their traceback, and
+    HYDRA_FULL_ERROR=1 shows all tracebacks. Called with a `cfg`, as in tests and notebooks, the
+    script is the plain function: it returns its result and raises `TemperaError`.
 
     Args:
         config_name: name of the configuration, without `.yaml`.
@@ -88,6 +90,7 @@ def script(
                 try:
                     check_arguments(conf, config_name, sys.argv[1:])
                     run()
+                    sys.stdout.flush()
                 except KeyboardInterrupt:
                     _exit_interrupted(AGAIN)
                 except Exception as problem:
@@ -213,6 +216,17 @@ def _is_interruption(problem: BaseException | None) -> bool:
     return False
 
 
+def _is_unread() -> bool:
+    """Whether standard output is a pipe that nobody reads; the rest of it is dropped then."""
+    output = sys.stdout.fileno()
+    pipe = select.poll()
+    pipe.register(output, 0)  # errors are always told
+    if not pipe.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
+
+
 def _exit_interrupted(message: str) -> NoReturn:
     """Exit with the status of Ctrl-C; the main process of a run prints a message."""
     if started_as_main():
@@ -224,8 +238,11 @@ def _exit_if_mistake(
     problem: Exception, conf: Path, config_name: str, interrupted: str = AGAIN
 ) -> None:
     """If the problem is a mistake of the user, print it as one sentence and exit with status 1; if
-    it comes from Ctrl-C, or Ctrl-C comes now, exit with that message.
+    it comes from Ctrl-C, or Ctrl-C comes now, exit with that message. Exit quietly if nobody reads
+    standard output any more.
     """
+    if isinstance(problem, BrokenPipeError) and _is_unread():
+        sys.exit(UNREAD)
     if _is_interruption(problem):
         _exit_interrupted(interrupted)
     try:

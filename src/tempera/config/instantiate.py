@@ -1,12 +1,13 @@
 """Checked instantiation: compares the values of a `_target_` node with its target's signature.
 
 Also registers the resolvers that conf/ uses: `package`, `unique`, `beside`, `at`,
-`unless_random`, `jobs`, `ceil` and `each`.
+`unless_random`, `jobs`, `ceil`, `usage` and `each`.
 """
 
 import copy
 import functools
 import inspect
+import itertools
 import math
 import re
 import secrets
@@ -22,6 +23,7 @@ from omegaconf.errors import ConfigValueError, ValidationError
 
 from tempera.config import families  # noqa: F401  its resolver
 from tempera.errors import MissingWeights, TemperaError, shortened
+from tempera.runtime.installation import conf_directory
 
 WORDS = {
     int: "a whole number",
@@ -110,6 +112,16 @@ OmegaConf.register_new_resolver(
     replace=True,
 )
 """`${ceil:NUMBER}` in conf/: the number rounded up; other values are returned unchanged."""
+
+
+def usage(config_name: str) -> str:
+    """`${usage:NAME}` in conf/, for `--help`: the comment at the top of conf/NAME.yaml."""
+    lines = (conf_directory() / f"{config_name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return "".join(f"{line.removeprefix('#').strip()}\n" for line in comment)
+
+
+OmegaConf.register_new_resolver("usage", usage, replace=True)
 
 OmegaConf.register_new_resolver("each", lambda values: ",".join(map(str, values)), replace=True)
 """`${each:LIST}` in conf/: the values of a list as a sweep takes them, `3.5,4.0`."""
