@@ -37,7 +37,7 @@ from tempera.config.build import (
     parse_device,
 )
 from tempera.config.cli import literal, named, script
-from tempera.config.instantiate import accepted, check, instantiate
+from tempera.config.instantiate import accepted, check, instantiate, usage
 from tempera.config.messages import sentence
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -673,6 +673,21 @@ def test_prompts_that_stay_as_they_are() -> None:
     assert literal("prompt=null") == "prompt=null"
     assert literal("prompt='a, b'") == "prompt='a, b'"
     assert literal("delta=1,2") == "delta=1,2"
+
+
+@pytest.mark.parametrize(
+    ("started", "first"),
+    [
+        ("eval/report.py", "python eval/report.py runs=outputs/multirun"),
+        ("/usr/bin/tempera-report", "tempera-report runs=outputs/multirun"),
+    ],
+)
+def test_help_names_the_command_as_it_was_started(
+    started: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started, "--help"])
+    assert usage("report").startswith(first)
+    assert "#" not in usage("report")
 
 
 def test_a_value_longer_than_a_file_name_is_no_position() -> None:

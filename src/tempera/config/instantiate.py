@@ -23,7 +23,7 @@ from omegaconf.errors import ConfigValueError, ValidationError
 
 from tempera.config import families  # noqa: F401  its resolver
 from tempera.errors import MissingWeights, TemperaError, shortened
-from tempera.runtime.installation import conf_directory
+from tempera.runtime.installation import SCRIPTS, command, conf_directory
 
 WORDS = {
     int: "a whole number",
@@ -115,10 +115,15 @@ OmegaConf.register_new_resolver(
 
 
 def usage(config_name: str) -> str:
-    """`${usage:NAME}` in conf/, for `--help`: the comment at the top of conf/NAME.yaml."""
+    """`${usage:NAME}` in conf/, for `--help`: the comment at the top of conf/NAME.yaml, with the
+    commands as they were started.
+    """
     lines = (conf_directory() / f"{config_name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    return "".join(f"{line.removeprefix('#').strip()}\n" for line in comment)
+    text = "".join(f"{line.removeprefix('#').strip()}\n" for line in comment)
+    for name, script in SCRIPTS.items():
+        text = text.replace(f"python {script}", command(name))
+    return text
 
 
 OmegaConf.register_new_resolver("usage", usage, replace=True)
