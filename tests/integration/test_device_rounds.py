@@ -218,11 +218,11 @@ def test_a_round_stays_on_the_device_and_is_read_once(
 
 def continuous_rounds(method: Speculative, target: Any) -> tuple[list[int], int]:
     """Decode ROUNDS rounds -> the reads of all but the first, and the copies of the last."""
-    classes, prompts = [0, 0], ["3", "7"]
+    prompts = ["3", "7"]
     missing = [0, 0] if isinstance(method.rule, PathCoupling) else []
     known = [[least, least, *missing] for least in [*range(2, 2 * ROUNDS, 2), target.length]]
     ends = list[tuple[int, int]]()
-    with Copies() as copies, Reads([*classes, *known]) as reads:
+    with Copies() as copies, Reads(known) as reads:
         method.decode(
             target,
             RandomStreams(0, prompts, META),
