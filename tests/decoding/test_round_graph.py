@@ -5,6 +5,7 @@ CUDA graph: it repeats operations on the recording's memory, without the code th
 import copy
 import gc
 import weakref
+from operator import attrgetter
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from tempera.decoding.round_graph import BatchSize, RoundGraphs
 from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
-from tempera.drafters.eagle import EagleDraft, confidence
+from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
@@ -72,7 +73,9 @@ def eagle(target, tree=CHAIN, **options):
 
 
 def eagle2(target):
-    return DynamicTreeDrafter(EagleDraft(tiny_eagle(target), target, confidence), VOCAB, 2, 3, 6)
+    return DynamicTreeDrafter(
+        EagleDraft(tiny_eagle(target), target, attrgetter("ranking")), VOCAB, 2, 3, 6
+    )
 
 
 def parallel(target, tree=CHAIN):

@@ -2,6 +2,8 @@
 images do not depend on the batch.
 """
 
+from operator import attrgetter
+
 import pytest
 import torch
 from cases import slow_but
@@ -22,14 +24,14 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
-from tempera.drafters.eagle import EagleDraft, build_eagle2, confidence
+from tempera.drafters.eagle import EagleDraft, build_eagle2
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 
 
 def eagle2(target, branches=3, depth=3, nodes=8):
     return DynamicTreeDrafter(
-        EagleDraft(tiny_eagle(target), target, confidence),
+        EagleDraft(tiny_eagle(target), target, attrgetter("ranking")),
         target.vocab_size,
         branches,
         depth,
@@ -42,7 +44,7 @@ def law_after(target, eagle, prompts, image, row):
 
     def law(path):
         hidden = full_draft(eagle, target, prompts, image, row, list(path))
-        return confidence(target.sampling).distribution(target.head.lm_logits(hidden))[0].tolist()
+        return target.sampling.ranking.distribution(target.head.lm_logits(hidden))[0].tolist()
 
     return law
 
@@ -121,5 +123,5 @@ def test_eagle_2s_sizes_are_the_defaults():
 
 
 def test_candidates_are_ranked_without_top_k_and_at_a_positive_temperature():
-    assert confidence(Sampling(3.0, 0.5, top_k=2, top_p=0.5)) == Sampling(3.0, 0.5)
-    assert confidence(Sampling(3.0, 0.0, top_k=2)) == Sampling(3.0, 1.0)
+    assert Sampling(3.0, 0.5, top_k=2, top_p=0.5).ranking == Sampling(3.0, 0.5)
+    assert Sampling(3.0, 0.0, top_k=2).ranking == Sampling(3.0, 1.0)

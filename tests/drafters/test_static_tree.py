@@ -1,16 +1,34 @@
 import pytest
 import torch
 from random_drafts import SMALL
+from tiny_networks import (
+    LENGTH,
+    PROMPTS,
+    VOCAB,
+    llamagen,
+    tiny_eagle,
+    tiny_parallel,
+    tiny_target,
+)
 
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.rules.standard import Exact
 
 
 class Written:
     """A draft model whose distribution after a token puts more mass on the tokens near it;
     remembers what it was asked.
     """
+
+    greedy = False
 
     def __init__(self, vocab_size):
         self.table = (
@@ -48,6 +66,55 @@ def test_every_node_has_the_q_it_was_drawn_from():
                 left = law.index_fill(0, draft.tokens[row, elders], 0.0)
                 torch.testing.assert_close(draft.q[row, node], left / left.sum())
                 assert draft.tokens[row, node] not in draft.tokens[row, elders]
+
+
+def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
+    model = Written(9)
+    model.greedy = True
+    draft = StaticTreeDrafter(model, SMALL).propose(torch.rand(2, SMALL.nodes))
+    for row in range(2):
+        for node, parent in enumerate(SMALL.parents.tolist()):
+            law = model.roots()[row] if parent < 0 else model.table[draft.tokens[row, parent]]
+            rank = SMALL.elders[node].sum()
+            token = draft.tokens[row, node]
+            assert law[token] == law.sort(descending=True).values[rank]
+            assert draft.q[row, node, token] == draft.q[row, node].sum() == 1
+
+
+MODELS = {
+    "eagle": lambda target: EagleDraft(tiny_eagle(target), target),
+    "parallel": lambda target: ParallelDraft(tiny_parallel(target), target, 2),
+    "independent": lambda target: IndependentDraft(tiny_target(network=llamagen(5)), target),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_a_greedy_tree_with_every_token_always_has_the_right_one(make):
+    target = tiny_target(Sampling(3.0, temperature=0, top_k=2))
+    fan = Tree.from_paths([[0], [0, 0], *([rank] for rank in range(1, VOCAB))])
+    drafter = StaticTreeDrafter(make(target), fan)
+    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert (output.trace.rounds <= -(-LENGTH // 2)).all()
+    target.sampling = Sampling(3.0)
+    sampled = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert (sampled.tokens != output.tokens).any()
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@torch.inference_mode()
+def test_greedy_drafts_are_ranked_at_temperature_1_without_top_k(make):
+    def laws(sampling):
+        target = tiny_target(sampling)
+        model = make(target)
+        target.begin(PROMPTS, 2)
+        model.begin(PROMPTS, 2)
+        root = model.roots()
+        after = model.expand(root.argmax(-1, keepdim=True), Tree.chain(2).levels[0])
+        return torch.cat([root.unsqueeze(1), after], 1)
+
+    greedy = laws(Sampling(3.0, temperature=0, top_k=2, top_p=0.5))
+    torch.testing.assert_close(greedy, laws(Sampling(3.0)))
+    assert (greedy > 0).all()
 
 
 def test_only_nodes_with_children_are_expanded():

@@ -270,6 +270,12 @@ class DraftModel(Protocol):
     def identity(self) -> str | None:
         """See `Drafter.identity`."""
 
+    @property
+    def greedy(self) -> bool:
+        """Whether a static tree takes the most probable tokens of Q instead of drawing from it: in
+        greedy decoding, where Q is the distribution at temperature 1.
+        """
+
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start a batch, after the target's `begin`. At most `nodes` tokens per round are drafted,
         and at most `nodes` are passed to `expand`.

@@ -58,9 +58,31 @@ class Sampling:
         return 2 if self.guided else 1
 
     @property
+    def greedy(self) -> bool:
+        """Whether all mass is on the most probable token."""
+        return self.temperature == 0
+
+    @property
     def untempered(self) -> "Sampling":
         """The same at temperature 1: greedy decoding takes its most probable token."""
         return replace(self, temperature=1.0)
+
+    @property
+    def ranking(self) -> "Sampling":
+        """The same without top-k and top-p, and at temperature 1 if it is greedy.
+
+        It ranks candidates for a draft, of which none is drawn, so it may differ from the target's:
+        the draft's own top-k or top-p could remove tokens that the target accepts, and greedy
+        sampling would leave only one.
+        """
+        return replace(self, temperature=self.temperature or 1.0, top_k=0, top_p=1.0)
+
+    @property
+    def drafting(self) -> "Sampling":
+        """What the distributions of a draft model are made with: the target's own sampling, or in
+        greedy decoding `ranking`.
+        """
+        return self.ranking if self.greedy else self
 
     def distribution(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:
         """The distribution that tokens are drawn from.
@@ -74,7 +96,7 @@ class Sampling:
             float32 [B, ..., V].
         """
         logits = self.guide(logits)
-        p = greedy(logits) if self.temperature == 0 else self._soften(logits)
+        p = greedy(logits) if self.greedy else self._soften(logits)
         if forced is not None:
             p = torch.where(
                 (forced >= 0).unsqueeze(-1), one_hot(forced.clamp(min=0), p.shape[-1]), p
@@ -173,6 +195,23 @@ def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         q.append(p)
         tokens.append(sample(p, draw))
     return torch.stack(tokens, -1), torch.stack(q, -2)
+
+
+def most_probable(p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The k most probable tokens, the most probable one first: what greedy decoding drafts. If
+    there are fewer than k, the last one is repeated.
+
+    Args:
+        p: [..., V].
+        count: k.
+
+    Returns:
+        tokens int64 [..., k], and a one-hot distribution for each, [..., k, V]; NaN where p is.
+    """
+    top = p.topk(min(count, p.shape[-1]), -1)
+    missing = count - top.indices.shape[-1]
+    tokens = torch.cat([top.indices, *[top.indices[..., -1:]] * missing], -1)
+    return tokens, one_hot(tokens, p.shape[-1]) + (top.values[..., :1] * 0).unsqueeze(-1)
 
 
 def at(p: Tensor, token: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ hidden size.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class EagleDraft(HiddenStateDraft):
     Args:
         model: the draft network.
         target: the target; start each batch on it first.
-        draw_from: maps the target's sampling to the draft's; by default they are the same.
+        sampling_of: maps the target's sampling to the draft's; by default `Sampling.drafting`.
         dtype: see `HiddenStateDraft`.
 
     Raises:
@@ -45,17 +45,18 @@ class EagleDraft(HiddenStateDraft):
         self,
         model: DraftNetwork,
         target: TransformerTarget,
-        draw_from: Callable[[Sampling], Sampling] | None = None,
+        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, target, dtype)
-        self.draw_from = draw_from
+        self.sampling_of = sampling_of
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         session, prompt = self.session, self.session.prompt
-        self._sampling = None if self.draw_from is None else self.draw_from(self.head.sampling)
+        sampling = self.sampling_of(self.head.sampling)
+        self._sampling = None if sampling is self.head.sampling else sampling
         if self._allocate(nodes):
             self._steps = torch.arange(self.cache.capacity, device=session.device)
         self._zero, self._ahead = self._steps[:1], self._steps[: max(1, nodes)]
@@ -141,17 +142,6 @@ def build_eagle(
     return StaticTreeDrafter(model, tree)
 
 
-def confidence(sampling: Sampling) -> Sampling:
-    """The sampling that ranks EAGLE-2's candidates: guidance and temperature of the target, without
-    top-k and top-p.
-
-    Nothing is drawn from it, so it may differ from the target's. The draft's own top-k or top-p
-    could remove tokens that the target accepts. At temperature 0 only one token would have any
-    probability, so temperature 1 is used instead.
-    """
-    return replace(sampling, temperature=sampling.temperature or 1.0, top_k=0, top_p=1.0)
-
-
 def build_eagle2(
     path: str,
     target: TransformerTarget,
@@ -167,5 +157,5 @@ def build_eagle2(
         TemperaError: the directory contains no valid draft or one for another target, or the tree
             is impossible.
     """
-    model = EagleDraft(load(path, target), target, confidence, torch_dtype(dtype))
+    model = EagleDraft(load(path, target), target, attrgetter("ranking"), torch_dtype(dtype))
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

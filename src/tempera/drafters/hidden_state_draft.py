@@ -63,6 +63,11 @@ class HiddenStateDraft:
         self._cached_layers = model.cached_layers
         self._forget()
 
+    @property
+    def greedy(self) -> bool:
+        """See `DraftModel.greedy`."""
+        return self.head.sampling.greedy
+
     def for_depth(self, depth: int) -> Self:
         """The same draft for trees whose deepest node is at `depth`."""
         return self

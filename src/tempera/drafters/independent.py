@@ -22,10 +22,10 @@ from tempera.targets.transformer import TransformerTarget
 class IndependentDraft:
     """The distributions of a complete smaller model, for chains and trees.
 
-    It samples like the target: same temperature, top-k and top-p, and with guidance a conditional
-    and an unconditional row per prompt. It reads only the tokens that the target emits. `observe`
-    stores them, and the first pass of the next round runs them at once (see `cache_slots`), which
-    overwrites rejected drafts in the cache.
+    It samples like the target (`Sampling.drafting`): same temperature, top-k and top-p, and with
+    guidance a conditional and an unconditional row per prompt. It reads only the tokens that the
+    target emits. `observe` stores them, and the first pass of the next round runs them at once (see
+    `cache_slots`), which overwrites rejected drafts in the cache.
 
     Args:
         draft: the smaller model, with its own network, conditioner and grid; its sampling is set to
@@ -58,10 +58,15 @@ class IndependentDraft:
         """Identity of the draft model's weights."""
         return self.draft.identity
 
+    @property
+    def greedy(self) -> bool:
+        """See `DraftModel.greedy`."""
+        return self.target.sampling.greedy
+
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the draft's own prefix."""
-        self.draft.sampling = self.target.sampling
+        self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
         self._places.begin(self.draft.session.cache)
         self._decided: tuple[Tensor, Tensor] | None = None

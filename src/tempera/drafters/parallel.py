@@ -83,6 +83,7 @@ class ParallelDraft(HiddenStateDraft):
         the same prompts.
         """
         session, prompt = self.session, self.session.prompt
+        self._sampling = self.head.sampling.drafting if self.greedy else None
         if self._allocate(2 * self.depth):
             self._steps = torch.arange(self.depth + 1, device=session.device)
             self._ahead = torch.arange(self.depth, device=session.device)
@@ -142,7 +143,8 @@ class ParallelDraft(HiddenStateDraft):
     def _distribution(self, logits: Tensor, depth: int) -> Tensor:
         """From logits after guidance, `depth` tokens after the roots: float32 [B, P, V]."""
         ahead = self._ahead[depth : depth + 1]
-        return self.head.distribution_of(logits, self.session.prompt.lengths, ahead)
+        lengths = self.session.prompt.lengths
+        return self.head.distribution_of(logits, lengths, ahead, self._sampling)
 
     @torch.inference_mode()
     def _markov_tables(

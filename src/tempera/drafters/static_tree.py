@@ -1,13 +1,13 @@
 """Grow a static tree from a draft model: level by level, children drawn without replacement
-(EAGLE-1, LANTERN++, Cool-SD).
+(EAGLE-1, LANTERN++, Cool-SD). In greedy decoding the children are the most probable tokens.
 """
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, DraftModel, RoundState, Scores, Verdict
-from tempera.decoding.probabilities import sample_without_replacement
-from tempera.decoding.trees import Tree
+from tempera.decoding.probabilities import most_probable, sample_without_replacement
+from tempera.decoding.trees import Tree, TreeLevel
 from tempera.errors import EmptyDraft
 
 
@@ -44,18 +44,14 @@ class StaticTreeDrafter:
 
     def propose(self, uniforms: Tensor) -> Draft:
         """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier
-        siblings are removed from the q of later ones.
+        siblings are removed from the q of later ones. In greedy decoding nothing is drawn: siblings
+        are the most probable tokens in turn, and q is one-hot.
         """
         tree = self.tree.to(uniforms.device)
         above = self.model.roots().unsqueeze(1)
         tokens, laws = [], []
         for level in tree.levels:
-            draws = (
-                uniforms[:, level.run].reshape(-1, *level.slots.shape)
-                if level.full
-                else uniforms[:, level.slots]
-            )
-            drawn, q = sample_without_replacement(above, draws)
+            drawn, q = self._children(above, level, uniforms)
             drawn, q = drawn.flatten(1), q.flatten(1, 2)
             if not level.full:
                 drawn, q = drawn[:, level.picks], q[:, level.picks]
@@ -66,6 +62,23 @@ class StaticTreeDrafter:
                     drawn if len(level.inner) == len(level.nodes) else drawn[:, level.inner], level
                 )
         return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
+
+    def _children(self, law: Tensor, level: TreeLevel, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """The children of a level's parents, int64 [B, P, K], and their q [B, P, K, V].
+
+        Args:
+            law: distributions after the parents, [B, P, V].
+            level: of the children.
+            uniforms: of the whole tree, [B, N].
+        """
+        if self.model.greedy:
+            return most_probable(law, level.slots.shape[1])
+        draws = (
+            uniforms[:, level.run].reshape(-1, *level.slots.shape)
+            if level.full
+            else uniforms[:, level.slots]
+        )
+        return sample_without_replacement(law, draws)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Pass the verdict to the draft model."""

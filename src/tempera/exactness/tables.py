@@ -78,7 +78,7 @@ class TableTarget:
         self.table = sampling.distribution(self.logits, self.forced)[0]
         self._soft = (
             sampling.untempered.distribution(self.logits, self.forced)[0]
-            if sampling.temperature == 0
+            if sampling.greedy
             else None
         )
         self._roots = torch.zeros(0, dtype=torch.int64)
@@ -118,7 +118,7 @@ class TableDraft:
     `interfaces.DraftModel`.
 
     Args:
-        target: the target it imitates, with the same sampling.
+        target: the target it imitates, with its sampling (`Sampling.drafting`).
         noise: standard deviation of the noise; 0 is a perfect draft.
         seed: of the noise.
     """
@@ -129,7 +129,8 @@ class TableDraft:
         generator = torch.Generator().manual_seed(seed)
         logits = target.logits + noise * torch.randn(target.logits.shape, generator=generator)
         self.vocab_size, self.length, self.grid = target.vocab_size, target.length, target.grid
-        self.table = target.sampling.distribution(logits)[0]
+        self.greedy = target.sampling.greedy
+        self.table = target.sampling.drafting.distribution(logits)[0]
         self._roots = self._frontier = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, prompts: list[str], nodes: int) -> None:

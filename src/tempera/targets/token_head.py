@@ -144,19 +144,22 @@ class TokenHead:
             ahead: distance of each state from the root in tokens, int64 [M] or [B, M].
             sampling: used instead of the target's, except for its guidance.
         """
-        after_guidance = (
-            self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
-        )
         forced = self._forced_at(lengths, ahead)
-        return self._law(hidden, forced, self.sampling.guidance, after_guidance)
+        return self._law(hidden, forced, self.sampling.guidance, self._after(sampling))
 
     def guided_logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states after guidance, [R, M, H] -> [B, M, V]."""
         return self._guided(hidden, self.sampling.guidance)
 
-    def distribution_of(self, logits: Tensor, lengths: Tensor, ahead: Tensor) -> Tensor:
+    def distribution_of(
+        self, logits: Tensor, lengths: Tensor, ahead: Tensor, sampling: Sampling | None = None
+    ) -> Tensor:
         """Like `distribution`, from logits after guidance, [B, M, V]."""
-        return self._drawn(self._after_guidance, logits, self._forced_at(lengths, ahead))
+        return self._drawn(self._after(sampling), logits, self._forced_at(lengths, ahead))
+
+    def _after(self, sampling: Sampling | None) -> Sampling:
+        """What follows guidance: the target's sampling, or another one."""
+        return self._after_guidance if sampling is None else replace(sampling, guidance=1.0)
 
     def _forced_at(self, lengths: Tensor, ahead: Tensor) -> Tensor | None:
         """The forced tokens `ahead` of the roots, -1 where a position is free, int64 [B, M]."""

@@ -171,7 +171,7 @@ class TransformerTarget:
         layout = self.session.layout_of(draft.tree)
         hidden = self.session.score(embeds, layout)
         lengths = self.session.prompt.lengths
-        if self.sampling.temperature == 0:
+        if self.sampling.greedy:
             soft = self.head.distribution(hidden, lengths, layout.ahead, self.sampling.untempered)
             return Scores(greedy(soft), hidden, soft)
         return Scores(self.head.distribution(hidden, lengths, layout.ahead), hidden)
