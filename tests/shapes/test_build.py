@@ -23,9 +23,11 @@ from safetensors import safe_open
 
 from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
+from tempera.data.prompts import Prompt
+from tempera.decoding.probabilities import Sampling
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import write_json
-from tempera.shapes.build import kl, mar, mar_draft, stages
+from tempera.shapes.build import kl, mar, mar_draft, sampling, stages
 from tempera.shapes.build.broken import BREAKS, broken_pictures
 from tempera.shapes.build.evaluators import (
     EvaluatorTraining,
@@ -36,7 +38,7 @@ from tempera.shapes.build.evaluators import (
     train_classifier,
 )
 from tempera.shapes.build.record import sha256
-from tempera.shapes.build.sampling import reading
+from tempera.shapes.build.sampling import WANTED, SamplingChoice, choose_sampling, reading
 from tempera.shapes.build.target import (
     TargetModel,
     TargetTraining,
@@ -380,6 +382,7 @@ SHORT = [
         for name in ("target", "independent")
     ),
     "sampling.prompts=12 sampling.guidance=[1,2] sampling.top_k=[4] sampling.top1=[0,1]",
+    "sampling.temperature=[1,2]",
     "measured.prompts=12",
     "draft.steps=2 draft.options=['warmup_steps=0','batch_size=2','holdout=2','decodes=0']",
     "parallel.steps=2 parallel.options=['draft=parallel','warmup_steps=0','batch_size=2',"
@@ -452,9 +455,32 @@ def test_all_stages_are_built_once_by_one_command_and_work_together(
     made_again = {path.parent.name for path, at in before.items() if path.stat().st_mtime_ns != at}
     assert made_again == {"kl"}
     compared = json.loads((tmp_path / "sampling" / "compared.json").read_text())
-    assert [row["guidance"] for row in compared] == [1, 2]
+    assert [row["guidance"] for row in compared[:2]] == [1, 2]
+    assert [row["temperature"] for row in compared] == [1, 1, 2]
     assert "| mar_draft |" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "target_run" / "looks" / "step-000002.png").is_file()
+
+
+def test_temperatures_are_compared_with_the_best_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scripted:
+        def __init__(self, output: Path) -> None: ...
+
+        def read(self, prompts: list[Prompt], option: Sampling) -> dict[str, float]:
+            share = 1 - abs(option.guidance - 2) - abs(option.temperature - 0.9)
+            return {**dict.fromkeys(WANTED, share), "top1": 0.3}
+
+    monkeypatch.setattr(sampling, "Bundle", Scripted)
+    (tmp_path / "sampling").mkdir()
+    settings = SamplingChoice(prompts=1, guidance=(1.5, 2.0, 3.0), top_k=(16,))
+    best = choose_sampling(tmp_path, settings, lambda *_: None)
+    compared = json.loads((tmp_path / "sampling" / "compared.json").read_text())
+    assert [(row["guidance"], row["temperature"]) for row in compared] == [
+        *((guidance, 1.0) for guidance in (1.5, 2.0, 3.0)),
+        *((2.0, temperature) for temperature in (0.9, 1.1)),
+    ]
+    assert best == compared[3]
 
 
 @pytest.mark.slow

@@ -54,13 +54,12 @@ def build_draft(
 
 
 def choose(output: Path, settings: SamplingChoice, report: LogMetrics) -> None:
-    """Choose guidance and top-k, for conf/model/shapes.yaml."""
+    """Choose guidance, top-k and temperature, for conf/model/shapes.yaml."""
     with StageRun(output, "sampling", settings, report) as record:
         best = choose_sampling(output, settings, record.report)
         record.metrics = best
-    print(
-        f"best: guidance={best['guidance']:g} top_k={best['top_k']:g}, for conf/model/shapes.yaml"
-    )
+    options = " ".join(f"{name}={best[name]:g}" for name in ("guidance", "top_k", "temperature"))
+    print(f"best: {options}, for conf/model/shapes.yaml")
 
 
 def measured(output: Path, settings: Measurement, report: LogMetrics) -> None:

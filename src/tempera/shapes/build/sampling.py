@@ -36,7 +36,8 @@ class SamplingChoice:
 
     Attributes:
         prompts, seed: captions, and the world they come from; no figure is measured on it.
-        guidance, top_k: what is compared, all pairs.
+        guidance, top_k: what is compared, all pairs, at the first temperature.
+        temperature: the others are compared with the best pair.
         top1: the mean probability of the most probable token must lie between these two, the
             entropy of published image models.
     """
@@ -45,6 +46,7 @@ class SamplingChoice:
     seed: int = 3
     guidance: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0)
     top_k: tuple[int, ...] = (16, 32, 64, 0)
+    temperature: tuple[float, ...] = (1.0, 0.9, 1.1)
     top1: tuple[float, float] = (0.2, 0.35)
 
 
@@ -89,26 +91,40 @@ class Bundle:
 
 def choose_sampling(output: Path, settings: SamplingChoice, report: LogMetrics) -> dict[str, float]:
     """Compare the options with what is built in `output`; returns the best with what was read, and
-    writes all to `output`/sampling/compared.json. Best is the largest of the least ratios to
-    `WANTED`, `top1` within its bounds.
+    writes all to `output`/sampling/compared.json.
 
     Raises:
         TemperaError: with no option `top1` is within its bounds.
     """
     bundle, prompts = Bundle(output), world_prompts(settings.prompts, seed=settings.seed)
     rows: list[dict[str, float]] = []
-    for step, (guidance, top_k) in enumerate(product(settings.guidance, settings.top_k)):
-        read = bundle.read(prompts, Sampling(guidance=guidance, top_k=top_k))
-        rows.append({"guidance": guidance, "top_k": top_k} | read)
-        report(read, step)
-    low, high = settings.top1
+
+    def compare(guidance: float, top_k: int, temperature: float) -> None:
+        read = bundle.read(prompts, Sampling(guidance, temperature, top_k))
+        rows.append({"guidance": guidance, "top_k": top_k, "temperature": temperature} | read)
+        report(read, len(rows) - 1)
+
+    first, *others = settings.temperature
+    for guidance, top_k in product(settings.guidance, settings.top_k):
+        compare(guidance, top_k, first)
+    pair = _best(rows, settings.top1)
+    for temperature in others:
+        compare(pair["guidance"], int(pair["top_k"]), temperature)
+    write_json(output / "sampling" / "compared.json", rows)
+    return _best(rows, settings.top1)
+
+
+def _best(rows: list[dict[str, float]], top1: tuple[float, float]) -> dict[str, float]:
+    """The option with the largest of the least ratios to `WANTED`, of those with `top1` within
+    these bounds.
+    """
+    low, high = top1
     fitting = [row for row in rows if low <= row["top1"] <= high]
     if not fitting:
         raise TemperaError(
             f"top1 is between {low} and {high} with no option: compare others (sampling.guidance, "
-            "sampling.top_k)."
+            "sampling.top_k, sampling.temperature)."
         )
-    write_json(output / "sampling" / "compared.json", rows)
     return max(fitting, key=lambda row: min(row[name] / bar for name, bar in WANTED.items()))
 
 
@@ -126,7 +142,7 @@ def measure(output: Path, settings: Measurement, report: LogMetrics) -> dict[str
     """
     record: Any = read_json(output / "sampling" / RECORD)
     chosen = record["metrics"]
-    sampling = Sampling(guidance=chosen["guidance"], top_k=int(chosen["top_k"]))
+    sampling = Sampling(chosen["guidance"], chosen["temperature"], int(chosen["top_k"]))
     start = time.perf_counter()
     read = Bundle(output).read(world_prompts(settings.prompts, seed=settings.seed), sampling)
     report(read | {"seconds": time.perf_counter() - start}, settings.prompts)
