@@ -17,7 +17,7 @@ from tempera.errors import TemperaError
 from tempera.exactness import theory
 from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
 from tempera.rules import neighbourhood
-from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP, _places_away
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
@@ -128,6 +128,16 @@ def replaced(rule, residual):
     if isinstance(rule, Lantern):
         return Lantern(rule.neighbours, rule.delta, rule.measure, residual)
     return LanternPP(rule.neighbours, rule.lam, residual)
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 40])
+def test_places_in_the_order_of_p_are_those_of_a_sort(most):
+    p = torch.randint(0, 6, (50, 30)) / 6.0  # many are equal, some 0
+    near = torch.rand(50, 30).argsort(-1)[:, :9]
+    order = p.argsort(dim=-1, descending=True, stable=True).argsort(-1).gather(-1, near)
+    expected = (order - order[:, :1]).abs() <= most
+    assert _places_away(p, near, most).equal(expected)
+    assert _places_away(-0.0 * p, near, most).equal((near - near[:, :1]).abs() <= most)
 
 
 @pytest.mark.parametrize(

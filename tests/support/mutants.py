@@ -141,7 +141,7 @@ FAULTS = (
     Fault("LANTERN++ takes λ - 1", "rules/neighbourhood.py",
           "moved < self.lam * own", "moved < (self.lam - 1) * own", NEIGHBOURS),
     Fault("GSD's groups one rank wider", "rules/neighbourhood.py",
-          ".abs() <= self.ranks)", ".abs() <= self.ranks + 1)", NEIGHBOURS),
+          "<= self.ranks\n", "<= self.ranks + 1\n", NEIGHBOURS),
     Fault("a neighbour stands in for a forced token", "rules/neighbourhood.py",
           "free = (p.amax(-1, keepdim=True) < 1).expand(shape)",
           "free = (p.amax(-1, keepdim=True) < 2).expand(shape)", NEIGHBOURS),

@@ -307,8 +307,8 @@ class GSD(SharedResidual):
         [..., k].
         """
         near = self.neighbours.of(p)[token]
-        ranks = None if self.ranks is None else _ranks(p).gather(-1, near)
-        return near, self._inside(p, ranks, near.shape)
+        close = None if self.ranks is None else _places_away(p, near, self.ranks)
+        return near, self._inside(p, close, near.shape)
 
     def _groups(self, p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The same for the whole vocabulary in portions of M tokens: int64 [M, k], bool
@@ -316,9 +316,11 @@ class GSD(SharedResidual):
         """
         ranks = None if self.ranks is None else _ranks(p)
         for near, _ in _portions(self.neighbours.of(p), p):
-            shape = (*p.shape[:-1], *near.shape)
-            of_near = None if ranks is None else ranks[..., near]
-            yield near, self._inside(p.unsqueeze(-2), of_near, shape)
+            shape, close = (*p.shape[:-1], *near.shape), None
+            if ranks is not None and self.ranks is not None:
+                places = ranks[..., near]
+                close = (places - places[..., :1]).abs() <= self.ranks
+            yield near, self._inside(p.unsqueeze(-2), close, shape)
 
     def _weights(self, inside: Tensor) -> Tensor:
         """How much each neighbour counts, [..., k]."""
@@ -328,19 +330,20 @@ class GSD(SharedResidual):
         weights[..., -1] *= self.k - inside.shape[-1] + 1
         return weights
 
-    def _inside(self, p: Tensor, ranks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    def _inside(self, p: Tensor, close: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         """Which neighbours, the code itself first, are in its group; where p is on one token each
         code is alone.
 
         Args:
             p: [..., V].
-            ranks: the neighbours' places in the order of p, [..., k]; None for static groups.
+            close: which neighbours are near the code in the order of p, bool [..., k]; None for
+                static groups.
             shape: of the result.
         """
         alone = torch.arange(shape[-1], device=p.device) == 0
         free = (p.amax(-1, keepdim=True) < 1).expand(shape)
-        if ranks is not None and self.ranks is not None:
-            free = free & ((ranks - ranks[..., :1]).abs() <= self.ranks)
+        if close is not None:
+            free = free & close
         return free | alone
 
 
@@ -350,6 +353,24 @@ def _portions(table: Tensor, p: Tensor) -> Iterator[tuple[Tensor, int]]:
     """
     step = max(1, AT_ONCE // max(1, p[..., 0].numel() * table.shape[1]))
     return zip(table.split(step), range(0, len(table), step), strict=True)
+
+
+def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
+    """Which of some tokens are at most so many places from the first of them in the order of
+    `_ranks`, found without a sort: [..., V] and int64 [..., k] -> bool [..., k].
+
+    A token's key is the bits of its probability, which grow with it, then its index; so no two keys
+    are equal.
+    """
+    index = torch.arange(p.shape[-1], device=p.device)
+    keys = (p.float().abs().view(torch.int32).long() << 32) - index
+    own = keys.gather(-1, near)
+    first, count = own[..., :1], min(most + 1, p.shape[-1])
+    above = keys.masked_fill(keys < first, torch.iinfo(torch.int64).max)
+    below = keys.masked_fill(keys > first, torch.iinfo(torch.int64).min)
+    highest = above.topk(count, largest=False, sorted=False).values.amax(-1, keepdim=True)
+    lowest = below.topk(count, sorted=False).values.amin(-1, keepdim=True)
+    return (own <= highest) & (own >= lowest)
 
 
 def _ranks(p: Tensor) -> Tensor:
