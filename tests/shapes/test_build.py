@@ -481,6 +481,8 @@ def test_temperatures_are_compared_with_the_best_pair(
         *((2.0, temperature) for temperature in (0.9, 1.1)),
     ]
     assert best == compared[3]
+    with pytest.raises(TemperaError, match="no option"):
+        choose_sampling(tmp_path, replace(settings, temperature=()), lambda *_: None)
 
 
 @pytest.mark.slow

@@ -90,8 +90,8 @@ class Bundle:
 
 
 def choose_sampling(output: Path, settings: SamplingChoice, report: LogMetrics) -> dict[str, float]:
-    """Compare the options with what is built in `output`; returns the best with what was read, and
-    writes all to `output`/sampling/compared.json.
+    """Compare the options with what is built in `output`. Returns the one with the largest of the
+    least ratios to `WANTED`, with what was read, and writes all to `output`/sampling/compared.json.
 
     Raises:
         TemperaError: with no option `top1` is within its bounds.
@@ -104,11 +104,11 @@ def choose_sampling(output: Path, settings: SamplingChoice, report: LogMetrics) 
         rows.append({"guidance": guidance, "top_k": top_k, "temperature": temperature} | read)
         report(read, len(rows) - 1)
 
-    first, *others = settings.temperature
-    for guidance, top_k in product(settings.guidance, settings.top_k):
-        compare(guidance, top_k, first)
+    first = settings.temperature[:1]
+    for guidance, top_k, temperature in product(settings.guidance, settings.top_k, first):
+        compare(guidance, top_k, temperature)
     pair = _best(rows, settings.top1)
-    for temperature in others:
+    for temperature in settings.temperature[1:]:
         compare(pair["guidance"], int(pair["top_k"]), temperature)
     write_json(output / "sampling" / "compared.json", rows)
     return _best(rows, settings.top1)
