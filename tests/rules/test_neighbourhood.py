@@ -287,10 +287,20 @@ def test_runs_of_neighbours_are_as_long_as_they_may_be(
     at_once, positions, neighbours, sizes, monkeypatch
 ):
     monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
-    table = torch.arange(7 * neighbours).view(7, neighbours)
-    runs, starts = zip(*neighbourhood._portions(table, torch.zeros(*positions, 7)), strict=True)
-    assert [len(run) for run in runs] == sizes and torch.cat(runs).equal(table)
-    assert all(run.equal(table[at : at + len(run)]) for run, at in zip(runs, starts, strict=True))
+    for tokens in (torch.arange(7), torch.arange(7).expand(*positions, 7)):
+        runs = neighbourhood._portions(tokens, torch.zeros(*positions, 7), neighbours)
+        assert [run.shape[-1] for run in runs] == sizes and torch.cat(runs, -1).equal(tokens)
+
+
+def test_drafted_tokens_are_those_with_mass_filled_up_to_the_same_number():
+    q = torch.tensor([[[0.2, 0.0, 0.5, 0.3]], [[0.0, 1.0, 0.0, 0.0]]])
+    tokens = neighbourhood._drafted(q)
+    assert tokens.shape == (2, 1, 3)
+    assert set(tokens[0, 0].tolist()) == {0, 2, 3} and tokens[1, 0, 0] == 1
+    assert len(set(tokens[1, 0].tolist())) == 3
+    assert neighbourhood._drafted(q + 0.1).equal(torch.arange(4))
+    assert neighbourhood._drafted(q.to("meta")).shape == (4,)
+    assert neighbourhood._drafted(q[:0]).shape == (4,)
 
 
 @pytest.mark.parametrize("rule", RULES)

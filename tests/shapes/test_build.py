@@ -25,6 +25,7 @@ from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
 from tempera.data.prompts import Prompt
 from tempera.decoding.probabilities import Sampling
+from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import write_json
 from tempera.shapes.build import kl, mar, mar_draft, sampling, stages

@@ -4,7 +4,7 @@ LANTERN, LANTERN++ and GSD.
 They add the probability of neighbouring codes when they test a drafted x. None is exact. Each has
 its published residual, the residual that is optimal for its f in total variation, G* = Norm[p -
 q·f]+ (Cool-SD, Eq. 10 and Figure 4), and the one that is optimal in KL divergence, Norm[c·p -
-q·f]+ (`tempera.rules.optimal`). The last two need f over the whole vocabulary.
+q·f]+ (`tempera.rules.optimal`). The last two need f of every token that q can draw.
 
 If p has all its mass on one token (forced positions) the rules are exact: no neighbour replaces a
 forced token. In greedy decoding (temperature 0) p is one-hot everywhere, so neighbourhoods are
@@ -30,9 +30,7 @@ from tempera.rules.optimal import kl_residual
 Residual = Literal["published", "optimal", "kl"]
 Measure = Literal["tvd", "jsd"]
 AT_ONCE = 1 << 24
-"""Most neighbour probabilities gathered at a time to compute f over the whole vocabulary; bounds
-the memory.
-"""
+"""Most neighbour probabilities gathered at a time for f of many tokens; bounds the memory."""
 
 
 class _Aggregated(ABC):
@@ -58,7 +56,7 @@ class _Aggregated(ABC):
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) everywhere."""
-        return ratio(self._masses(p), q)
+        return ratio(self._drafted_masses(p, q), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p_{A,x} - q]+ for a rejected x; or Norm[p - q·f]+ or Norm[c·p - q·f]+, where q·f =
@@ -66,7 +64,7 @@ class _Aggregated(ABC):
         """
         if self.residual_kind == "published":
             return normalise((self._moved(p, token) - q).clamp(min=0), otherwise=p)
-        kept = torch.minimum(q, self._masses(p))
+        kept = torch.minimum(q, self._drafted_masses(p, q))
         return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -77,20 +75,22 @@ class _Aggregated(ABC):
         if self.residual_kind != "published":
             return self.residual(p, q, torch.zeros_like(depth), depth)
         lacking = (p - q).clamp(min=0)
-        lost, weights = torch.zeros_like(p), []
-        for near, first in _portions(self.neighbours.of(p), p):
-            masses = p[..., near]
+        given = torch.zeros_like(p)
+        for token in _portions(_drafted(q), p, self.neighbours.k):
+            near = self._near(p, token)
+            masses = _gather(p, near)
             inside = self._inside(masses)
-            rejected = (q[..., first : first + len(near)] - self._mass(masses)).clamp(min=0)
+            drafted = q.gather(-1, token.expand(masses.shape[:-1]))
+            rejected = (drafted - self._mass(masses)).clamp(min=0)
             # what [p - q]+ has in A(x); at x itself that is nothing, since p ≤ Σ_A p < q
-            within = (lacking[..., near[:, 1:]] * inside).sum(-1)
+            others = near[..., 1:]
+            within = (_gather(lacking, others) * inside).sum(-1)
             left = lacking.sum(-1, keepdim=True) - within
             # left ≥ rejected but for rounding
             weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)
-            index = near[:, 1:].flatten().expand(*p.shape[:-1], -1)
-            lost.scatter_add_(-1, index, (weight.unsqueeze(-1) * inside).flatten(-2))
-            weights.append(weight)
-        given = torch.cat(weights, -1).sum(-1, keepdim=True) - lost
+            lost = (weight.unsqueeze(-1) * inside).flatten(-2)
+            given += weight.sum(-1, keepdim=True)
+            given.scatter_add_(-1, others.flatten(-2).expand_as(lost), -lost)
         return normalise(lacking * given.clamp(min=0), otherwise=p)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
@@ -101,7 +101,8 @@ class _Aggregated(ABC):
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token, bool [..., V]."""
-        return self._masses(p) >= p.amax(-1, keepdim=True)
+        everything = torch.arange(p.shape[-1], device=p.device)
+        return self._masses(p, everything) >= p.amax(-1, keepdim=True)
 
     def proximity(self, p: Tensor, token: Tensor) -> Tensor:
         """|A(x)|, x itself included: see `interfaces.ProximityRule`."""
@@ -120,11 +121,16 @@ class _Aggregated(ABC):
         """Σ_A p, [..., k] -> [...]."""
         return masses[..., 0] + (masses[..., 1:] * self._inside(masses)).sum(-1)
 
-    def _masses(self, p: Tensor) -> Tensor:
-        """Σ_{A(x)} p for every x, [..., V] -> [..., V]."""
-        return torch.cat(
-            [self._mass(p[..., near]) for near, _ in _portions(self.neighbours.of(p), p)], -1
-        )
+    def _masses(self, p: Tensor, tokens: Tensor) -> Tensor:
+        """Σ_{A(x)} p for M tokens x, [..., M], or [M] for all positions alike: -> [..., M]."""
+        runs = _portions(tokens, p, self.neighbours.k)
+        return torch.cat([self._mass(_gather(p, self._near(p, token))) for token in runs], -1)
+
+    def _drafted_masses(self, p: Tensor, q: Tensor) -> Tensor:
+        """Σ_{A(x)} p for every x that q can draw, 0 for all others: -> [..., V]."""
+        tokens = _drafted(q)
+        masses = self._masses(p, tokens)
+        return torch.zeros_like(p).scatter_(-1, tokens.expand_as(masses), masses)
 
     def _moved(self, p: Tensor, token: Tensor) -> Tensor:
         """p_{A,x}, [..., V]."""
@@ -280,7 +286,8 @@ class GSD(SharedResidual):
         f = []
         for near, inside in self._groups(p):
             weight = self._weights(inside)
-            f.append(ratio((p[..., near] * weight).sum(-1), (q[..., near] * weight).sum(-1)))
+            here, drafted = ((_gather(law, near) * weight).sum(-1) for law in (p, q))
+            f.append(ratio(here, drafted))
         return torch.cat(f, -1)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -315,10 +322,12 @@ class GSD(SharedResidual):
         [..., M, k].
         """
         ranks = None if self.ranks is None else _ranks(p)
-        for near, _ in _portions(self.neighbours.of(p), p):
-            shape, close = (*p.shape[:-1], *near.shape), None
+        table, everything = self.neighbours.of(p), torch.arange(p.shape[-1], device=p.device)
+        for token in _portions(everything, p, self.neighbours.k):
+            near, close = table[token], None
+            shape = (*p.shape[:-1], *near.shape)
             if ranks is not None and self.ranks is not None:
-                places = ranks[..., near]
+                places = _gather(ranks, near)
                 close = (places - places[..., :1]).abs() <= self.ranks
             yield near, self._inside(p.unsqueeze(-2), close, shape)
 
@@ -347,12 +356,28 @@ class GSD(SharedResidual):
         return free | alone
 
 
-def _portions(table: Tensor, p: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """The table of neighbours [V, k] in runs of rows, few enough for all positions of p [..., V] at
-    once, and where each run starts.
+def _drafted(q: Tensor) -> Tensor:
+    """The tokens that q [..., V] can draw at each position, [..., M], where M is the largest number
+    of them and others fill up; [V], for all positions alike, if M would be V. On devices other than
+    the CPU it is, since the host would have to wait for the number.
     """
-    step = max(1, AT_ONCE // max(1, p[..., 0].numel() * table.shape[1]))
-    return zip(table.split(step), range(0, len(table), step), strict=True)
+    positions, size = q.shape[:-1].numel(), q.shape[-1]
+    most = int((q > 0).sum(-1).amax()) if positions and q.device.type == "cpu" else size
+    return torch.arange(size, device=q.device) if most == size else q.topk(most).indices
+
+
+def _portions(tokens: Tensor, p: Tensor, k: int) -> tuple[Tensor, ...]:
+    """Tokens [..., M] or [M] in runs, each of few enough tokens for k neighbours of all of them at
+    all positions of p [..., V] at once.
+    """
+    step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * k))
+    return torch.split(tokens, step, -1)
+
+
+def _gather(p: Tensor, near: Tensor) -> Tensor:
+    """p [..., V] at M·k tokens, [..., M, k], or [M, k] for all positions alike: -> [..., M, k]."""
+    flat = near.flatten(-2).expand(*p.shape[:-1], -1)
+    return p.gather(-1, flat).view(*p.shape[:-1], *near.shape[-2:])
 
 
 def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
