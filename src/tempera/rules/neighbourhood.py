@@ -101,8 +101,7 @@ class _Aggregated(ABC):
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token, bool [..., V]."""
-        everything = torch.arange(p.shape[-1], device=p.device)
-        return self._masses(p, everything) >= p.amax(-1, keepdim=True)
+        return self._masses(p, _vocabulary(p)) >= p.amax(-1, keepdim=True)
 
     def proximity(self, p: Tensor, token: Tensor) -> Tensor:
         """|A(x)|, x itself included: see `interfaces.ProximityRule`."""
@@ -129,8 +128,7 @@ class _Aggregated(ABC):
     def _drafted_masses(self, p: Tensor, q: Tensor) -> Tensor:
         """Σ_{A(x)} p for every x that q can draw, 0 for all others: -> [..., V]."""
         tokens = _drafted(q)
-        masses = self._masses(p, tokens)
-        return torch.zeros_like(p).scatter_(-1, tokens.expand_as(masses), masses)
+        return _spread(self._masses(p, tokens), tokens, torch.zeros_like(p))
 
     def _moved(self, p: Tensor, token: Tensor) -> Tensor:
         """p_{A,x}, [..., V]."""
@@ -282,13 +280,13 @@ class GSD(SharedResidual):
         return ratio((p.gather(-1, near) * weight).sum(-1), (q.gather(-1, near) * weight).sum(-1))
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p(G) / q(G)) for the group of every token."""
-        f = []
-        for near, inside in self._groups(p):
+        """min(1, p(G) / q(G)) for the group of every token that q can draw, 1 for all others."""
+        tokens, f = _drafted(q), []
+        for near, inside in self._groups(p, tokens):
             weight = self._weights(inside)
             here, drafted = ((_gather(law, near) * weight).sum(-1) for law in (p, q))
             f.append(ratio(here, drafted))
-        return torch.cat(f, -1)
+        return _spread(torch.cat(f, -1), tokens, torch.ones_like(p))
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
@@ -306,8 +304,8 @@ class GSD(SharedResidual):
 
     def keeps_each(self, p: Tensor) -> Tensor:
         """The same for every token, bool [..., V]."""
-        top = p.argmax(-1)[..., None, None]
-        return torch.cat([((near == top) & inside).any(-1) for near, inside in self._groups(p)], -1)
+        top, groups = p.argmax(-1)[..., None, None], self._groups(p, _vocabulary(p))
+        return torch.cat([((near == top) & inside).any(-1) for near, inside in groups], -1)
 
     def _group(self, p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """The neighbours of `token`, int64 [..., k], and which of them are in its group, bool
@@ -317,15 +315,14 @@ class GSD(SharedResidual):
         close = None if self.ranks is None else _places_away(p, near, self.ranks)
         return near, self._inside(p, close, near.shape)
 
-    def _groups(self, p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same for the whole vocabulary in portions of M tokens: int64 [M, k], bool
-        [..., M, k].
+    def _groups(self, p: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same for tokens [..., M], or [M] for all positions alike, in portions of m tokens:
+        int64 [..., m, k] or [m, k], bool [..., m, k].
         """
         ranks = None if self.ranks is None else _ranks(p)
-        table, everything = self.neighbours.of(p), torch.arange(p.shape[-1], device=p.device)
-        for token in _portions(everything, p, self.neighbours.k):
-            near, close = table[token], None
-            shape = (*p.shape[:-1], *near.shape)
+        for token in _portions(tokens, p, self.neighbours.k):
+            near, close = self.neighbours.of(p)[token], None
+            shape = (*p.shape[:-1], *near.shape[-2:])
             if ranks is not None and self.ranks is not None:
                 places = _gather(ranks, near)
                 close = (places - places[..., :1]).abs() <= self.ranks
@@ -363,7 +360,17 @@ def _drafted(q: Tensor) -> Tensor:
     """
     positions, size = q.shape[:-1].numel(), q.shape[-1]
     most = int((q > 0).sum(-1).amax()) if positions and q.device.type == "cpu" else size
-    return torch.arange(size, device=q.device) if most == size else q.topk(most).indices
+    return _vocabulary(q) if most == size else q.topk(most).indices
+
+
+def _vocabulary(p: Tensor) -> Tensor:
+    """All tokens, [V], for p [..., V]."""
+    return torch.arange(p.shape[-1], device=p.device)
+
+
+def _spread(values: Tensor, tokens: Tensor, onto: Tensor) -> Tensor:
+    """Values of tokens, [..., M] and [..., M] or [M], put into `onto` [..., V]."""
+    return onto.scatter_(-1, tokens.expand_as(values), values)
 
 
 def _portions(tokens: Tensor, p: Tensor, k: int) -> tuple[Tensor, ...]:
