@@ -311,7 +311,7 @@ class Rule(Protocol):
         """f(token; p, q, depth): p and q [..., V], token and depth [...] -> [...], in [0, 1]."""
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """f at every token of the vocabulary: [..., V] -> [..., V]."""
+        """f at every token that q can draw, anything in [0, 1] at others: [..., V] -> [..., V]."""
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The distribution that replaces a rejected `token`, [..., V], sums to 1."""
