@@ -291,6 +291,23 @@ def test_runs_of_neighbours_are_as_long_as_they_may_be(
         assert [run.shape[-1] for run in runs] == sizes and torch.cat(runs, -1).equal(tokens)
 
 
+@pytest.mark.parametrize("kind", ["published", "optimal", "kl"])
+def test_all_tokens_give_what_the_drafted_ones_give(kind, monkeypatch):
+    p, q = laws()
+    rules = Lantern(TABLE, 0.3, residual=kind), LanternPP(TABLE, 2.0, kind), GSD(TABLE, 2, kind)
+
+    def everything():
+        return [
+            (q * rule.accept_probs(p, q, DEPTH), rule.mean_residual(p, q, torch.ones(40)))
+            for rule in rules
+        ]
+
+    assert (q == 0).any()
+    drafted = everything()
+    monkeypatch.setattr(neighbourhood, "_drafted", neighbourhood._vocabulary)
+    torch.testing.assert_close(everything(), drafted)
+
+
 def test_drafted_tokens_are_those_with_mass_filled_up_to_the_same_number():
     q = torch.tensor([[[0.2, 0.0, 0.5, 0.3]], [[0.0, 1.0, 0.0, 0.0]]])
     tokens = neighbourhood._drafted(q)
