@@ -294,6 +294,8 @@ def test_runs_of_neighbours_are_as_long_as_they_may_be(
 @pytest.mark.parametrize("kind", ["published", "optimal", "kl"])
 def test_all_tokens_give_what_the_drafted_ones_give(kind, monkeypatch):
     p, q = laws()
+    q = q * (q >= q.topk(5).values[:, -1:])
+    q = q / q.sum(-1, keepdim=True)
     rules = Lantern(TABLE, 0.3, residual=kind), LanternPP(TABLE, 2.0, kind), GSD(TABLE, 2, kind)
 
     def everything():
@@ -302,7 +304,6 @@ def test_all_tokens_give_what_the_drafted_ones_give(kind, monkeypatch):
             for rule in rules
         ]
 
-    assert (q == 0).any()
     drafted = everything()
     monkeypatch.setattr(neighbourhood, "_drafted", neighbourhood._vocabulary)
     torch.testing.assert_close(everything(), drafted)
