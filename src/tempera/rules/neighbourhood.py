@@ -55,7 +55,7 @@ class _Aggregated(ABC):
         return ratio(self._mass(p.gather(-1, self._near(p, token))), at(q, token))
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, Σ_A p / q) everywhere."""
+        """min(1, Σ_A p / q) at every token that q can draw, 1 at all others."""
         return ratio(self._drafted_masses(p, q), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class GSD(SharedResidual):
         return ratio((p.gather(-1, near) * weight).sum(-1), (q.gather(-1, near) * weight).sum(-1))
 
     def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p(G) / q(G)) for the group of every token that q can draw, 1 for all others."""
+        """min(1, p(G) / q(G)) for the group of every token that q can draw, 1 at all others."""
         tokens, f = _drafted(q), []
         for near, inside in self._groups(p, tokens):
             weight = self._weights(inside)
