@@ -146,21 +146,21 @@ def test_metrics_whose_weights_are_absent_are_not_loaded() -> None:
 @pytest.mark.parametrize(
     ("protocol", "expected"),
     [
-        (SpeedProtocol(prompts=3, warmup=0), 3 * (32 + 2 * 12)),
-        (SpeedProtocol(prompts=3, warmup=2), 5 * 32 + 8 * 12),
-        (SpeedProtocol(prompts=8, warmup=0), 5 * (32 + 2 * 12)),  # there are five prompts
-        (SpeedProtocol(prompts=3, warmup=0, batches=[8]), 4 * (32 + 2 * 12)),
+        (SpeedProtocol(prompts=3, warmup=0), 3 * (32 + 12) + 2 * 12),
+        (SpeedProtocol(prompts=3, warmup=2), 5 * (32 + 12) + 2 * 12),
+        (SpeedProtocol(prompts=8, warmup=0), 5 * (32 + 12) + 2 * 12),  # there are five prompts
+        (SpeedProtocol(prompts=3, warmup=0, batches=[8]), 4 * (32 + 12) + 2 * 12),
     ],
 )
-def test_the_speed_protocol_decodes_a_batch_three_times(
+def test_the_speed_protocol_decodes_a_batch_twice_and_two_prompts_once_more(
     protocol: SpeedProtocol, expected: float
 ) -> None:
     assert parts(FakePipeline.make(), protocol=protocol)[2] == expected
 
 
-def test_plain_autoregression_is_timed_twice() -> None:
+def test_plain_autoregression_is_timed_once_and_clocked() -> None:
     protocol = SpeedProtocol(prompts=3, warmup=1)
-    assert parts(FakePipeline.make(is_plain=True), protocol=protocol)[2] == (2 * 3 + 1) * 32
+    assert parts(FakePipeline.make(is_plain=True), protocol=protocol)[2] == (3 + 1 + 2) * 32
 
 
 def test_tables_are_timed() -> None:

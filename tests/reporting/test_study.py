@@ -185,11 +185,11 @@ def test_the_experiment_composes() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("eval", ["experiment=study"], return_hydra_config=True)
     cases = list(cfg.hydra.sweeper.cases)
-    assert cases[2] == "method=uniform_rsd expected_length=3.5,4.0"
+    assert cases[2] == "method=uniform_rsd expected_length=3.8,4.2"
     for case in cases[2:]:
         options = [one.split(",")[0] for one in case.split()]
         one = composed("eval", ["experiment=study", *options])
         assert one.free_parameter.option, case
         assert one.tree.length in (5, 7)
-        assert (one.expected_length, one.limit, one.speed.prompts) == (3.5, 4096, 0)
+        assert (one.expected_length, one.limit, one.speed.prompts) == (3.8, 4096, 0)
         assert one.matching.prompts == 512

@@ -2,8 +2,8 @@
 for plain autoregression and the method in turn. Larger batches can be timed in the same way.
 
 The text encoder and the image decoder are excluded and reported separately. The speed-up is the
-median of the paired ratios. A separate decode measures the parts of a round, because its clock
-synchronises the device around each part.
+median of the paired ratios. Separate decodes, of the first prompts, measure the parts of a round,
+because their clock synchronises the device around each part.
 """
 
 import re
@@ -25,6 +25,8 @@ from tempera.runtime.row_store import Row, Store
 PARTS = ("draft", "target", "verify", "commit")
 COLUMNS = ("ar", "method", "text_encoder", "image_decoder", "rounds")
 """Columns of a timing, besides the parts of a round."""
+CLOCKED = 2
+"""Prompts whose parts of a round are measured. Their shares vary little between prompts."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ def measure(
     Returns:
         One row per batch, in the prompts' order, under the id of its first prompt: `ar` and
         `method` (seconds per image; equal for plain autoregression, which is timed once),
-        `text_encoder` and `image_decoder` (seconds per batch), `rounds` (mean over images), and
-        `part_<name>` (seconds that each part of the method took in the decode with clocks).
+        `text_encoder` and `image_decoder` (seconds per batch), `rounds` (mean over images), and,
+        for the first `CLOCKED` prompts at batch size 1, `part_<name>` (seconds that each part of
+        the method took in the decode with clocks).
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -83,7 +86,11 @@ def measure(
                 pipeline.pictures(pipeline.tokens(groups[0], kind).tokens)
     for place, group in enumerate(groups):
         if group[0].id in waiting:
-            store.add([_time_one(pipeline, group, kinds if place % 2 == 0 else kinds[::-1])])
+            turn = kinds if place % 2 == 0 else kinds[::-1]
+            row = _time_one(pipeline, group, turn)
+            if batch_size == 1 and place < CLOCKED:
+                row |= _parts(pipeline, group)
+            store.add([row])
             if progress is not None:
                 progress(group[0])
     rows = store.rows()
@@ -109,7 +116,7 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
 
 
 def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
-    """Time one batch of each kind, in this order, then one with clocks inside."""
+    """Time one batch of each kind, in this order."""
     seconds, outputs = {}, {}
     with pipeline.text_encoded(prompts) as text_seconds:
         for kind in kinds:
@@ -117,8 +124,6 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
             name = "ar" if kind.is_plain else "method"
             outputs[name] = pipeline.tokens(prompts, kind)
             seconds[name] = (pipeline.now() - start) / len(prompts)
-        clock = Clock(pipeline.device)
-        pipeline.tokens(prompts, clock=clock)
     output = outputs.get("method", outputs.get("ar"))
     assert output is not None
     start = pipeline.now()
@@ -130,8 +135,14 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
         "text_encoder": text_seconds,
         "image_decoder": pipeline.now() - start,
         "rounds": output.trace.rounds.float().mean().item(),
-        **{f"part_{part}": clock.seconds.get(part, 0.0) for part in PARTS},
     }
+
+
+def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
+    """Seconds of each part of the method's rounds, from a decode with clocks inside."""
+    clock = Clock(pipeline.device)
+    pipeline.tokens(prompts, clock=clock)
+    return {f"part_{part}": clock.seconds.get(part, 0.0) for part in PARTS}
 
 
 def speed(
@@ -157,8 +168,9 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         `text_encoder` and `image_decoder`: median seconds. `parts`: for each part of a round its
         share of all clocked time and its median milliseconds per round.
     """
-    parts = {part: _column(rows, f"part_{part}") for part in PARTS}
-    total, rounds = np.sum(list(parts.values())), _column(rows, "rounds")
+    clocked = [row for row in rows if row.get("part_target") is not None]
+    parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
+    total, rounds = np.sum(list(parts.values())), _column(clocked, "rounds")
     return {
         "text_encoder": float(np.median(_column(rows, "text_encoder"))),
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),

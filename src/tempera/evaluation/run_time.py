@@ -10,7 +10,7 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.timing import batch_seconds
 from tempera.evaluation.estimate import blank_tokens
 from tempera.evaluation.generate import batches
-from tempera.evaluation.latency import SpeedProtocol, timed_kinds, whole_batches
+from tempera.evaluation.latency import CLOCKED, SpeedProtocol, timed_kinds, whole_batches
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics.evaluators import BATCH, Evaluator, Pictures
 from tempera.metrics.quality import score_batch
@@ -129,7 +129,7 @@ def _protocol_seconds(
     pipeline: Pipeline, prompts: Sequence[Prompt], protocol: SpeedProtocol, seconds: float
 ) -> float:
     """Seconds of `latency.measure` at all batch sizes: it decodes a batch by plain autoregression
-    and by the method, and by the method once more for the parts of a round.
+    and by the method, and the first prompts by the method once more for the parts of a round.
     """
     if not protocol.prompts:
         return 0.0
@@ -139,5 +139,6 @@ def _protocol_seconds(
         each = [_decoding(pipeline, batch, seconds, kind) for kind in kinds]
         most = protocol.prompts if size > 1 else min(protocol.prompts, len(prompts))
         warmup = protocol.warmup if size == 1 else 0
-        total += ceil(most / size) * (sum(each) + each[-1]) + warmup * sum(each)
+        clocked = min(most, CLOCKED) if size == 1 else 0
+        total += (ceil(most / size) + warmup) * sum(each) + clocked * each[-1]
     return total
