@@ -830,6 +830,25 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
         instantiate(cfg.rule)
 
 
+@pytest.mark.parametrize(
+    ("options", "rounded"),
+    [
+        ([], False),
+        (["dtype=float16"], True),
+        (["drafter.dtype=float16"], True),
+        (["dtype=float16", "drafter.dtype=float32"], False),
+    ],
+)
+def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
+    options: list[str], rounded: bool
+) -> None:
+    cfg = composed("method=eagle", "device=cpu", *options)
+    draft = build_drafter(cfg, build_target(cfg)).model  # type: ignore[attr-defined]
+    weight = draft.model._fc.weight
+    assert draft.dtype == weight.dtype == torch.float32
+    assert torch.equal(weight, weight.half().float()) == rounded
+
+
 @pytest.mark.slow
 def test_compile_fuses_and_compiles_the_target() -> None:
     class Plain:

@@ -137,6 +137,15 @@ def test_drafting_has_its_own_copy_of_the_weights():
     )
 
 
+def test_a_float16_draft_has_its_weights_rounded_and_computes_in_float32_on_a_cpu():
+    eagle = tiny_eagle(tiny_target())
+    fast = FastEagle(eagle, torch.device("cpu"), torch.float16)
+    found = fast._fc(torch.eye(32)) - fast._fc(torch.zeros(1, 32))
+    rounded = eagle.fc.weight.half().float().t()
+    assert not torch.equal(rounded, eagle.fc.weight.t())
+    torch.testing.assert_close(found, rounded, atol=1e-6, rtol=0)
+
+
 def test_masks_hide_all_padding_in_bfloat16():
     mask = RoundMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
         torch.tensor([3]), 8

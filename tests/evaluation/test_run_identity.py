@@ -23,7 +23,7 @@ def recorded(target: TransformerTarget, drafter: Any) -> dict[str, Any]:
     pipeline = Pipeline(
         target, Method(drafter, Exact()), Blocks(lambda: None), 0, torch.device("cpu")
     )
-    return run_identity({}, {}, {}, pipeline)
+    return run_identity({}, {}, {}, pipeline, torch.float32)
 
 
 def test_weights_tree_rule_and_type_are_recorded(tmp_path):

@@ -200,12 +200,16 @@ def identity_hash(module: nn.Module) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_llamagen_text, write_lumina])
-def test_a_network_in_bfloat16_keeps_its_identity(write: Any, tmp_path: Path) -> None:
+def test_a_network_in_half_precision_keeps_its_identity(write: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
-    single, half = (
-        build_target(composed(*options, f"dtype={dtype}")) for dtype in ("float32", "bfloat16")
+    single, half, stored = (
+        build_target(composed(*options, f"dtype={dtype}"))
+        for dtype in ("float32", "bfloat16", "float16")
     )
     assert single.identity == half.identity == identity_of(half.network)  # type: ignore[attr-defined]
+    assert stored.identity == single.identity  # type: ignore[attr-defined]
+    for weight in stored.network.parameters():  # type: ignore[attr-defined]
+        assert weight.dtype == torch.float32 and torch.equal(weight, weight.half().float())
     random = build_target(composed(*options, "model.weights=random"))
     assert random.identity != single.identity  # type: ignore[attr-defined]
 

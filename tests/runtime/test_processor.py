@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tempera.runtime.processor import computes_bfloat16
+from tempera.runtime.processor import arithmetic, computes_bfloat16
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -17,3 +17,10 @@ def test_bfloat16_is_slow_without_onednn(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not computes_bfloat16(torch.device("cpu"))
+
+
+def test_float16_on_a_cpu_is_computed_with_in_float32() -> None:
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert arithmetic(torch.float16, cpu) == torch.float32
+    assert arithmetic(torch.float16, other) == torch.float16
+    assert arithmetic(torch.bfloat16, cpu) == torch.bfloat16

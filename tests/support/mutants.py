@@ -62,7 +62,7 @@ FAULTS = (
           "sin.new_full((half,), -1.0)", "sin.new_full((half,), 1.0)",
           ("targets/test_fast_layer.py",)),
     Fault("a norm folded without its factor", "targets/fast_layer.py",
-          "factor = weight * len(weight) ** 0.5 if self.folds else weight", "factor = weight",
+          "factor = weight if self._coarse else weight * len(weight) ** 0.5", "factor = weight",
           ("targets/test_fast_layer.py",)),
     Fault("the residual without clamp", "rules/standard.py",
           "return normalise((p - q).clamp(min=0), otherwise=p)",

@@ -17,8 +17,9 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.runtime import huggingface
 from tempera.runtime.network_identity import identity_of
-from tempera.targets import session
+from tempera.targets import frozen_linear, session
 from tempera.targets.fast_layer import FastLayer, FastNorm, turned
+from tempera.targets.frozen_linear import FrozenLinear, HalfLinear
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.rotary import Rotary
@@ -96,6 +97,18 @@ def test_the_same_hidden_states_in_float32(family):
 
 @pytest.mark.parametrize("family", ["llama", "emu3", "chameleon"])
 @torch.no_grad()
+def test_weights_that_float16_has_are_kept_in_it(family, monkeypatch):
+    monkeypatch.setattr(frozen_linear, "SMALL", 1)
+    layer = layer_of(family).half().float()
+    x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    kinds = {type(one) for one in FastLayer(layer).modules() if isinstance(one, FrozenLinear)}
+    assert kinds == {HalfLinear}
+    expected = in_two_passes(layer, x, fast=False)
+    torch.testing.assert_close(in_two_passes(layer, x, fast=True), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "emu3", "chameleon"])
+@torch.no_grad()
 def test_no_further_from_the_truth_in_bfloat16_than_the_layer_itself(family):
     layer, x = layer_of(family), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
     half, y = copy.deepcopy(layer).bfloat16(), x.bfloat16()
@@ -117,10 +130,12 @@ def test_layers_with_biases_or_of_other_classes_are_left_alone():
 @torch.no_grad()
 def test_a_norm_and_the_projection_it_is_folded_into():
     norm, x = layer_of("llama").input_layernorm, 1e-2 * torch.randn(3, 32)
-    fast, projection = FastNorm(norm), torch.randn(5, 32)
+    projection = torch.randn(5, 32)
+    fast = FastNorm(norm, projection)
+    assert fast.folds
     expected = norm(x) @ projection.t()
     torch.testing.assert_close(fast(x) @ fast.fold(projection).t(), expected)
-    half = FastNorm(copy.deepcopy(norm).bfloat16())
+    half = FastNorm(copy.deepcopy(norm).bfloat16(), projection.bfloat16())
     torch.testing.assert_close(half.fold(projection), projection)
     close = {"atol": 0.02, "rtol": 0.02}
     torch.testing.assert_close(half(x.bfloat16()), norm(x).bfloat16(), **close)

@@ -5,9 +5,21 @@ import torch
 from torch import nn
 
 from tempera.targets import frozen_linear
-from tempera.targets.frozen_linear import SMALL, ColumnLinear, PackedLinear, freeze, packs, unpack
+from tempera.targets.frozen_linear import (
+    SMALL,
+    ColumnLinear,
+    HalfLinear,
+    PackedLinear,
+    bytes_read,
+    freeze,
+    is_half,
+    packs,
+    unpack,
+)
 
 KINDS = [torch.float32, torch.bfloat16]
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+needs_fbgemm = pytest.mark.skipif(not HAS_FBGEMM, reason="FBGEMM runs on x86 processors")
 
 
 def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
@@ -34,6 +46,37 @@ def test_products_are_those_of_a_linear_layer(make, rows, bias, dtype):
     torch.testing.assert_close(layer(x.unflatten(0, (rows, 1))).flatten(0, 1), layer(x))
 
 
+@needs_fbgemm
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 2, 17])
+def test_weights_of_float16_are_multiplied_in_float32(rows, bias):
+    weight, b, x, base = case(torch.float32, bias, rows)
+    layer = HalfLinear(weight.half().float(), b)
+    expected = nn.functional.linear(x, weight.half().float(), b)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer.added_to(base, x), base + expected)
+    if rows:
+        torch.testing.assert_close(layer(x.unflatten(0, (rows, 1))).flatten(0, 1), layer(x))
+    columns = layer.as_columns()
+    assert torch.equal(columns.weight.t(), weight.half().float())
+    assert columns.bias is None if b is None else torch.equal(columns.bias, b)
+    assert columns.as_columns() is columns
+
+
+@needs_fbgemm
+def test_large_weights_that_float16_has_are_stored_in_it():
+    weight = torch.randn(64, SMALL // 64).half().float()
+    assert is_half(weight) and isinstance(freeze(weight), HalfLinear)
+    assert bytes_read(weight) == 2 * SMALL
+    assert not is_half(weight[1:])
+    for place in 0, -1:
+        other = weight.clone()
+        other[place, -1] += 2.0**-20
+        assert not is_half(other) and not isinstance(freeze(other), HalfLinear)
+        assert bytes_read(other) == 4 * SMALL
+    assert not is_half(weight.bfloat16()) and not is_half(weight.to("meta"))
+
+
 def test_unpacked_weights_are_the_same_numbers(monkeypatch):
     monkeypatch.setattr(frozen_linear, "SMALL", 1)
     weight, b, *_ = case(torch.float32, True, 2)
@@ -48,7 +91,7 @@ def test_unpacked_weights_are_the_same_numbers(monkeypatch):
 
 
 def test_only_large_weights_are_packed():
-    large = torch.zeros(SMALL // 64, 64)
+    large = torch.full((SMALL // 64, 64), 0.1)
     assert isinstance(freeze(large[1:]), ColumnLinear)
     assert isinstance(freeze(large), PackedLinear if packs(large) else ColumnLinear)
 
@@ -68,7 +111,9 @@ def test_other_types_and_devices_are_not_packed():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("make", [PackedLinear, ColumnLinear])
+@pytest.mark.parametrize(
+    "make", [PackedLinear, ColumnLinear, pytest.param(HalfLinear, marks=needs_fbgemm)]
+)
 def test_a_copy_in_another_dtype_has_the_weights_rounded(make, bias):
     weight, b, x, _ = case(torch.float32, bias, 3)
     copy = make(weight, b).in_dtype(torch.bfloat16)

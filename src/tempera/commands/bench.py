@@ -1,6 +1,7 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,7 @@ def _one(cfg: DictConfig) -> dict[str, Any]:
             plan,
             lambda part: status.update(f"timing: {part}"),
         )
+    report = replace(report, dtype=_dtype(cfg, target.device))
     made_of = _made_of(cfg)
     title = f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype} · "
     title += f"{report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
@@ -98,11 +100,17 @@ def _continuous(cfg: DictConfig) -> dict[str, Any]:
             build.parse_device(cfg.device),
             lambda part: status.update(f"timing: {part}"),
         )
+    report = replace(report, dtype=_dtype(cfg, build.parse_device(cfg.device)))
     made_of = {"weights": cfg.model.get("weights")}
     title = f"{cfg.model.name}{_random(made_of)} · {report.device} · {report.dtype}"
     headings = [f"batch {column.batch_size}" for column in report.columns]
     console.print(_shown(title, headings, continuous_benchmark.continuous_table(report)))
     return _kept(cfg, made_of, report.as_dict())
+
+
+def _dtype(cfg: DictConfig, device: torch.device) -> str:
+    """The dtype of the weights, which differs from the target's for float16 on a CPU."""
+    return str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
 
 
 def _shown(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -134,8 +142,8 @@ def _table(cfg: DictConfig) -> dict[str, Any]:
     shared = [written(name, _plain(cfg[name])) for name in SHARED]
     jobs = [_job(node, shared) for node in _jobs(cfg)]
     speed = benchmark.bandwidth(device) if plan.bandwidth is None else 1e9 * plan.bandwidth
-    dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
-    machine = f"{benchmark.name_of(device)}, {dtype}, {speed / 1e9:.0f} GB/s, {date.today()}"
+    name, dtype = benchmark.name_of(device), _dtype(cfg, device)
+    machine = f"{name}, {dtype}, {speed / 1e9:.0f} GB/s, {date.today()}"
     table, directory = BenchmarkTable(machine, []), Path(str(cfg.directory))
     with _progress() as shown:
         task = shown.add_task("", total=sum(len(places(job, plan)) for job in jobs))

@@ -76,7 +76,11 @@ def main(cfg: DictConfig) -> dict[str, float]:
     pipeline = build.build_pipeline(cfg, target)
     choices = _hydra(cfg, "choices") or {}
     identity = run_identity(
-        {str(key): cfg[key] for key in cfg if key != "choices"}, choices, cfg.drafter, pipeline
+        {str(key): cfg[key] for key in cfg if key != "choices"},
+        choices,
+        cfg.drafter,
+        pipeline,
+        build.parse_dtype(cfg.dtype, device),
     )
     data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
     notes = about(device, _hydra(cfg, "overrides") or []) | {

@@ -31,6 +31,7 @@ from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, check_files
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
+from tempera.runtime.processor import arithmetic
 from tempera.runtime.rehearsal import META
 from tempera.runtime.tracking import Tracker
 
@@ -83,8 +84,8 @@ def build_target(
     cfg: DictConfig, place: Callable[[nn.Module, torch.device], None] | None = None
 ) -> Target:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
-    top-level options. The network is frozen, on `device` in `dtype`. Its identity includes the
-    dtype in which it was loaded.
+    top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
+    Its identity includes the dtype in which it was loaded.
 
     Args:
         cfg: the composed configuration.
@@ -93,10 +94,11 @@ def build_target(
     check_tokens(cfg)
     device = parse_device(cfg.device)
     first, dtype = device if place is None else torch.device("cpu"), parse_dtype(cfg.dtype, device)
-    made = accepted(cfg.model.network, {"device": first, "dtype": dtype})
+    computed = arithmetic(dtype, device)
+    made = accepted(cfg.model.network, {"device": first, "dtype": computed})
     network: nn.Module = instantiate(cfg.model.network, **made)
     identity = accepted(cfg.model.target, {"identity": identity_of(network)})
-    network = network.to(first, dtype).eval().requires_grad_(False)
+    network = network.to(first, dtype).to(computed).eval().requires_grad_(False)
     if place is not None:
         place(network, device)
     parts = {
@@ -345,9 +347,14 @@ def _check_place(path: Any, weights: Any) -> None:
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
-    """The drafter of the method; it receives the target and the tree if it takes them."""
-    offered = {"target": target, "tree": build_tree(cfg)}
-    drafter: Drafter = instantiate(cfg.drafter, **accepted(cfg.drafter, offered))
+    """The drafter of the method; it receives the target and the tree if it takes them, and the
+    target's dtype unless it has its own.
+    """
+    offered = accepted(cfg.drafter, {"target": target, "tree": build_tree(cfg)})
+    if cfg.drafter.get("dtype", "") is None:
+        dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+        offered["dtype"] = str(dtype).removeprefix("torch.")
+    drafter: Drafter = instantiate(cfg.drafter, **offered)
     return drafter
 
 
@@ -415,7 +422,8 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
     from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
-    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+    device = parse_device(cfg.device)
+    dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
     sized = copy.deepcopy(cfg)
     with open_dict(sized):
         sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
@@ -526,4 +534,6 @@ def _resolved(value: Any) -> Any:
 
 def _frozen(module: nn.Module, cfg: DictConfig) -> nn.Module:
     device = parse_device(cfg.device)
-    return module.to(device, parse_dtype(cfg.dtype, device)).eval().requires_grad_(False)
+    dtype = parse_dtype(cfg.dtype, device)
+    module = module.to(device, dtype).to(arithmetic(dtype, device))
+    return module.eval().requires_grad_(False)

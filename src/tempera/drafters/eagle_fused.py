@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftStep
+from tempera.runtime.processor import arithmetic
 from tempera.targets.fast_layer import FastLayer, turned
 from tempera.targets.frozen_linear import FrozenLinear, freeze
 from tempera.targets.kv_cache import RowCache
@@ -19,7 +20,7 @@ class FastEagle(DraftStep):
 
     Args:
         model: the draft network; later changes to its weights have no effect here.
-        device, dtype: of the copies.
+        device, dtype: of the copies; see `processor.arithmetic`.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -69,7 +70,8 @@ class FastEagle(DraftStep):
 
 def _frozen(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
     """A copy for decoding."""
-    return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    module = copy.deepcopy(module).to(device, dtype).to(arithmetic(dtype, device))
+    return module.eval().requires_grad_(False)
 
 
 def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import take
 from tempera.drafters.cache_slots import Places
 from tempera.drafters.draft_network import DraftNetwork
+from tempera.runtime.processor import arithmetic
 from tempera.targets.frozen_linear import unpack
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.transformer import TransformerTarget
@@ -30,8 +31,9 @@ class HiddenStateDraft:
     Args:
         model: the draft network.
         target: the target; start each batch on it first.
-        dtype: in which the draft computes; by default the target's. A coarser one changes q, not
-            the law of exact rules: tokens are drawn from the q that they are tested with.
+        dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
+            default the target's. A coarser one changes q, not the law of exact rules: tokens are
+            drawn from the q that they are tested with.
 
     Attributes:
         cache: keys and values of the draft's layers.
@@ -49,8 +51,9 @@ class HiddenStateDraft:
         self, model: DraftNetwork, target: TransformerTarget, dtype: torch.dtype | None = None
     ) -> None:
         model.check(target)
-        self.dtype = dtype or target.dtype
-        self.model = model.drafting(target.device, self.dtype)
+        dtype = dtype or target.dtype
+        self.dtype = arithmetic(dtype, target.device)
+        self.model = model.drafting(target.device, dtype)
         target.head.copy_to(self.dtype)
         if target.compiled:
             unpack(self.model)

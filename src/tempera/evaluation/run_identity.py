@@ -43,6 +43,7 @@ def run_identity(
     choices: Mapping[str, str],
     drafter: Mapping[str, Any],
     pipeline: Pipeline,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
     """The run's identity; differences from another identity are reported in its order.
 
@@ -51,6 +52,7 @@ def run_identity(
         choices: Hydra's choice in each group.
         drafter: the drafter's configuration.
         pipeline: target and method, built.
+        dtype: of the target's weights.
     """
     target, method = pipeline.target, pipeline.method.describe()
     scalars = {
@@ -68,7 +70,7 @@ def run_identity(
         **({} if "method" in choices else {"method": method["method"]}),
         **scalars,
         **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "compiled": target.compiled or None,
         "target": target.identity,
         "draft": method["draft"],

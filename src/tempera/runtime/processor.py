@@ -1,4 +1,4 @@
-"""What the processor computes fast."""
+"""What the processor computes fast, and in what dtype."""
 
 import torch
 
@@ -11,3 +11,11 @@ def computes_bfloat16(device: torch.device) -> bool:
         return True
     available = torch.backends.mkldnn.is_available()
     return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which a device computes with weights of a dtype. Few processors multiply float16
+    numbers fast, so on a CPU weights rounded to float16 are computed with in float32.
+    """
+    widened = dtype == torch.float16 and device.type == "cpu"
+    return torch.float32 if widened else dtype

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.targets.frozen_linear import FrozenLinear, freeze
+from tempera.targets.frozen_linear import FrozenLinear, freeze, is_half
 from tempera.targets.kv_cache import RowLayer
 
 
@@ -33,10 +33,12 @@ class FastLayer(nn.Module):
         )
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, attention.head_dim
         self._scale, self._activation = attention.scaling, mlp.act_fn
-        self._first_norm = FastNorm(layer.input_layernorm)
-        self._qkv = _joined(self._first_norm, attention.q_proj, attention.k_proj, attention.v_proj)
-        self._second_norm = FastNorm(layer.post_attention_layernorm)
-        self._gate_up = _joined(self._second_norm, mlp.gate_proj, mlp.up_proj)
+        self._first_norm, self._qkv = _normed(
+            layer.input_layernorm, attention.q_proj, attention.k_proj, attention.v_proj
+        )
+        self._second_norm, self._gate_up = _normed(
+            layer.post_attention_layernorm, mlp.gate_proj, mlp.up_proj
+        )
         self._out = freeze(attention.o_proj.weight)
         self._down = freeze(mlp.down_proj.weight)
         self._head_norm = _HeadNorm(attention) if _has_head_norms(layer) else nn.Identity()
@@ -94,31 +96,35 @@ def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 class FastNorm(nn.Module):
     """A root-mean-square norm, x·w / √(mean x² + ε), before a projection.
 
-    In float32 it computes x / √(Σx² + H·ε), which takes three operations instead of PyTorch's six;
-    `fold` multiplies the missing factor w·√H into the projection. Half precision is too coarse for
-    Σx², so PyTorch's norm is used there.
+    In float32 it computes x / √(Σx² + H·ε), which takes three operations instead of PyTorch's six,
+    and the missing factor w·√H is folded into the projection, or multiplied by if the projection
+    would then not fit in float16 any more. Half precision is too coarse for Σx², so PyTorch's norm
+    is used there.
 
     Args:
         norm: the norm that it replaces, of size H.
+        projection: the weight that reads its result, [O, H].
     """
 
     _weight: Tensor
     _floor: Tensor
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, norm: Any, projection: Tensor) -> None:
         super().__init__()
         weight, self._eps = norm.weight.detach(), float(norm.variance_epsilon)
-        self.folds = weight.dtype == torch.float32
-        factor = weight * len(weight) ** 0.5 if self.folds else weight
+        self._coarse = weight.dtype != torch.float32
+        self.folds = not self._coarse and not is_half(projection)
+        factor = weight if self._coarse else weight * len(weight) ** 0.5
         self.register_buffer("_weight", factor, persistent=False)
         floor = weight.new_tensor((len(weight) * self._eps) ** 0.5)
         self.register_buffer("_floor", floor, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H], without the factor that `fold` adds."""
-        if self.folds:
-            return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
-        return nn.functional.rms_norm(x, x.shape[-1:], self._weight, self._eps)
+        if self._coarse:
+            return nn.functional.rms_norm(x, x.shape[-1:], self._weight, self._eps)
+        scale = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+        return x / scale if self.folds else x / scale * self._weight
 
     def fold(self, projection: Tensor) -> Tensor:
         """The projection [O, H], adapted to take this norm's result."""
@@ -163,7 +169,8 @@ def _has_head_norms(layer: Any) -> bool:
     )
 
 
-def _joined(norm: FastNorm, *linears: nn.Linear) -> FrozenLinear:
-    """Several projections of a normed input in one layer."""
+def _normed(norm: Any, *linears: nn.Linear) -> tuple["FastNorm", FrozenLinear]:
+    """A norm, and several projections of its result in one layer."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    return freeze(norm.fold(weight))
+    fast = FastNorm(norm, weight)
+    return fast, freeze(fast.fold(weight))

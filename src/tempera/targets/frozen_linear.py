@@ -1,8 +1,10 @@
 """Linear layers for decoding: frozen, with weights stored for products with few rows.
 
 A round multiplies few rows (a token or a small tree, twice as many with guidance) by large
-matrices, so reading the weights dominates the time. oneDNN is fastest with weights packed in blocks
-in its kernel's order (`PackedLinear`); without it, storage by columns is (`ColumnLinear`).
+matrices, so reading the weights dominates the time. Float32 weights that lose nothing in float16,
+because they were saved in it, are read from memory in it (`HalfLinear`). Of others, oneDNN reads
+those fastest that are packed in blocks in its kernel's order (`PackedLinear`); without it, storage
+by columns is fastest (`ColumnLinear`).
 
 Shapes: M rows, I inputs, O outputs.
 """
@@ -21,9 +23,9 @@ to 240 rows; blocks chosen for one row are not.
 """
 
 SMALL = 2**18
-"""float32 weights with fewer entries are stored by columns: a call of oneDNN takes about ten
-microseconds longer than PyTorch's own product, which cancels its gain here (2 and 12 rows, AMD
-EPYC; half precision gains at every size). The choice involves no timing, so results are
+"""float32 weights with fewer entries are stored by columns: a call of oneDNN or FBGEMM takes about
+ten microseconds longer than PyTorch's own product, which cancels its gain here (2 and 12 rows, AMD
+EPYC; bfloat16 arithmetic gains at every size). The choice involves no timing, so results are
 reproducible.
 """
 
@@ -42,6 +44,48 @@ class FrozenLinear(nn.Module):
     @abstractmethod
     def added_to(self, base: Tensor, x: Tensor) -> Tensor:
         """`base` [M, O] + x·Wᵀ + b with x [M, I] -> [M, O]."""
+
+    @abstractmethod
+    def as_columns(self) -> "ColumnLinear":
+        """The same layer in PyTorch's own tensors, which the compiler can read."""
+
+
+class HalfLinear(FrozenLinear):
+    """Float32 products with weights in float16; see `is_half`. FBGEMM's kernels widen the weights
+    as they read them, so the products are those of float32 weights at half the memory traffic.
+
+    Args:
+        weight: W, [O, I], float32 numbers that float16 has too.
+        bias: b, [O], or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return out
+
+    @override
+    def added_to(self, base: Tensor, x: Tensor) -> Tensor:
+        return base + self.forward(x)
+
+    @override
+    def in_dtype(self, dtype: torch.dtype) -> FrozenLinear:
+        weight, bias = self._unpacked()
+        return freeze(weight.to(dtype), _converted(bias, dtype))
+
+    @override
+    def as_columns(self) -> "ColumnLinear":
+        return ColumnLinear(*self._unpacked())
+
+    def _unpacked(self) -> tuple[Tensor, Tensor | None]:
+        unpacked: tuple[Tensor, Tensor | None] = torch.ops.quantized.linear_unpack_fp16(
+            self._packed
+        )
+        return unpacked
 
 
 class PackedLinear(FrozenLinear):
@@ -75,8 +119,8 @@ class PackedLinear(FrozenLinear):
     def in_dtype(self, dtype: torch.dtype) -> FrozenLinear:
         return freeze(self._weight.to_dense().to(dtype), _converted(self._bias, dtype))
 
+    @override
     def as_columns(self) -> "ColumnLinear":
-        """The same layer in PyTorch's own tensors."""
         return ColumnLinear(self._weight.to_dense(), self._bias)
 
 
@@ -115,9 +159,30 @@ class ColumnLinear(FrozenLinear):
         out = torch.addmm(base, x, self.weight)
         return out if self.bias is None else out + self.bias
 
+    @override
+    def as_columns(self) -> "ColumnLinear":
+        return self
+
 
 def _converted(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if bias is None else bias.to(dtype)
+
+
+def bytes_read(weight: Tensor) -> int:
+    """Bytes that a product with `freeze(weight)` reads of the weight."""
+    return weight.nbytes // 2 if is_half(weight) else weight.nbytes
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether float32 weights are large, on a CPU with FBGEMM, and all of them float16 numbers, as
+    those of a model that was saved in float16.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < SMALL:
+        return False
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    # a few rows first, since few other weights have any that fit
+    return all(torch.equal(part.half().float(), part) for part in (weight[:8], weight))
 
 
 def packs(weight: Tensor) -> bool:
@@ -126,21 +191,21 @@ def packs(weight: Tensor) -> bool:
         return False
     if weight.dtype == torch.bfloat16:
         return computes_bfloat16(weight.device)
-    if weight.dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32 and weight.numel() >= SMALL
 
 
 def freeze(weight: Tensor, bias: Tensor | None = None) -> FrozenLinear:
     """The fastest layer for weight W [O, I] and bias b [O], which are copied."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
+    if is_half(weight):
+        return HalfLinear(weight, bias)
     return PackedLinear(weight, bias) if packs(weight) else ColumnLinear(weight, bias)
 
 
 def unpack(module: nn.Module) -> None:
     """Store a module's packed weights by columns instead: the compiler cannot read packed ones."""
     for name, child in module.named_children():
-        if isinstance(child, PackedLinear):
+        if isinstance(child, FrozenLinear):
             setattr(module, name, child.as_columns())
         else:
             unpack(child)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction
-from tempera.targets.frozen_linear import FrozenLinear, PackedLinear, freeze
+from tempera.targets.frozen_linear import FrozenLinear, freeze
 from tempera.targets.network import TargetNetwork
 
 
@@ -93,14 +93,12 @@ class TokenHead:
         """
         if dtype not in self._copies and dtype != self._dtype:
             copy = (self._linear or freeze(self._weight, self._bias)).in_dtype(dtype)
-            if self._compiled and isinstance(copy, PackedLinear):
-                copy = copy.as_columns()
-            self._copies[dtype] = copy
+            self._copies[dtype] = copy.as_columns() if self._compiled else copy
 
     def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
         """Use `step` to compile the distributions of all later calls; before any `copy_to`."""
         self._compiled = True
-        if isinstance(self._linear, PackedLinear):
+        if self._linear is not None:
             self._linear = self._network.lm_head = self._linear.as_columns()
         self._law, self._guided, self._drawn = (
             step(part) for part in (self._sampled, self._after_guiding, Sampling.distribution)

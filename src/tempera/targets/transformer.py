@@ -21,6 +21,7 @@ from tempera.decoding.round_graph import RoundGraphs
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.compiled import round_graphs
+from tempera.targets.frozen_linear import bytes_read
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState, conditioned
 from tempera.targets.session import Session
@@ -67,9 +68,7 @@ class TransformerTarget:
         self.head = TokenHead(network, sampling, self.length, token_ids, token_bias, forced)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
-        decoder = network.model
-        read = [*decoder.layers.parameters(), *decoder.norm.parameters(), *self.head.parameters()]
-        self.weight_bytes = sum(parameter.nbytes for parameter in read)
+        self.weight_bytes = sum(weight.nbytes for weight in self._read())
         if identity is not None:
             self.identity = identity
 
@@ -87,6 +86,15 @@ class TransformerTarget:
         """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
+    def _read(self) -> list[Tensor]:
+        """The weights that a pass reads."""
+        decoder = self.network.model
+        return [
+            *decoder.layers.parameters(),
+            *decoder.norm.parameters(),
+            *self.head.parameters(),
+        ]
+
     @property
     def fused(self) -> bool:
         """Whether the network's layers were replaced by faster ones."""
@@ -98,6 +106,7 @@ class TransformerTarget:
         replaced, not copied; the network can no longer be trained or saved.
         """
         _ = self.identity  # of the weights as they are now
+        self.weight_bytes = sum(bytes_read(weight) for weight in self._read())
         self.session.fuse()
         self.head.freeze()
 
