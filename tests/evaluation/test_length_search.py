@@ -319,8 +319,9 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     monkeypatch.setattr(expected_length, "search", None)  # nothing is searched again
     again = evaluated(options, tmp_path / "run", *given, "limit=8")
     assert (again["about"]["matched"], again["images"]) == (found, 8)
-    with pytest.raises(TemperaError, match="length was not matched, or under other conditions"):
-        evaluated(options, tmp_path / "run", *given, "matching.seed=5")
+    for other in ("matching.seed=5", "dtype=float16"):
+        with pytest.raises(TemperaError, match="length was not matched, or under other condition"):
+            evaluated(options, tmp_path / "run", *given, other)
 
 
 @pytest.mark.slow

@@ -263,7 +263,7 @@ class _Finder:
             "rule": repr(self.reference),
             "option": self.parameter.option,
             "sampling": repr(build.build_sampling(self.cfg)),
-            "dtype": str(self.target.dtype),
+            "dtype": str(build.parse_dtype(self.cfg.dtype, self.device)),
             "prompts": [[prompt.id, prompt.text] for prompt in prompts],
             "seed": options.seed,
         }
