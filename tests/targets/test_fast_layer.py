@@ -17,8 +17,14 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.runtime import huggingface
 from tempera.runtime.network_identity import identity_of
-from tempera.targets import frozen_linear, session
-from tempera.targets.fast_layer import FastLayer, FastNorm, turned
+from tempera.targets import fast_layer, frozen_linear, session
+from tempera.targets.fast_layer import (
+    FastLayer,
+    FastNorm,
+    attend,
+    attend_by_products,
+    turned,
+)
 from tempera.targets.frozen_linear import FrozenLinear, HalfLinear
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.masks import causal_mask
@@ -107,9 +113,13 @@ def test_weights_that_float16_has_are_kept_in_it(family, monkeypatch):
     torch.testing.assert_close(in_two_passes(layer, x, fast=True), expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("multiplies", [True, False])
 @pytest.mark.parametrize("family", ["llama", "emu3", "chameleon"])
 @torch.no_grad()
-def test_no_further_from_the_truth_in_bfloat16_than_the_layer_itself(family):
+def test_no_further_from_the_truth_in_bfloat16_than_the_layer_itself(
+    family, multiplies, monkeypatch
+):
+    monkeypatch.setattr(fast_layer, "computes_bfloat16", lambda device: multiplies)
     layer, x = layer_of(family), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
     half, y = copy.deepcopy(layer).bfloat16(), x.bfloat16()
     truth = in_two_passes(copy.deepcopy(half).float(), y.float(), fast=False)
@@ -118,6 +128,28 @@ def test_no_further_from_the_truth_in_bfloat16_than_the_layer_itself(family):
         for fast in (False, True)
     )
     assert fast < 1.5 * plain
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_attention_by_products_is_attention(groups):
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 3, 8, generator=random)
+    # as in the cache: the heads of a token are adjacent, and there are more tokens than are seen
+    keys, values = torch.randn(2, 2, 9, 4 // groups, 8, generator=random)[:, :, :7].transpose(2, 3)
+    hidden = torch.ones(3, 7).triu(5) > 0
+    mask = torch.randn(2, 1, 3, 7, generator=random).masked_fill_(hidden, -1e9)
+    expected = attend(query, keys, values, mask, 0.7)
+    torch.testing.assert_close(attend_by_products(query, keys, values, mask, 0.7), expected)
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_products_attend_only_in_bfloat16_on_processors_that_multiply_it(multiplies, monkeypatch):
+    monkeypatch.setattr(fast_layer, "computes_bfloat16", lambda device: multiplies)
+    layer = layer_of("llama")
+    assert FastLayer(layer)._attend is attend
+    half = FastLayer(layer.bfloat16())
+    assert half._attend is (attend_by_products if multiplies else attend)
+    assert FastLayer(layer.to("meta"))._attend is attend
 
 
 def test_layers_with_biases_or_of_other_classes_are_left_alone():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tempera.runtime.processor import computes_bfloat16
 from tempera.targets.frozen_linear import FrozenLinear, freeze, is_half
 from tempera.targets.kv_cache import RowLayer
 
@@ -42,6 +43,9 @@ class FastLayer(nn.Module):
         self._out = freeze(attention.o_proj.weight)
         self._down = freeze(mlp.down_proj.weight)
         self._head_norm = _HeadNorm(attention) if _has_head_norms(layer) else nn.Identity()
+        weight = mlp.down_proj.weight
+        multiplies = weight.dtype == torch.bfloat16 and computes_bfloat16(weight.device)
+        self._attend = attend_by_products if multiplies and weight.is_cpu else attend
 
     @staticmethod
     def fits(layer: Any) -> bool:
@@ -71,17 +75,40 @@ class FastLayer(nn.Module):
         qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
         query, key = qk.split([self.heads, self.kv_heads], 2)
         keys, values = entries.write(key.flatten(0, 1), value.flatten(0, 1))
-        attended = nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            keys,
-            values,
-            attn_mask=mask,
-            scale=self._scale,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        attended = self._attend(query.transpose(1, 2), keys, values, mask, self._scale)
         x = self._out.added_to(x, attended.transpose(1, 2).reshape(len(x), -1))
         gate, up = self._gate_up(self._second_norm(x)).chunk(2, -1)
         return self._down.added_to(x, self._activation(gate) * up).view(hidden.shape)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """softmax(scale·q·kᵀ + mask)·v by PyTorch's fused attention.
+
+    Args:
+        query: [R, heads, S, D].
+        keys, values: [R, key-value heads, K, D].
+        mask: additive, [R, 1, S, K].
+
+    Returns:
+        [R, heads, S, D].
+    """
+    grouped = query.shape[1] != keys.shape[1]
+    return nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped
+    )
+
+
+def attend_by_products(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """`attend` by two matrix products, with scores rounded to the tensors' dtype. On CPUs that
+    multiply bfloat16 numbers it takes less time, over a single token less than half.
+    """
+    grouped = query.unflatten(1, (keys.shape[1], -1))
+    scores = (grouped.flatten(2, 3) @ keys.transpose(-1, -2)).view(*grouped.shape[:-1], -1)
+    weights = (scores.float() * scale + mask.unsqueeze(2)).softmax(-1).to(values.dtype)
+    mixed: Tensor = weights.flatten(2, 3) @ values
+    return mixed.view(query.shape)
 
 
 def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
