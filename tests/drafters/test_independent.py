@@ -249,6 +249,18 @@ def test_built_from_a_directory(tmp_path):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_draft_may_have_another_dtype(tmp_path, dtype):
+    save_smaller(tmp_path)
+    target = tiny_target()
+    drafter = build_independent(load_smaller(tmp_path), target, Tree.chain(3), dtype)
+    weight, rounded = drafter.model.draft.head.parameters()[0], getattr(torch, dtype)
+    assert weight.dtype == (torch.float32 if dtype == "float16" else rounded)
+    assert torch.equal(weight.float(), weight.to(rounded).float())
+    assert target.dtype == torch.float32
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+
+
 @pytest.mark.parametrize("ways", [(), ("fuse",), ("fuse", "compile")], ids="-".join)
 def test_the_draft_is_as_fast_as_the_target(tmp_path, ways):
     """Fused and compiled as the target is."""

@@ -85,7 +85,7 @@ def build_target(
 ) -> Target:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
     top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
-    Its identity includes the dtype in which it was loaded.
+    Its identity is that of the weights before they are rounded to `dtype`.
 
     Args:
         cfg: the composed configuration.

@@ -13,9 +13,11 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.cache_slots import Places, last_emitted
+from tempera.drafters.draft_network import DraftDtype, torch_dtype
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import NoSmallerModel, TemperaError
+from tempera.runtime.processor import arithmetic
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -142,7 +144,10 @@ class Smaller:
 
 
 def build_independent(
-    smaller: Smaller | None, target: TransformerTarget, tree: Tree
+    smaller: Smaller | None,
+    target: TransformerTarget,
+    tree: Tree,
+    dtype: DraftDtype | None = None,
 ) -> StaticTreeDrafter:
     """The drafter of a smaller model.
 
@@ -150,6 +155,7 @@ def build_independent(
         smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
+        dtype: of the smaller model's weights (see `processor.arithmetic`); by default the target's.
 
     Raises:
         TemperaError: there is no smaller model, or draft and target do not generate the same
@@ -157,10 +163,14 @@ def build_independent(
     """
     if smaller is None:
         raise NoSmallerModel
-    device, dtype = target.device, target.dtype
+    device, wanted = target.device, torch_dtype(dtype) or target.dtype
+    network, text_encoder = (
+        part.to(device, wanted).to(arithmetic(wanted, device))
+        for part in (smaller.network, smaller.text_encoder)
+    )
     draft = smaller.target(
-        network=smaller.network.to(device, dtype),
-        conditioner=smaller.text_encoder.to(device, dtype).encode,
+        network=network,
+        conditioner=text_encoder.encode,
         sampling=target.sampling,
     )
     if target.fused:
