@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tempera.evaluation import progress
 from tempera.evaluation.progress import Bar, SweepProgress, only_line
 from tempera.runtime.row_store import Store
 
@@ -59,6 +60,20 @@ def test_it_watches_while_the_runs_write(tmp_path: Path) -> None:
         written(one, images=4, finished=True)
     assert line.progress.tasks[0].completed == 1
     assert line.progress.tasks[0].fields["note"] == "1/1 runs · 4 images"
+
+
+def test_a_part_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, read = written(tmp_path / "a", images=4), []
+    opened = progress.pq.ParquetFile
+    monkeypatch.setattr(progress.pq, "ParquetFile", lambda part: read.append(part) or opened(part))
+    line = SweepProgress([(one, 8, 0)])
+    line.note(1.0)
+    assert len(read) == 1
+    other = written(tmp_path / "b", images=6)
+    (part,), (longer,) = ((place / "records").glob("*.parquet") for place in (one, other))
+    longer.replace(part)
+    assert line.share() == pytest.approx(6 / 8)
+    assert len(read) == 2
 
 
 def test_a_damaged_part_does_not_stop_the_sweep(tmp_path: Path) -> None:

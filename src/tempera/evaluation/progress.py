@@ -113,7 +113,7 @@ class SweepProgress:
     """
 
     def __init__(self, jobs: Sequence[tuple[Path, int | None, int]], every: float = 2.0) -> None:
-        self.jobs, self.every = jobs, every
+        self.jobs, self.every, self._rows = jobs, every, _RowCounter()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
         self.progress = Progress(*columns, refresh_per_second=1)
         self.task = self.progress.add_task("sweep", total=1.0, note="")
@@ -131,7 +131,9 @@ class SweepProgress:
             if (directory / "metrics.json").is_file():
                 part = 1.0
             else:
-                found = _rows(directory, "records") + TIMED * _rows(directory, "timings/*")
+                found = self._rows(directory, "records") + TIMED * self._rows(
+                    directory, "timings/*"
+                )
                 part = min(found / size, 0.99) if size else 0.0
             done.append(part)
             sizes.append(size)
@@ -143,7 +145,7 @@ class SweepProgress:
     def note(self, seconds: float) -> str:
         """The text beside the bar, `seconds` after the start."""
         runs = sum((directory / "metrics.json").is_file() for directory, _, _ in self.jobs)
-        images = sum(_rows(directory, "records") for directory, _, _ in self.jobs)
+        images = sum(self._rows(directory, "records") for directory, _, _ in self.jobs)
         note = f"{runs}/{len(self.jobs)} runs · {images} images"
         share = self.share()
         if self._share < share < 1:
@@ -176,12 +178,23 @@ class SweepProgress:
         self.progress.stop()
 
 
-def _rows(directory: Path, stores: str) -> int:
-    """Rows in a run directory's row stores; a part file that is being replaced counts 0."""
-    count = 0
-    for part in directory.glob(f"{stores}/*.parquet"):
+class _RowCounter:
+    """Counts the rows of row stores; a part file is read again only if it was replaced."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, int]] = {}
+
+    def __call__(self, directory: Path, stores: str) -> int:
+        """Rows in a run directory's row stores; a part file that is being replaced counts 0."""
+        return sum(self._of(part) for part in directory.glob(f"{stores}/*.parquet"))
+
+    def _of(self, part: Path) -> int:
         try:
-            count += pq.ParquetFile(part).metadata.num_rows
+            written = part.stat().st_mtime_ns
+            before, rows = self._known.get(part, (None, 0))
+            if before != written:
+                rows = pq.ParquetFile(part).metadata.num_rows
+                self._known[part] = written, rows
         except (pa.ArrowException, OSError):
-            continue
-    return count
+            return 0
+        return rows
