@@ -17,7 +17,7 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.runtime import huggingface
 from tempera.runtime.network_identity import identity_of
-from tempera.targets import fast_layer, frozen_linear, session
+from tempera.targets import fast_layer, session
 from tempera.targets.fast_layer import (
     FastLayer,
     FastNorm,
@@ -103,8 +103,7 @@ def test_the_same_hidden_states_in_float32(family):
 
 @pytest.mark.parametrize("family", ["llama", "emu3", "chameleon"])
 @torch.no_grad()
-def test_weights_that_float16_has_are_kept_in_it(family, monkeypatch):
-    monkeypatch.setattr(frozen_linear, "SMALL", 1)
+def test_weights_that_float16_has_are_kept_in_it(family):
     layer = layer_of(family).half().float()
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
     kinds = {type(one) for one in FastLayer(layer).modules() if isinstance(one, FrozenLinear)}

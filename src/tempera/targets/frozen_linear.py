@@ -2,7 +2,8 @@
 
 A round multiplies few rows (a token or a small tree, twice as many with guidance) by large
 matrices, so reading the weights dominates the time. Float32 weights that lose nothing in float16,
-because they were saved in it, are read from memory in it (`HalfLinear`). Of others, oneDNN reads
+because they were saved in it, are read from memory in it (`HalfLinear`), small ones too: the other
+work of a round leaves little of them in the processor's caches. Of other weights, oneDNN reads
 those fastest that are packed in blocks in its kernel's order (`PackedLinear`); without it, storage
 by columns is fastest (`ColumnLinear`).
 
@@ -23,10 +24,10 @@ to 240 rows; blocks chosen for one row are not.
 """
 
 SMALL = 2**18
-"""float32 weights with fewer entries are stored by columns: a call of oneDNN or FBGEMM takes about
-ten microseconds longer than PyTorch's own product, which cancels its gain here (2 and 12 rows, AMD
-EPYC; bfloat16 arithmetic gains at every size). The choice involves no timing, so results are
-reproducible.
+"""float32 weights with fewer entries are not packed but stored by columns: a call of oneDNN takes
+about ten microseconds longer than PyTorch's own product, which cancels its gain here (2 and 12
+rows, AMD EPYC; bfloat16 arithmetic gains at every size). The choice involves no timing, so results
+are reproducible.
 """
 
 
@@ -174,10 +175,10 @@ def bytes_read(weight: Tensor) -> int:
 
 
 def is_half(weight: Tensor) -> bool:
-    """Whether float32 weights are large, on a CPU with FBGEMM, and all of them float16 numbers, as
-    those of a model that was saved in float16.
+    """Whether a float32 matrix is on a CPU with FBGEMM, and has only float16 numbers, as those of a
+    model that was saved in float16.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < SMALL:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.dim() != 2:
         return False
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return False
