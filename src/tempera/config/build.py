@@ -186,8 +186,7 @@ def check_compile(cfg: DictConfig) -> None:
     if parse_device(cfg.device).type == "cpu":
         raise TemperaError(
             "compile=true does not pay on a CPU: compiling takes minutes, and compiled rounds are "
-            "hardly faster, or slower where weights are packed. Leave it out, or run on a GPU with "
-            "device=cuda."
+            "slower. Leave it out, or run on a GPU with device=cuda."
         )
 
 
