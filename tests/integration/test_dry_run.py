@@ -44,6 +44,7 @@ from tempera.runtime import cost as costing
 from tempera.runtime.cost import Cost, Time
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
+from tempera.targets import frozen_linear
 from tempera.training import estimate as training
 from tempera.training.recipe import Recipe
 from tempera.training.run_time import Drawing
@@ -65,6 +66,13 @@ def _untimed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
     if "the_time" not in request.node.name:
         monkeypatch.setattr(evaluation_command, "_measured", refuse)
         monkeypatch.setattr(training_command, "_measured", refuse)
+
+
+@pytest.fixture
+def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights stay in PyTorch's own tensors, as on CUDA, where a meter counts them."""
+    monkeypatch.setattr(frozen_linear, "packs", lambda weight: False)
+    monkeypatch.setattr(frozen_linear, "is_half", lambda weight: False)
 
 
 def test_a_meter_counts_a_storage_once_and_until_it_is_freed() -> None:
@@ -193,10 +201,8 @@ def test_float32_is_never_called_slow(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["coolsd", "coolsd drafter.dtype=bfloat16", "sjd"])
-def test_the_memory_of_an_evaluation_is_what_a_decode_takes(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # as on CUDA
+@pytest.mark.usefixtures("_unpacked")
+def test_the_memory_of_an_evaluation_is_what_a_decode_takes(method: str) -> None:
     cfg = composed(*f"method={method}".split(), "device=cpu", "batch_size=3")
     prompts = [Prompt(str(number), WORDS) for number in range(3)]
     with build.without_weights(cfg) as (sized, _):
@@ -246,11 +252,9 @@ def test_the_memory_of_continuous_tokens_is_what_a_decode_takes(
 
 
 @pytest.mark.slow
-def test_the_memory_of_training_is_what_its_steps_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_unpacked")
+def test_the_memory_of_training_is_what_its_steps_take(tmp_path: Path) -> None:
     AcceleratorState._reset_state(True)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     cfg = composed("device=cpu", "batch_size=4", "decodes=2", config="train_draft")
     recipe, loss = Recipe(batch_size=4, decodes=2, ttt_steps=1, holdout=4), instantiate(cfg.loss)
 
@@ -279,11 +283,11 @@ def test_the_memory_of_training_is_what_its_steps_take(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.usefixtures("_unpacked")
 def test_the_memory_of_a_split_target_is_what_each_process_holds(
-    parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: int, tmp_path: Path
 ) -> None:
     """Of two processes under FSDP, with weights that outweigh the activations."""
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     sizes = "hidden_size:256,intermediate_size:768,num_hidden_layers:6,num_attention_heads:2"
     config = (
         "{_target_:tempera.targets.llamagen.LlamaGenConfig,vocab_size:64,grid:[4,4],"
