@@ -1,11 +1,15 @@
 """Linear layers for decoding, against PyTorch's own."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from tempera.targets import frozen_linear
 from tempera.targets.frozen_linear import (
+    HAS_FBGEMM,
     SMALL,
     ColumnLinear,
     HalfLinear,
@@ -18,7 +22,6 @@ from tempera.targets.frozen_linear import (
 )
 
 KINDS = [torch.float32, torch.bfloat16]
-HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 needs_fbgemm = pytest.mark.skipif(not HAS_FBGEMM, reason="FBGEMM runs on x86 processors")
 
 
@@ -61,6 +64,26 @@ def test_weights_of_float16_are_multiplied_in_float32(rows, bias):
     assert torch.equal(columns.weight.t(), weight.half().float())
     assert columns.bias is None if b is None else torch.equal(columns.bias, b)
     assert columns.as_columns() is columns
+
+
+@needs_fbgemm
+def test_float16_products_are_those_of_the_other_interface_to_the_bit():
+    """`torch.ops.quantized` runs the same kernels."""
+    weight, b, x, _ = case(torch.float32, True, 12)
+    weight = weight.half().float()
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, b)
+    assert torch.equal(HalfLinear(weight, b)(x), torch.ops.quantized.linear_dynamic_fp16(x, packed))
+
+
+@needs_fbgemm
+def test_nothing_is_announced_to_users():
+    code = (
+        "import torch\n"
+        "from tempera.targets.frozen_linear import HalfLinear\n"
+        "HalfLinear(torch.ones(4, 4))(torch.ones(1, 4))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout and not done.stderr
 
 
 @needs_fbgemm

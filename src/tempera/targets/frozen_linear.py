@@ -10,6 +10,7 @@ by columns is fastest (`ColumnLinear`).
 Shapes: M rows, I inputs, O outputs.
 """
 
+import warnings
 from abc import abstractmethod
 
 import torch
@@ -29,6 +30,12 @@ about ten microseconds longer than PyTorch's own product, which cancels its gain
 rows, AMD EPYC; bfloat16 arithmetic gains at every size). The choice involves no timing, so results
 are reproducible.
 """
+
+
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
+    torch, "fbgemm_linear_fp16_weight_fp32_activation"
+)
+"""Whether PyTorch can multiply by weights in float16 on this processor."""
 
 
 class FrozenLinear(nn.Module):
@@ -55,6 +62,10 @@ class HalfLinear(FrozenLinear):
     """Float32 products with weights in float16; see `is_half`. FBGEMM's kernels widen the weights
     as they read them, so the products are those of float32 weights at half the memory traffic.
 
+    PyTorch 2.13 and 2.14 have these functions and announce that a later version will not. The
+    alternative, `torch.ops.quantized.linear_dynamic_fp16`, runs the same kernels, but ten
+    microseconds pass before it does.
+
     Args:
         weight: W, [O, I], float32 numbers that float16 has too.
         bias: b, [O], or None.
@@ -62,12 +73,15 @@ class HalfLinear(FrozenLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+        self._inputs, self._bias = weight.shape[1], bias
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the announcement comes with the first calls
+            self._packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.contiguous())
+            self.forward(weight[:1])
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return out
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, self._bias)
 
     @override
     def added_to(self, base: Tensor, x: Tensor) -> Tensor:
@@ -75,18 +89,16 @@ class HalfLinear(FrozenLinear):
 
     @override
     def in_dtype(self, dtype: torch.dtype) -> FrozenLinear:
-        weight, bias = self._unpacked()
-        return freeze(weight.to(dtype), _converted(bias, dtype))
+        return freeze(self._unpacked().to(dtype), _converted(self._bias, dtype))
 
     @override
     def as_columns(self) -> "ColumnLinear":
-        return ColumnLinear(*self._unpacked())
+        return ColumnLinear(self._unpacked(), self._bias)
 
-    def _unpacked(self) -> tuple[Tensor, Tensor | None]:
-        unpacked: tuple[Tensor, Tensor | None] = torch.ops.quantized.linear_unpack_fp16(
-            self._packed
-        )
-        return unpacked
+    def _unpacked(self) -> Tensor:
+        """W, from its products with unit vectors."""
+        units = torch.eye(self._inputs)
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(units, self._packed, None).t()
 
 
 class PackedLinear(FrozenLinear):
@@ -180,7 +192,7 @@ def is_half(weight: Tensor) -> bool:
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.dim() != 2:
         return False
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
+    if not HAS_FBGEMM:
         return False
     # a few rows first, since few other weights have any that fit
     return all(torch.equal(part.half().float(), part) for part in (weight[:8], weight))
