@@ -58,16 +58,17 @@ def test_compaction_reads_all_sources_before_it_writes():
     )
     cache.compact(source, target)
     for row in range(3):
-        assert torch.equal(cache.storage[:, :, row, target[row]], before[:, :, row, source[row]])
+        after, earlier = cache.storage[:, :, row], before[:, :, row]
+        assert torch.equal(after[..., target[row], :], earlier[..., source[row], :])
         rest = [slot for slot in range(12) if slot not in target[row].tolist()]
-        assert torch.equal(cache.storage[:, :, row, rest], before[:, :, row, rest])
+        assert torch.equal(after[..., rest, :], earlier[..., rest, :])
 
 
 def test_a_layer_writes_its_own_part_of_the_cache():
     cache = new_cache()
     cache.place(torch.zeros(3, 1, dtype=torch.int64), reach=5)
     cache.layers[1].update(torch.ones(3, 2, 1, 4), torch.ones(3, 2, 1, 4))
-    assert cache.storage[1, :, :, 0].all() and not cache.storage[0].any()
+    assert cache.storage[1, ..., 0, :].all() and not cache.storage[0].any()
 
 
 @pytest.mark.parametrize("per_row", [False, True])
