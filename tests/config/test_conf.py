@@ -842,7 +842,7 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
 def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
     options: list[str], rounded: bool
 ) -> None:
-    cfg = composed("method=eagle", "device=cpu", *options)
+    cfg = composed("method=eagle", "device=cpu", "drafter.path=random", *options)
     draft = build_drafter(cfg, build_target(cfg)).model  # type: ignore[attr-defined]
     weight = draft.model._fc.as_columns().weight
     assert draft.dtype == weight.dtype == torch.float32

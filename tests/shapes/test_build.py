@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from paths import CONF, ROOT
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tempera.config.build import build_drafter, build_target
 from tempera.config.instantiate import instantiate
@@ -438,6 +439,7 @@ def test_all_stages_are_built_once_by_one_command_and_work_together(
         drafter = build_drafter(cfg, target)
         weights = tmp_path / name / "model.safetensors"
         assert records[name]["sha256"]["model.safetensors"] == sha256(weights)
+        assert {value.dtype for value in load_file(weights).values()} == {torch.float16}
         with torch.no_grad():
             target.begin(["a red ring"], drafter.nodes)
             drafter.begin(["a red ring"])
@@ -562,6 +564,12 @@ def test_a_wrong_option_is_told_in_one_sentence(
 
 
 @pytest.mark.slow
+def test_shipped_weights_are_float16() -> None:
+    paths = sorted(SHIPPED.rglob("*.safetensors"))
+    kinds = {value.dtype for path in paths for value in load_file(path).values()}
+    assert len(paths) >= 12 and kinds <= {torch.float16, torch.int64}
+
+
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in WITHOUT_WEIGHTS])
 def test_steps_of_every_stage_can_be_chosen(stage: str) -> None:
     with initialize_config_dir(str(SCRIPT.parent.parent / "conf"), version_base="1.3"):

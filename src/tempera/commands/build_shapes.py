@@ -51,6 +51,7 @@ def build_draft(
         metrics = train.main(composed("train_draft", ["model=shapes", "tracking=none", *options]))
         record.metrics = metrics["best"]
         shutil.copytree(record.run / DRAFT, record.directory, dirs_exist_ok=True)
+        stages.round_network(record.directory)
 
 
 def choose(output: Path, settings: SamplingChoice, report: LogMetrics) -> None:

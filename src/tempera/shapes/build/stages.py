@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tempera.continuous.mar import read_mar
 from tempera.decoding.probabilities import Sampling
 from tempera.image_tokenizers.kl import KLModel, read_kl
-from tempera.runtime.files import write_text
-from tempera.runtime.network_directory import write_network
+from tempera.runtime.files import read_json, write_text
+from tempera.runtime.network_directory import CONFIG, WEIGHTS, write_network
 from tempera.shapes.build import kl, mar, mar_draft
 from tempera.shapes.build.evaluators import EvaluatorTraining, train_classifier, train_clip
 from tempera.shapes.build.looks import Looks
@@ -171,6 +172,11 @@ def save_network(
     write_network(directory, half, config, prefix)
 
 
+def round_network(directory: Path) -> None:
+    """Round the weights in a directory to float16."""
+    save_network(load_file(directory / WEIGHTS), read_json(directory / CONFIG), directory)
+
+
 def write_readme(output: Path) -> None:
     """Write README.md beside the weights: what each network is, the commands, seeds, times and
     final metrics, from the stages' records.
@@ -179,8 +185,8 @@ def write_readme(output: Path) -> None:
         "# The shapes model",
         "",
         "Trained by tempera on the world of `tempera.shapes.world`; nothing else went in. Weights",
-        "are float16 safetensors, except those of draft and parallel, which are float32. All are",
-        "computed with in float32. One command makes them all, and resumes where it was stopped:",
+        "are float16 safetensors, computed with in float32. One command makes them all, and",
+        "resumes where it was stopped:",
         "",
         "    tempera-build output=src/tempera/shapes/weights",
         "",
