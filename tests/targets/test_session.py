@@ -72,9 +72,9 @@ def test_after_compaction_the_next_round_continues_the_accepted_branch():
 
 def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
     session = started_session()
-    assert session.visible(1) == 8 and session.visible(4) == 8  # 4 before the root, in fours
+    assert session.visible() == 12  # 4 before the root, and 2 + 3, in fours
     session.prompt.advance(torch.tensor([0, 5]), 5)
-    assert session.visible(1) == 12
+    assert session.visible() == 16
     assert session.capacity(3) == 32  # 5 + 20 − 1 + 2 + 3 = 29, in fours
     cache = session.cache
     with torch.no_grad():
@@ -95,10 +95,8 @@ def test_keys_of_compiled_passes_grow_by_thirds_of_an_image():
     for longest in range(LENGTH + 1):
         *_, keys = session.expect(longest)
         seen.setdefault(keys, []).append(longest)
-        for width in (1, 4, 5):
-            assert session.visible(width) == keys + -(-width // 4) * 4  # 4 before the root, then
-            assert session.visible(width) >= 4 + longest + width
-    assert list(seen) == [12, 20, 24]
+        assert keys == session.visible() >= 4 + longest + 5  # 4 before the root, and 2 + 3
+    assert list(seen) == [20, 28, 32]
     assert [places[0] for places in seen.values()] == [0, 8, 15]
 
 

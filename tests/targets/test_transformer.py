@@ -79,7 +79,7 @@ def test_constant_shapes_on_request():
     target, generator = tiny_target(granularity=1000), torch.Generator().manual_seed(5)
     with torch.no_grad():
         target.begin(PROMPTS[:2], 2)
-        assert target.session.visible(3) == target.session.cache.capacity
+        assert target.session.visible() == target.session.cache.capacity
         check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
 
 

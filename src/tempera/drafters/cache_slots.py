@@ -67,14 +67,11 @@ class Places:
         """
         steps, causal = self._steps_of(count)
         start = self.first - emitted.repeat(self.session.prompt.copies)
-        return self._place(start, start[:, None] + steps, causal, 1 + count)
+        return self._place(start, start[:, None] + steps, causal)
 
     def level(self, layout: "SlotLayout") -> Tensor:
         """Place the inner nodes of a level; returns their additive mask [R, 1, P, keys]."""
-        _, mask = self._place(
-            self.first, self.first[:, None] + layout.offsets, layout.mask, 1 + layout.width
-        )
-        return mask
+        return self._place(self.first, self.first[:, None] + layout.offsets, layout.mask)[1]
 
     def layout_of(self, level: Frontier) -> "SlotLayout":
         """The level's `SlotLayout`; for a static tree it is computed once per cache."""
@@ -86,14 +83,12 @@ class Places:
             self._layouts[id(level)] = level, SlotLayout(level, *arguments)
         return self._layouts[id(level)][1]
 
-    def _place(
-        self, start: Tensor, slots: Tensor, visible: RoundMask, width: int
-    ) -> tuple[Tensor, Tensor]:
+    def _place(self, start: Tensor, slots: Tensor, visible: RoundMask) -> tuple[Tensor, Tensor]:
         """Place `slots` in the cache; returns them and the mask, whose window begins at `start`
         [R].
         """
         assert self._cache is not None
-        reach = self.session.visible(width, self._cache)
+        reach = self.session.visible(self._cache)
         self._cache.place(slots, reach)
         mask = visible.at(start, reach)
         return slots, mask if self._padding is None else mask.add_(self._padding[..., :reach])

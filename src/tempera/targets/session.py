@@ -119,6 +119,7 @@ class Session:
             nodes: most drafted tokens of a round.
         """
         self.prompt = prompt
+        self._room = 2 + nodes  # the root, all nodes, and the token after them
         self._allocate(self.capacity(nodes))
         embeds = prompt.embeds[:, :-1]
         count = embeds.shape[1]
@@ -142,7 +143,7 @@ class Session:
         """
         prompt = self.prompt
         slots = prompt.root_slots[:, None]
-        visible = self.visible(layout.width)
+        visible = self.visible()
         self.cache.place(slots + layout.offsets, visible)
         mask = layout.mask.at(prompt.root_slots, visible)
         if self._padding is not None:
@@ -175,9 +176,9 @@ class Session:
         self._padding = tensors[count] if len(tensors) > count else None
 
     def expect(self, longest: int) -> Hashable:
-        """Depend on the cache and on the number of keys; see `interfaces.RoundState`."""
+        """Depend on the cache, the prefix and the number of keys; see `interfaces.RoundState`."""
         self.prompt.reach = longest
-        return self.cache, self._keys() if self.compiled else (self.prompt.prefix, longest)
+        return self.cache, self.prompt.prefix, self.visible()
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.
@@ -199,18 +200,17 @@ class Session:
             self._layouts[id(tree)] = tree, TreeLayout(tree, self.cache.capacity, 1, self.dtype)
         return self._layouts[id(tree)][1]
 
-    def visible(self, width: int, cache: RowCache | None = None) -> int:
-        """Number of keys to load for a pass that writes `width` slots from each row's root on: a
-        multiple of the granularity, at most the capacity.
+    def visible(self, cache: RowCache | None = None) -> int:
+        """Number of keys that every pass of a round loads, so that rounds differ in it only now and
+        then: a multiple of the granularity, at most the capacity.
 
         Args:
-            width: slots that each row writes, its root's included.
             cache: another cache of the same rows, such as a draft's; by default the session's.
         """
         capacity = self.cache.capacity if cache is None else cache.capacity
         if self.compiled:
-            return min(capacity, self._keys() + self._rounded(width))
-        return min(capacity, self._rounded(self.prompt.prefix - 1 + self.prompt.reach + width))
+            return min(capacity, self._keys() + self._rounded(self._room))
+        return min(capacity, self._rounded(self.prompt.prefix - 1 + self.prompt.reach + self._room))
 
     def _keys(self) -> int:
         """Number of keys before the root that a compiled pass loads: those of the prefix and of one
