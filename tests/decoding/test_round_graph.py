@@ -1,54 +1,40 @@
-"""A whole round recorded and replayed emits what played rounds emit. `tape.Tape` stands in for a
-CUDA graph: it repeats operations on the recording's memory, without the code that made them.
+"""A whole round recorded and replayed emits what played rounds emit. `cuda_stand_in.Tape` stands in
+for a CUDA graph: it repeats operations on the recording's memory, without the code that made them.
 """
 
 import copy
 import gc
 import weakref
-from operator import attrgetter
+from functools import partial
 
 import pytest
+import static_rounds
 import torch
 from cases import slow_but
-from near_codes import near_rules
-from tape import TapeRecorder
+from cuda_stand_in import StandInRecorder
+from static_rounds import BATCHES, CASES, CHAIN, COOL, Curious, check_same, eagle, images
 from tiny_networks import (
     LENGTH,
     PROMPTS,
-    TREE,
-    VOCAB,
-    llamagen,
     tiny_eagle,
-    tiny_parallel,
-    tiny_target,
 )
 
 from tempera.decoding import round_graph
 from tempera.decoding.loop import decode
-from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
 from tempera.decoding.round_graph import BatchSize, RoundGraphs
-from tempera.decoding.timing import Clock
-from tempera.decoding.trees import Tree
-from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.decoding.timing import Clock, no_clock
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
-from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import NaNProbabilities
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.rules import neighbourhood
-from tempera.rules.optimal import Priced
-from tempera.rules.schedules import exponential
-from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.rules.standard import Exact
 from tempera.targets import session
 from tempera.targets.frozen_linear import ColumnLinear
-
-CHAIN = Tree.chain(3)
-BATCHES = [PROMPTS[:3], PROMPTS[1:], PROMPTS[:3]]
 
 
 @pytest.fixture(autouse=True)
@@ -57,58 +43,7 @@ def _steps_as_they_are(monkeypatch):
     monkeypatch.setattr(session, "compile_step", lambda function: function)
 
 
-def made(granularity=64, **options):
-    """A target whose passes all load the same number of keys, if the granularity is large, so that
-    results are equal to the bit.
-    """
-    target = tiny_target(
-        Sampling(3.0, temperature=2.0, top_k=7), granularity=granularity, **options
-    )
-    target.fuse()
-    target.compile()
-    return target
-
-
-def eagle(target, tree=CHAIN, **options):
-    return StaticTreeDrafter(EagleDraft(tiny_eagle(target, **options), target), tree)
-
-
-def eagle2(target):
-    return DynamicTreeDrafter(
-        EagleDraft(tiny_eagle(target), target, attrgetter("ranking")), VOCAB, 2, 3, 6
-    )
-
-
-def parallel(target, tree=CHAIN):
-    return StaticTreeDrafter(ParallelDraft(tiny_parallel(target), target, 3), tree)
-
-
-def independent(target, tree=CHAIN):
-    return StaticTreeDrafter(IndependentDraft(made(network=llamagen(5)), target), tree)
-
-
-def tree_of(make):
-    return lambda target: make(target, TREE)
-
-
-COOL = Relaxed(exponential(2.0, 3))
-CASES = {
-    "ar": (lambda target: NoDraft(), Exact()),
-    "eagle": (eagle, Exact()),
-    "eagle tree": (tree_of(eagle), Exact()),
-    "eagle features": (lambda target: eagle(target, features=(1,)), Exact()),
-    "eagle2": (eagle2, Exact()),
-    "coolsd": (eagle, COOL),
-    "uniform_rsd": (eagle, Relaxed((1.5,))),
-    "optimal_rsd": (eagle, Priced(0.8)),
-    "block": (eagle, BlockVerification()),
-    "lantern": (eagle, near_rules(VOCAB)["lantern published"]),
-    "lanternpp": (tree_of(eagle), near_rules(VOCAB)["lantern++ optimal"]),
-    "parallel": (parallel, COOL),
-    "parallel tree": (tree_of(parallel), Exact()),
-    "independent": (independent, Exact()),
-    "independent tree": (tree_of(independent), Exact()),
-}
+made = partial(static_rounds.made, compiled=True)
 
 
 class SizedGraphs(RoundGraphs):
@@ -118,26 +53,16 @@ class SizedGraphs(RoundGraphs):
         super().__init__(recorder)
         self.sizes = []
 
-    def play(self, one_round, parts, owners, size):
+    def play(self, one_round, parts, owners, size, clock):
         self.sizes.append(size)
-        return super().play(one_round, parts, owners, size)
-
-
-def images(target, drafter, rule, prompts, seed=0, **options):
-    return decode(target, drafter, rule, RandomStreams(seed, prompts), prompts, **options)
-
-
-def check_same(found, expected):
-    assert found.tokens.equal(expected.tokens)
-    for mine, theirs in zip(found.trace.tensors(), expected.trace.tensors(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+        return super().play(one_round, parts, owners, size, clock)
 
 
 def test_before_the_first_round_no_row_has_tokens(monkeypatch):
     target, asked = made(), []
     expect = target.expect
     monkeypatch.setattr(target, "expect", lambda longest: asked.append(longest) or expect(longest))
-    images(target, eagle(target), Exact(), PROMPTS, graphs=RoundGraphs(TapeRecorder()))
+    images(target, eagle(target), Exact(), PROMPTS, graphs=RoundGraphs(StandInRecorder()))
     assert asked[0] == 0 < asked[1] and asked == sorted(asked)
 
 
@@ -150,7 +75,7 @@ def test_replayed_rounds_emit_what_played_ones_emit(name, monkeypatch):
     # rounds are recorded on GPUs, where tokens that q can draw are not counted
     monkeypatch.setattr(neighbourhood, "_drafted", neighbourhood._vocabulary)
     target = made()
-    drafter, recorder, spread = make(target), TapeRecorder(), set()
+    drafter, recorder, spread = make(target), StandInRecorder(), set()
     graphs = SizedGraphs(recorder)
     for seed, prompts in enumerate(BATCHES):
         expected = images(target, drafter, rule, prompts, seed, diagnostics=True)
@@ -158,7 +83,7 @@ def test_replayed_rounds_emit_what_played_ones_emit(name, monkeypatch):
         check_same(images(target, drafter, rule, prompts, seed, **options), expected)
         spread.add(int(expected.trace.rounds.max() - expected.trace.rounds.min()))
     assert graphs.sizes == [BatchSize(len(batch), LENGTH, drafter.depth + 1) for batch in BATCHES]
-    assert recorder.played == len(BATCHES) + round_graph.WARM_UP
+    assert recorder.played == len(BATCHES) + recorder.warm_up
     assert len(recorder.tapes) == 1 and recorder.replayed > 2 * LENGTH / (1 + drafter.depth)
     assert not recorder.tapes[0].count, "the recorded round reads, or makes what data decides"
     assert max(spread) > 0 or name == "ar"
@@ -169,7 +94,7 @@ def test_replayed_rounds_emit_what_played_ones_emit(name, monkeypatch):
 def test_each_batch_size_has_its_recording(name):
     make, rule = CASES[name]
     target = made()
-    drafter, recorder = make(target), TapeRecorder()
+    drafter, recorder = make(target), StandInRecorder()
     graphs = RoundGraphs(recorder)
     for size in (1, 4, 2, 1):
         prompts = PROMPTS[:size]
@@ -181,7 +106,7 @@ def test_each_batch_size_has_its_recording(name):
 @pytest.mark.slow
 def test_prompts_without_padding_have_their_recording():
     target = made()
-    drafter, recorder = eagle(target), TapeRecorder()
+    drafter, recorder = eagle(target), StandInRecorder()
     graphs = RoundGraphs(recorder)
     for prompts in (["aaaaa", "bb"], ["aaaaa", "bbbbb"], ["ccccc", "d"], ["aaaaa", "ccccc"]):
         played = images(target, drafter, COOL, prompts)
@@ -197,7 +122,7 @@ def test_rounds_of_all_batches_are_the_same_operations_on_the_same_memory(name):
     """
     make, rule = CASES[name]
     target = made()
-    drafter, recorder = make(target), TapeRecorder()
+    drafter, recorder = make(target), StandInRecorder()
     graphs = RoundGraphs(recorder)
     for seed, one in enumerate([rule, copy.copy(rule)]):
         images(target, drafter, one, BATCHES[seed], seed, graphs=graphs)
@@ -213,7 +138,7 @@ def test_the_number_of_keys_grows_twice_in_an_image(name):
     """
     make, rule = CASES[name]
     target = made(granularity=4)
-    drafter, recorder = make(target), TapeRecorder()
+    drafter, recorder = make(target), StandInRecorder()
     graphs = RoundGraphs(recorder)
     for seed, prompts in enumerate(BATCHES):
         expected = images(target, drafter, rule, prompts, seed)
@@ -246,18 +171,10 @@ class Counting(EagleDraft):
         return super().roots().roll(self.turn, -1)
 
 
-class Curious(EagleDraft):
-    """A draft that lets the host read."""
-
-    def roots(self):
-        law = super().roots()
-        return law if float(law.sum()) > 0 else law * 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Forgetful, Counting, Curious])
 def test_the_checks_find_a_round_that_is_not_static(kind):
-    target, recorder = made(), TapeRecorder()
+    target, recorder = made(), StandInRecorder()
     drafter = StaticTreeDrafter(kind(tiny_eagle(target), target), CHAIN)
     graphs, differ = RoundGraphs(recorder), False
     for seed, (prompts, one) in enumerate(
@@ -276,7 +193,7 @@ def test_the_checks_find_a_round_that_is_not_static(kind):
 
 def test_what_was_decoded_stays_and_the_streams_go_on():
     target = made()
-    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    drafter, graphs = eagle(target), RoundGraphs(StandInRecorder())
     streams = [RandomStreams(0, PROMPTS[:2]) for _ in range(2)]
     outputs = [
         decode(target, drafter, Exact(), one, PROMPTS[:2], graphs=given)
@@ -290,7 +207,7 @@ def test_what_was_decoded_stays_and_the_streams_go_on():
 @pytest.mark.slow
 def test_progress_is_that_of_played_rounds():
     target, seen = made(), ([], [])
-    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    drafter, graphs = eagle(target), RoundGraphs(StandInRecorder())
     for told, given in zip(seen, (None, graphs), strict=True):
         images(
             target,
@@ -308,7 +225,7 @@ def test_progress_is_that_of_played_rounds():
 def test_nan_in_a_replayed_round_is_reported_with_its_prompt(who):
     """The host learns of it when the next round is under way."""
     target = made()
-    drafter, graphs = eagle(target), RoundGraphs(TapeRecorder())
+    drafter, graphs = eagle(target), RoundGraphs(StandInRecorder())
     network = target.network.model if who == "target" else drafter.model.model
     linears = [module for module in network.modules() if isinstance(module, ColumnLinear)]
     images(target, drafter, Exact(), PROMPTS, graphs=graphs)
@@ -326,7 +243,7 @@ def test_nan_in_a_replayed_round_is_reported_with_its_prompt(who):
 
 @pytest.mark.slow
 def test_rounds_that_are_timed_watched_or_of_other_shapes_are_played():
-    target, recorder = made(), TapeRecorder()
+    target, recorder = made(), StandInRecorder()
     drafter, graphs = eagle(target), RoundGraphs(recorder)
     jacobi = sjd(target, 4)
     images(target, drafter, Exact(), PROMPTS, graphs=graphs, clock=Clock())
@@ -340,7 +257,7 @@ def test_rounds_that_are_timed_watched_or_of_other_shapes_are_played():
 @pytest.mark.slow
 def test_the_oldest_kind_of_round_is_forgotten(monkeypatch):
     monkeypatch.setattr(round_graph, "KINDS", 1)
-    target, recorder = made(), TapeRecorder()
+    target, recorder = made(), StandInRecorder()
     graphs, rules = RoundGraphs(recorder), [Exact(), Exact(), Exact()]
     for rule in (rules[0], rules[1], rules[0]):
         images(target, NoDraft(), rule, ["a"], graphs=graphs)
@@ -349,8 +266,8 @@ def test_the_oldest_kind_of_round_is_forgotten(monkeypatch):
 
 def test_a_kind_of_round_that_is_never_recorded_is_forgotten_too(monkeypatch):
     monkeypatch.setattr(round_graph, "KINDS", 1)
-    monkeypatch.setattr(round_graph, "WARM_UP", 1000)
-    target, graphs = made(), RoundGraphs(TapeRecorder())
+    monkeypatch.setattr(StandInRecorder, "warm_up", 1000)
+    target, graphs = made(), RoundGraphs(StandInRecorder())
     rules = [Exact(), Exact()]
     first = weakref.ref(rules[0])
     while rules:
@@ -359,16 +276,16 @@ def test_a_kind_of_round_that_is_never_recorded_is_forgotten_too(monkeypatch):
     assert first() is None
 
 
-def test_a_tape_records_without_running_and_replays_on_its_memory():
-    x, recorder, made_in = torch.zeros(3), TapeRecorder(), []
+def test_the_stand_in_replays_on_its_memory():
+    x, recorder, made_in = torch.zeros(3), StandInRecorder(), []
 
-    def step():
+    def step(clock):
         made_in.append(x + 1)
         x.copy_(made_in[0].view(3))
 
     recording = recorder.record(step)
-    assert x.tolist() == [0, 0, 0] and len(made_in) == 1
-    recording.replay()
-    recording.replay()
-    assert x.tolist() == [2, 2, 2] and len(made_in) == 1
+    assert x.tolist() == [1, 1, 1] and len(made_in) == 1
+    recording.replay(no_clock)
+    recording.replay(no_clock)
+    assert x.tolist() == [3, 3, 3] and len(made_in) == 1
     assert [memory.data_ptr() for memory in recorder.tapes[0].outside().values()] == [x.data_ptr()]

@@ -29,7 +29,8 @@ from tempera.continuous.loop import Speculative
 from tempera.continuous.rules import PathCoupling
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.round_graph import WARM_UP, RoundGraphs
+from tempera.decoding.round_graph import RoundGraphs
+from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -145,19 +146,23 @@ class Recorded:
     `round_graph.GraphRecorder`.
     """
 
+    warm_up = 2
+    runs_ahead = True
+    times_parts = False
+
     def __init__(self, reads: Reads, copies: Copies, numbers: list[list[int]]) -> None:
         self.reads, self.copies, self.numbers = reads, copies, numbers
         self.found: list[tuple[int, int]] = []
 
-    def run(self, step: Callable[[], None]) -> None:
-        step()
+    def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
+        step(clock)
 
-    def record(self, step: Callable[[], None]) -> SimpleNamespace:
+    def record(self, step: Callable[[PartTimer], None]) -> SimpleNamespace:
         before = len(self.reads.seen), len(self.copies.seen)
-        step()
+        step(no_clock)
         after = len(self.reads.seen), len(self.copies.seen)
         self.found.append((after[0] - before[0], after[1] - before[1]))
-        return SimpleNamespace(replay=lambda: None)
+        return SimpleNamespace(replay=lambda clock: None)
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         return partial(self.numbers.pop, 0)
@@ -167,7 +172,10 @@ def recorded_round(
     target: Any, drafter: Any, rule: Any, prompts: list[str]
 ) -> list[tuple[int, int]]:
     """Reads and copies of the rounds of a batch that are to be recorded."""
-    numbers = [*([1, 1] for _ in range(1 + WARM_UP)), [len(prompts) * target.length, target.length]]
+    numbers = [
+        *([1, 1] for _ in range(1 + Recorded.warm_up)),
+        [len(prompts) * target.length, target.length],
+    ]
     with Copies() as copies, Reads([]) as reads:
         recorder = Recorded(reads, copies, numbers)
         streams = RandomStreams(0, prompts, META)

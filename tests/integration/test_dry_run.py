@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _untimed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 @pytest.fixture
 def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights stay in PyTorch's own tensors, as on CUDA, where a meter counts them."""
+    """Weights stay in PyTorch's own tensors, as on a GPU, where a meter counts them."""
     monkeypatch.setattr(frozen_linear, "packs", lambda weight: False)
     monkeypatch.setattr(frozen_linear, "is_half", lambda weight: False)
 
@@ -217,6 +218,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(method: str) -> None
         )
     with Meter("cpu") as meter, torch.inference_mode():
         pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
+        pipeline = replace(pipeline, method=replace(pipeline.method, graphs=None))
         weights = meter.live
         output = pipeline.tokens(prompts, diagnostics=True)
         pipeline.pictures(output.tokens)

@@ -10,6 +10,8 @@ from tiny_networks import PROMPTS, captions, llamagen, tiny_eagle, tiny_parallel
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.tape import TapeRecorder
+from tempera.decoding.timing import no_clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.parallel import ParallelDraft
@@ -216,24 +218,26 @@ def test_whole_rounds_are_recorded_in_one_pool_and_without_graphs_of_their_passe
     )
     recorder = compiled.CudaRecorder(torch.device("cuda"))
     a_pass = compiled.cuda_graphed(lambda x: done.append("pass") or x, torch.device("cuda"))
-    recorder.run(lambda: a_pass(torch.ones(1)))
+    recorder.run(lambda clock: a_pass(torch.ones(1)), no_clock)
     assert done == ["recording waits", "pass", "caller waits"]
     done.clear()
-    recorder.record(lambda: a_pass(torch.ones(1))).replay()
-    assert done == ["capture", "pass", "replay"]
+    recording = recorder.record(lambda clock: a_pass(torch.ones(1)))
+    assert done == ["capture", "pass", "replay"], "what is recorded runs, too"
+    recording.replay(no_clock)
+    assert done == ["capture", "pass", "replay", "replay"]
     done.clear()
     wait = recorder.send(torch.tensor([7, 3]))
     assert done == ["sent"] and wait() == [7, 3] and done == ["sent", "waited"] and pinned == [True]
     with pytest.raises(ZeroDivisionError):
-        recorder.run(lambda: 1 / 0)
+        recorder.run(lambda clock: 1 / 0, no_clock)
     monkeypatch.setattr(compiled, "_CapturedGraph", lambda *a: SimpleNamespace(replay=list))
     assert len(a_pass(torch.ones(1))) == 1, "outside of a round a pass has its own graph"
 
 
-def test_only_compiled_targets_on_a_gpu_record_rounds(monkeypatch):
+def test_plain_rounds_are_recorded_on_a_cpu_and_compiled_ones_on_a_gpu(monkeypatch):
     monkeypatch.setattr(compiled, "CudaRecorder", lambda device: device)
     target = tiny_target()
-    assert target.round_graphs() is None
+    assert isinstance(target.round_graphs().recorder, TapeRecorder)
     target.session.compiled = True
     assert target.round_graphs() is None
     target.device = torch.device("cuda")

@@ -64,8 +64,8 @@ def decode(
             over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
         clock: times the parts draft, target, verify and commit.
         progress: called after each round with (rounds so far, tokens so far over all rows).
-        graphs: record whole rounds and replay them, if `drafter` has `StaticRounds` and no clock
-            times their parts. The images are the same.
+        graphs: record whole rounds and replay them, if `drafter` has `StaticRounds`, and they can
+            be timed if a clock is given. The images are the same.
 
     Raises:
         NaNProbabilities: the target or the draft gave NaN.
@@ -76,11 +76,11 @@ def decode(
     drafter.begin(prompts)
     images = Images.blank(len(prompts), target.length, drafter.depth, streams.device, diagnostics)
     play = partial(play_round, target, drafter, rule, images)
-    states = _states(target, drafter) if clock is no_clock else None
-    if graphs is None or states is None:
+    states = _states(target, drafter)
+    if graphs is None or states is None or not graphs.can_time(clock):
         rounds = _rounds(partial(play, clock=clock), drafter, images, streams, clock)
     else:
-        rounds = _recorded_rounds(graphs, play, drafter, rule, images, streams, states)
+        rounds = _recorded_rounds(graphs, play, drafter, rule, images, streams, states, clock)
     for number, written in enumerate(rounds, start=1):
         if progress is not None:
             progress(number, written)
@@ -204,23 +204,27 @@ def _rounds(
 
 def _recorded_rounds(
     graphs: RoundGraphs,
-    play: Callable[[Tensor], None],
+    play: Callable[..., None],
     drafter: Drafter,
     rule: Rule | JointRule,
     images: Images,
     streams: RandomStreams,
     states: tuple[RoundState, ...],
+    clock: PartTimer,
 ) -> Iterator[int]:
     """As `_rounds`, with recorded rounds."""
     draws, counted, rounds = drafter.uniforms + drafter.nodes + 1, streams.counted(), 0
 
-    def one_round() -> Tensor:
-        play(counted.next(draws))
-        return torch.stack([images.written(), images.lengths.max()])
+    def one_round(clock: PartTimer) -> Tensor:
+        with clock("draft"):
+            uniforms = counted.next(draws)
+        play(uniforms, clock=clock)
+        with clock("commit"):
+            return torch.stack([images.written(), images.lengths.max()])
 
     parts: list[RoundState] = [images, counted, *states]
     size = BatchSize(len(streams.ids), images.length, drafter.depth + 1)
-    for written in graphs.play(one_round, parts, (drafter, rule), size):
+    for written in graphs.play(one_round, parts, (drafter, rule), size, clock):
         rounds += 1
         yield images.check(written, streams.ids)
     streams.skip(rounds * draws)

@@ -1,10 +1,10 @@
 """A whole round as one graph.
 
 From the second round of a batch on, all rounds of a static draft are the same operations. They are
-recorded once and then replayed, so the host launches a round as a whole, and reads its result while
-the next one already runs. What one round leaves for the next lies in static memory: every round
-ends by writing there. The round that runs after the last one changes nothing, because complete rows
-emit no tokens.
+recorded once and then replayed, without the Python code that launches them one by one. What one
+round leaves for the next lies in static memory: every round ends by writing there. A GPU runs
+ahead: the host reads a round's result while the next one already runs. The round that runs after
+the last one changes nothing, because complete rows emit no tokens.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,16 +15,12 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import RoundState
-
-WARM_UP = 2
-"""How often a kind of round is played before it is recorded. What is made only once, such as a
-compiled kernel or a table of the tree, is there by then.
-"""
+from tempera.decoding.timing import PartTimer, no_clock
 
 KINDS = 64
 """How many kinds of rounds are kept; the oldest is forgotten first."""
 
-OneRound = Callable[[], Tensor]
+OneRound = Callable[[PartTimer], Tensor]
 """Plays a round; returns the number of tokens written over all rows, or −1 after a NaN, and the
 length of the longest row, int64 [2].
 """
@@ -33,18 +29,30 @@ length of the longest row, int64 [2].
 class Recording(Protocol):
     """A recorded step."""
 
-    def replay(self) -> None:
+    def replay(self, clock: PartTimer) -> None:
         """Repeat the step's operations on the same memory."""
 
 
 class GraphRecorder(Protocol):
-    """Records steps on a device; `targets.compiled.CudaRecorder` is one."""
+    """Records steps on a device: `tape.TapeRecorder` on a CPU, `targets.compiled.CudaRecorder` on a
+    GPU.
 
-    def run(self, step: Callable[[], None]) -> None:
-        """Run a step as it will be recorded."""
+    Attributes:
+        warm_up: how often a kind of round is played before it is recorded, at least twice: what is
+            made only once, such as a compiled kernel or a table of the tree, is there by then.
+        runs_ahead: whether the next step starts before the numbers of the last one are read.
+        times_parts: whether replayed steps can be timed part by part.
+    """
 
-    def record(self, step: Callable[[], None]) -> Recording:
-        """Record a step without running it."""
+    warm_up: int
+    runs_ahead: bool
+    times_parts: bool
+
+    def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
+        """Run a step as it will be recorded, timed by the clock if `times_parts`."""
+
+    def record(self, step: Callable[[PartTimer], None]) -> Recording | None:
+        """Run a step and record it; None if it cannot be repeated."""
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         """Start to copy numbers, int64 [M], to the host; the function returned waits for them."""
@@ -62,11 +70,13 @@ class BatchSize:
 @dataclass
 class _Kind:
     """Rounds that are the same operations on the same memory. owners: the objects whose ids name
-    it; played: how often it was played before it was recorded.
+    it; played: how often it was played before it was recorded; repeats: whether it can be recorded,
+    as far as is known.
     """
 
     owners: tuple[object, ...]
     played: int = 0
+    repeats: bool = True
     recording: Recording | None = None
 
 
@@ -82,12 +92,17 @@ class RoundGraphs:
         self._kinds: dict[Hashable, _Kind] = {}
         self._memory: dict[Hashable, list[Tensor]] = {}
 
+    def can_time(self, clock: PartTimer) -> bool:
+        """Whether the clock can time the parts of recorded rounds; `no_clock` needs nothing."""
+        return clock is no_clock or self.recorder.times_parts
+
     def play(
         self,
         one_round: OneRound,
         parts: Sequence[RoundState],
         owners: tuple[object, ...],
         size: BatchSize,
+        clock: PartTimer = no_clock,
     ) -> Iterator[int]:
         """Play rounds until all images are complete; yields the number of tokens written after each
         of them. The caller must not go on after −1.
@@ -97,25 +112,32 @@ class RoundGraphs:
             parts: all that carries something from round to round.
             owners: what else defines a round, such as drafter and rule.
             size: of the batch.
+            clock: times the parts of rounds, if the recorder can.
         """
-        written, longest = self._first(one_round, parts)
+        written, longest = self._first(one_round, parts, clock)
         yield written
         memory = self._static(parts)
         sent: Callable[[], list[int]] | None = None
         while written < size.rows * size.length:
             reach = longest if sent is None else min(size.length, longest + size.most)
-            self._play(one_round, parts, owners, memory, reach)
+            self._play(one_round, parts, owners, memory, reach, clock)
             if sent is not None:
                 written, longest = sent()
                 yield written
             sent = self.recorder.send(memory[-1])
+            if not self.recorder.runs_ahead:
+                written, longest = sent()
+                yield written
+                sent = None
 
-    def _first(self, one_round: OneRound, parts: Sequence[RoundState]) -> list[int]:
+    def _first(
+        self, one_round: OneRound, parts: Sequence[RoundState], clock: PartTimer
+    ) -> list[int]:
         """Play the first round of a batch, which differs from the others; returns its numbers."""
         numbers: list[Tensor] = []
         for part in parts:
             part.expect(0)
-        self.recorder.run(lambda: numbers.append(one_round()))
+        self.recorder.run(lambda clock: numbers.append(one_round(clock)), clock)
         return self.recorder.send(numbers[0])()
 
     def _static(self, parts: Sequence[RoundState]) -> list[Tensor]:
@@ -139,23 +161,27 @@ class RoundGraphs:
         owners: tuple[object, ...],
         memory: list[Tensor],
         longest: int,
+        clock: PartTimer,
     ) -> None:
         """Play a round before which no row has more than `longest` tokens."""
 
-        def step() -> None:
-            memory[-1].copy_(one_round())
-            _keep(parts, memory)
+        def step(clock: PartTimer) -> None:
+            numbers = one_round(clock)
+            with clock("commit"):
+                memory[-1].copy_(numbers)
+                _keep(parts, memory)
 
         expected = tuple(part.expect(longest) for part in parts)
         key = (id(memory), *map(id, owners), expected)
         kind = self._kind(key, owners)
-        if kind.played < WARM_UP:
+        if kind.recording is not None:
+            kind.recording.replay(clock)
+        elif kind.played < self.recorder.warm_up or not kind.repeats:
             kind.played += 1
-            self.recorder.run(step)
-            return
-        if kind.recording is None:
+            self.recorder.run(step, clock)
+        else:
             kind.recording = self.recorder.record(step)
-        kind.recording.replay()
+            kind.repeats = kind.recording is not None
 
     def _kind(self, key: Hashable, owners: tuple[object, ...]) -> _Kind:
         """The kind of rounds with this key; for a new one the oldest makes room."""

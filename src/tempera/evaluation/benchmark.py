@@ -35,11 +35,6 @@ AR_TOKENS = 12
 draft may be accepted as a whole.
 """
 
-WARM_UPS = 4
-"""Excerpts before those that are timed, if rounds are recorded: even if every draft is accepted,
-enough rounds for `round_graph.WARM_UP`.
-"""
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -390,13 +385,20 @@ def time_rounds(
         for name, one in methods.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    warm_up = WARM_UPS if any(method.graphs for method in methods.values()) else 1
+    warm_up = max(_warm_up(method) for method in methods.values())
     for repeat in range(-warm_up, repeats):
         for name, method in methods.items():
             ends = _excerpt(excerpts[name], method, prompts, repeat)
             if repeat >= 0:
                 seconds[name].append((ends[-1] - ends[0]) / max(1, len(ends) - 1))
     return {name: Spread.of(values) for name, values in seconds.items()}
+
+
+def _warm_up(method: Method) -> int:
+    """Excerpts before those that are timed: even if every draft is accepted, enough rounds for a
+    recording.
+    """
+    return 1 if method.graphs is None else 2 + method.graphs.recorder.warm_up
 
 
 def _time_parts(

@@ -24,7 +24,7 @@ def estimate(
 ) -> Cost:
     """Rehearse a batch: its prompts, one round, and its pictures; then the metrics, beside the
     networks and caches of decoding. A rule's tables are not counted, nor the distances between sets
-    of pictures.
+    of pictures, nor the memory of rounds that are recorded on a CPU, less than a round takes.
 
     Args:
         make: builds the pipeline with networks on the meta device.

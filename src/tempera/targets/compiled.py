@@ -11,12 +11,15 @@ import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.round_graph import Recording, RoundGraphs
+from tempera.decoding.tape import TapeRecorder
+from tempera.decoding.timing import PartTimer, no_clock
 from tempera.errors import CannotCompile
 
 StepFunction = Callable[..., Tensor]
@@ -120,31 +123,47 @@ class _CapturedGraph:
         return self._output.clone()
 
 
+@dataclass(frozen=True)
+class _CudaRound:
+    """The CUDA graph of a round."""
+
+    graph: torch.cuda.CUDAGraph
+
+    def replay(self, clock: PartTimer) -> None:
+        """Launch all its kernels at once; nothing is timed."""
+        self.graph.replay()
+
+
 class CudaRecorder:
     """Records rounds as CUDA graphs, which share one pool of memory: they never run at the same
     time, and leave their results outside of it. Implements `round_graph.GraphRecorder`.
     """
+
+    warm_up = 2
+    runs_ahead = True
+    times_parts = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
-    def run(self, step: Callable[[], None]) -> None:
+    def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
         """Run a step on the stream that rounds are recorded on."""
         with self._whole_round():
             here = torch.cuda.current_stream()
             self._stream.wait_stream(here)
             with torch.cuda.stream(self._stream):
-                step()
+                step(no_clock)
             here.wait_stream(self._stream)
 
-    def record(self, step: Callable[[], None]) -> Recording:
-        """Record a step without running it."""
+    def record(self, step: Callable[[PartTimer], None]) -> Recording:
+        """Run a step and record it."""
         graph = torch.cuda.CUDAGraph()
         with self._whole_round(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
-        return graph
+            step(no_clock)
+        graph.replay()
+        return _CudaRound(graph)
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         """Start to copy numbers to the host; the function returned waits for them."""
@@ -171,9 +190,11 @@ class CudaRecorder:
             _WHOLE.reset(before)
 
 
-def round_graphs(device: torch.device) -> RoundGraphs | None:
-    """Graphs for whole rounds on CUDA; None on other devices."""
-    return RoundGraphs(CudaRecorder(device)) if device.type == "cuda" else None
+def round_graphs(device: torch.device, compiled: bool) -> RoundGraphs | None:
+    """Graphs for whole rounds: of compiled steps on CUDA, of plain ones on a CPU; else None."""
+    if device.type == "cpu" and not compiled:
+        return RoundGraphs(TapeRecorder())
+    return RoundGraphs(CudaRecorder(device)) if device.type == "cuda" and compiled else None
 
 
 def _cause(problem: Exception) -> Exception:

@@ -72,7 +72,8 @@ class FastLayer(nn.Module):
         qk, value = qkv.split([self.heads + self.kv_heads, self.kv_heads], 2)
         qk = self._head_norm(qk)
         cos, sin = rotation
-        qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
+        first, second = qk.chunk(2, -1)
+        qk = torch.addcmul(qk * cos, torch.cat([second, first], -1), sin)
         query, key = qk.split([self.heads, self.kv_heads], 2)
         keys, values = entries.write(key.flatten(0, 1), value.flatten(0, 1))
         attended = self._attend(query.transpose(1, 2), keys, values, mask, self._scale)

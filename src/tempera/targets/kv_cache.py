@@ -127,9 +127,10 @@ class RowCache:
         self._stacked.index_copy_(1, self._places(target), moved)
 
     def release(self) -> None:
-        """Free the memory at once; the cache cannot be used any more. Cache and layers refer to
-        each other, so otherwise the memory stays occupied until Python's garbage collector runs.
+        """Free the memory at once, whoever still refers to it, such as a recorded round; the cache
+        cannot be used any more.
         """
+        self.storage.untyped_storage().resize_(0)
         self.layers.clear()
         self._views.clear()
         self.seen = []

@@ -123,10 +123,8 @@ class TransformerTarget:
         self.head.compile(self.session.step)
 
     def round_graphs(self) -> RoundGraphs | None:
-        """New graphs for the rounds of a method on this target; None unless it is compiled, on a
-        GPU.
-        """
-        return round_graphs(self.device) if self.compiled else None
+        """New graphs for the rounds of a method on this target, see `compiled.round_graphs`."""
+        return round_graphs(self.device, self.compiled)
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tempera.decoding.round_graph import Recording
+from tempera.decoding.timing import PartTimer, no_clock
 
 
 def storage(tensor: Tensor) -> int:
@@ -45,22 +46,19 @@ def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 class Tape(HostReads):
     """Records operations as a CUDA graph does: their memory and every number among their arguments
-    is that of the recording. Recording leaves memory as it was.
+    is that of the recording.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.own: dict[int, torch.UntypedStorage] = {}
-        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         written = written_by(function, args, kwargs)
-        for tensor in written:
-            self._save(tensor)
         result = super().__torch_dispatch__(function, types, args, kwargs)
         call = Call(function, args, kwargs, [], written)
         known = {storage(part) for part in call.inputs}
@@ -71,19 +69,8 @@ class Tape(HostReads):
         self.calls.append(call)
         return result
 
-    def _save(self, tensor: Tensor) -> None:
-        number = storage(tensor)
-        if number not in self.own and number not in self._before:
-            memory = tensor.untyped_storage()
-            self._before[number] = memory, memory.clone()
-
-    def restore(self) -> None:
-        """Undo what recording wrote to memory that it did not make."""
-        for memory, before in self._before.values():
-            memory.copy_(before)
-
     @torch.inference_mode()
-    def replay(self) -> None:
+    def replay(self, clock: PartTimer = no_clock) -> None:
         """Repeat the operations. What the last replay left in the tape's own memory is spoilt."""
         for memory in self.own.values():
             memory.fill_(0xFF)  # type: ignore[arg-type]
@@ -124,21 +111,24 @@ class Tape(HostReads):
         return script
 
 
-class TapeRecorder:
+class StandInRecorder:
     """Implements `round_graph.GraphRecorder` with tapes, which it keeps."""
+
+    warm_up = 2
+    runs_ahead = True
+    times_parts = False
 
     def __init__(self) -> None:
         self.tapes: list[Tape] = []
         self.played = self.replayed = 0
 
-    def run(self, step: Callable[[], None]) -> None:
+    def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
         self.played += 1
-        step()
+        step(clock)
 
-    def record(self, step: Callable[[], None]) -> Recording:
+    def record(self, step: Callable[[PartTimer], None]) -> Recording:
         with Tape() as tape:
-            step()
-        tape.restore()
+            step(no_clock)
         self.tapes.append(tape)
         return Counted(self, tape)
 
@@ -149,9 +139,9 @@ class TapeRecorder:
 class Counted:
     """Counts the replays of a tape."""
 
-    def __init__(self, recorder: TapeRecorder, tape: Tape) -> None:
+    def __init__(self, recorder: StandInRecorder, tape: Tape) -> None:
         self.recorder, self.tape = recorder, tape
 
-    def replay(self) -> None:
+    def replay(self, clock: PartTimer) -> None:
         self.recorder.replayed += 1
         self.tape.replay()

@@ -1,0 +1,296 @@
+"""Rounds recorded on a CPU: a tape repeats the operations of a step without the code that made
+them.
+
+In a round of a small model, Python and operations that only make views take as much time as those
+that compute. A tape keeps the latter alone. Each of them writes its result where the recorded one
+lay, so that views exist already and nothing is allocated. Results are the same to the bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tempera.decoding.timing import PartTimer
+
+ALIGNMENT = 64
+"""Bytes that addresses are multiples of, as PyTorch's own are."""
+
+_READS = {"item", "is_nonzero", "equal", "_local_scalar_dense"}
+_INDEXING = {"index", "index_put", "index_put_"}
+_BLANK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+class TapeRecorder:
+    """Records steps on a CPU as tapes. Implements `round_graph.GraphRecorder`."""
+
+    warm_up = 8
+    """Recording takes as much time as replays of some twenty rounds save."""
+    runs_ahead = False
+    times_parts = True
+
+    def __init__(self) -> None:
+        self._memory = torch.UntypedStorage(0)
+
+    def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
+        """Run a step."""
+        step(clock)
+
+    def record(self, step: Callable[[PartTimer], None]) -> "Tape | None":
+        """Run a step and record it; None if it cannot be repeated, because it reads numbers or its
+        shapes depend on them.
+        """
+        with _Listener() as heard:
+            step(heard.part)
+        if not heard.repeats:
+            return None
+        offsets, size = _plan(heard.calls, heard.sizes)
+        if size > self._memory.nbytes():
+            self._memory = torch.UntypedStorage(size)  # older tapes keep what they have
+        return Tape(heard.calls, self._memory, offsets)
+
+    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+        """The numbers; nothing has to be waited for."""
+        found: list[int] = numbers.tolist()
+        return lambda: found
+
+
+class Tape:
+    """A recorded step.
+
+    Args:
+        calls: its operations.
+        memory: for the tensors that they make; tapes that never run at the same time share it.
+        offsets: where in it each storage begins, in bytes.
+    """
+
+    def __init__(
+        self, calls: list["_Call"], memory: torch.UntypedStorage, offsets: dict[int, int]
+    ) -> None:
+        @lru_cache(None)
+        def tensor(place: _Place) -> Tensor:
+            first = offsets[place.storage] // place.dtype.itemsize + place.offset
+            blank = torch.empty(0, dtype=place.dtype)
+            return blank.set_(memory, first, place.size, place.stride)
+
+        self.memory = memory
+        self._parts: list[tuple[str, list[Callable[[], Any]]]] = []
+        with torch.inference_mode():
+            for part, group in groupby(calls, lambda call: call.part):
+                self._parts.append((part, [_repeated(call, tensor) for call in group]))
+
+    @torch.inference_mode()
+    def replay(self, clock: PartTimer) -> None:
+        """Repeat the operations."""
+        for part, calls in self._parts:
+            with clock(part):
+                for call in calls:
+                    call()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor that the step made: its storage's number, and what part of it."""
+
+    storage: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operation that computes.
+
+    Attributes:
+        function, args, kwargs: the operation; tensors that the step made are `_Place`s.
+        made: its results in new storages.
+        storages: numbers of the new storages that it reads or writes.
+        part: of the round.
+    """
+
+    function: OpOverload
+    args: Any
+    kwargs: dict[str, Any]
+    made: list[_Place]
+    storages: set[int]
+    part: str
+
+
+class _Listener(TorchDispatchMode):
+    """Notes the operations of a step that compute, while they run.
+
+    Attributes:
+        calls: the operations.
+        sizes: bytes of each new storage.
+        repeats: whether repeating the operations repeats the step. False once the host has read a
+            number, or a shape has depended on one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] = []
+        self.sizes: list[int] = []
+        self.repeats = True
+        self._part = ""
+        self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A `PartTimer` that notes which operations belong to a part."""
+        before, self._part = self._part, name
+        yield
+        self._part = before
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        self.repeats &= not _reads(function, args)
+        given = {_storage(part) for part in _tensors((*args, *kwargs.values()))}
+        results = _tensors((result,))
+        made = [part for part in results if _storage(part) not in given]
+        self.repeats &= len(made) in (0, len(results)) or function._schema.is_mutable
+        if (made and _name(function) not in _BLANK) or function._schema.is_mutable:
+            self._keep(function, args, kwargs, made)
+        return result
+
+    def _keep(self, function: OpOverload, args: Any, kwargs: Any, made: list[Tensor]) -> None:
+        found: list[_Place] = []
+
+        def described(tensor: Tensor) -> Tensor | _Place:
+            if _storage(tensor) not in self._numbers:
+                return tensor
+            found.append(self._place(tensor))
+            return found[-1]
+
+        args, kwargs = _mapped(described, args), _mapped(described, kwargs)
+        results = [self._place(part) for part in made]
+        storages = {place.storage for place in found + results}
+        self.calls.append(_Call(function, args, kwargs, results, storages, self._part))
+
+    def _place(self, tensor: Tensor) -> _Place:
+        """Where a tensor lies that the step made."""
+        address = _storage(tensor)
+        if address not in self._numbers:
+            storage = tensor.untyped_storage()
+            # the reference keeps another storage from getting the same address
+            reference = StorageWeakRef(storage)
+            self._numbers[address] = len(self.sizes), reference
+            self.sizes.append(storage.nbytes())
+        return _Place(
+            self._numbers[address][0],
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+        )
+
+
+def _plan(calls: list[_Call], sizes: list[int]) -> tuple[dict[int, int], int]:
+    """Where each new storage lies in one memory, by its number, and the size of that memory, in
+    bytes. Storages share a place if one is no longer used when the other is first used.
+    """
+    last = {number: index for index, call in enumerate(calls) for number in call.storages}
+    free: dict[int, list[int]] = defaultdict(list)
+    offsets: dict[int, int] = {}
+    end = 0
+    for index, call in enumerate(calls):
+        for number in call.storages - offsets.keys():
+            size = -(-sizes[number] // ALIGNMENT) * ALIGNMENT
+            if free[size]:
+                offsets[number] = free[size].pop()
+            else:
+                offsets[number], end = end, end + size
+        for number in call.storages:
+            if last[number] == index:
+                free[-(-sizes[number] // ALIGNMENT) * ALIGNMENT].append(offsets[number])
+    return offsets, end
+
+
+def _repeated(call: _Call, tensor: Callable[[_Place], Tensor]) -> Callable[[], Any]:
+    """A function that repeats an operation."""
+    args, kwargs = _mapped(tensor, call.args, _Place), _mapped(tensor, call.kwargs, _Place)
+    made = [tensor(place) for place in call.made]
+    if call.function._schema.is_mutable:
+        return partial(call.function._op, *args, **kwargs)
+    found = _writing(call.function)
+    if found is not None:
+        function, names = found
+        return partial(function._op, *args, **kwargs, **dict(zip(names, made, strict=True)))
+    return partial(_copied, partial(call.function._op, *args, **kwargs), made)
+
+
+def _copied(function: Callable[[], Any], places: list[Tensor]) -> None:
+    """Copy the results of an operation to their places."""
+    for place, value in zip(places, _tensors((function(),)), strict=True):
+        place.copy_(value)
+
+
+@lru_cache(None)
+def _writing(function: OpOverload) -> tuple[OpOverload, list[str]] | None:
+    """The variant of an operation that writes its results to given tensors, and their names; None
+    if there is none.
+    """
+    wanted = [(one.name, str(one.type)) for one in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        variant = getattr(function.overloadpacket, name)
+        arguments = variant._schema.arguments
+        out = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
+        rest = [(one.name, str(one.type)) for one in arguments if one.name not in out]
+        # generated variants copy, too, but slowly
+        made_for_it = torch.Tag.generated not in variant.tags
+        if made_for_it and rest == wanted and len(out) == len(function._schema.returns):
+            return variant, out
+    return None
+
+
+def _reads(function: OpOverload, args: Any) -> bool:
+    """Whether the host must know the result of an operation before it can go on."""
+    name = _name(function)
+    if name in _INDEXING:
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    return name in _READS or torch.Tag.dynamic_output_shape in function.tags
+
+
+def _name(function: OpOverload) -> str:
+    name: str = function.overloadpacket.__name__
+    return name
+
+
+def _storage(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _tensors(parts: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments or results, and in lists of them."""
+    found = []
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, list | tuple):
+            found += [one for one in part if isinstance(one, Tensor)]
+    return found
+
+
+def _mapped(change: Callable[[Any], Any], part: Any, kind: type = Tensor) -> Any:
+    """Arguments with each object of a kind changed."""
+    if isinstance(part, kind):
+        return change(part)
+    if isinstance(part, list | tuple):
+        return [_mapped(change, one, kind) for one in part]
+    if isinstance(part, dict):
+        return {name: _mapped(change, one, kind) for name, one in part.items()}
+    return part

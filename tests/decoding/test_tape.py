@@ -1,0 +1,175 @@
+"""Rounds that a tape replays on a CPU emit what played rounds emit, to the bit."""
+
+import pytest
+import torch
+from cases import slow_but
+from static_rounds import BATCHES, CASES, Curious, check_same, eagle, images, made
+from tiny_networks import LENGTH, PROMPTS, tiny_eagle
+
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.round_graph import RoundGraphs
+from tempera.decoding.tape import TapeRecorder
+from tempera.decoding.timing import Clock, no_clock
+from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.rules import neighbourhood
+from tempera.rules.standard import Exact
+from tempera.targets.kv_cache import RowCache
+
+
+class Spoilt(TapeRecorder):
+    """A recorder of whose tapes every replay finds their memory spoilt."""
+
+    warm_up = 2
+
+    def __init__(self):
+        super().__init__()
+        self.tapes, self.replayed = [], 0
+
+    def record(self, step):
+        tape = super().record(step)
+        self.tapes.append(tape)
+        return tape and Spoiling(self, tape)
+
+
+class Spoiling:
+    def __init__(self, recorder, tape):
+        self.recorder, self.tape = recorder, tape
+
+    def replay(self, clock):
+        self.recorder.replayed += 1
+        self.tape.memory.fill_(0xFF)
+        self.tape.replay(clock)
+
+
+@pytest.mark.parametrize("granularity", [64, 4])
+@pytest.mark.parametrize("name", slow_but(CASES, "coolsd"))
+def test_tapes_emit_what_played_rounds_emit(name, granularity, monkeypatch):
+    """Tokens and trace to the bit, over batches whose prompts have other padding and whose rows end
+    in different rounds, while the number of keys grows.
+    """
+    make, rule = CASES[name]
+    monkeypatch.setattr(neighbourhood, "_drafted", neighbourhood._vocabulary)
+    target = made(granularity)
+    drafter, recorder = make(target), Spoilt()
+    graphs = RoundGraphs(recorder)
+    for seed, prompts in enumerate([*BATCHES, *BATCHES]):
+        options = {"diagnostics": True}
+        expected = images(target, drafter, rule, prompts, seed, **options)
+        check_same(images(target, drafter, rule, prompts, seed, graphs=graphs, **options), expected)
+    assert recorder.tapes and None not in recorder.tapes
+    assert recorder.replayed > LENGTH / (1 + drafter.depth)
+
+
+def test_a_round_that_reads_is_played():
+    target, recorder = made(), Spoilt()
+    drafter = StaticTreeDrafter(Curious(tiny_eagle(target), target), Tree.chain(3))
+    graphs = RoundGraphs(recorder)
+    for seed, prompts in enumerate(BATCHES):
+        expected = images(target, drafter, Exact(), prompts, seed)
+        check_same(images(target, drafter, Exact(), prompts, seed, graphs=graphs), expected)
+    assert set(recorder.tapes) == {None} and not recorder.replayed
+
+
+def test_progress_and_streams_are_those_of_played_rounds():
+    """No round runs after the last one."""
+    target, seen, streams = made(), ([], []), [RandomStreams(0, PROMPTS) for _ in range(2)]
+    for told, one, given in zip(seen, streams, (None, RoundGraphs(Spoilt())), strict=True):
+        for _ in range(2):
+            note = lambda *now, told=told: told.append(now)  # noqa: E731
+            decode(target, NoDraft(), Exact(), one, PROMPTS, progress=note, graphs=given)
+    assert seen[0] == seen[1] and streams[0].next(5).equal(streams[1].next(5))
+
+
+def test_parts_of_replayed_rounds_are_timed():
+    target, recorder = made(), Spoilt()
+    drafter = eagle(target)
+    graphs, clock = RoundGraphs(recorder), Clock()
+    images(target, drafter, Exact(), PROMPTS, graphs=graphs)
+    before = recorder.replayed
+    played = images(target, drafter, Exact(), PROMPTS)
+    check_same(images(target, drafter, Exact(), PROMPTS, graphs=graphs, clock=clock), played)
+    assert recorder.replayed > before
+    assert clock.seconds.keys() == {"draft", "target", "verify", "commit"}
+
+
+def taped(step):
+    """A tape of a step, which runs once before and once while it is recorded."""
+    step(no_clock)
+    return TapeRecorder().record(step)
+
+
+def test_results_lie_where_the_recorded_ones_lay_and_views_follow():
+    x, y = torch.arange(6.0), torch.zeros(3, 2)
+
+    def step(clock):
+        square = x * x
+        first, second = square.view(2, 3).unbind()
+        y.copy_(torch.stack([first, second + 1], 1))
+
+    tape = taped(step)
+    x += 1
+    tape.replay(no_clock)
+    assert y.tolist() == [[1, 17], [4, 26], [9, 37]]
+
+
+def test_memory_is_shared_by_tensors_that_do_not_live_at_the_same_time():
+    x = torch.ones(1000)
+
+    def step(clock):
+        y = x
+        for _ in range(10):
+            y = y + 1
+        x.copy_(y)
+
+    recorder = TapeRecorder()
+    tape = recorder.record(step)
+    tape.replay(no_clock)
+    assert x.eq(21).all() and tape.memory.nbytes() == 2 * 4032  # 4000 in steps of 64
+
+
+def test_operations_on_the_same_memory_keep_their_order():
+    """Blank memory, in-place operations, results without a variant that writes, and constants."""
+    x, seen = torch.arange(4.0), torch.zeros(4)
+
+    def step(clock):
+        blank = torch.empty(4)
+        blank.fill_(2.0)
+        blank.add_(x).mul_(torch.full((4,), 3.0))
+        seen.copy_(blank.roll(1) + torch.arange(4))
+
+    tape = taped(step)
+    x.zero_()
+    tape.memory.fill_(0xFF)
+    tape.replay(no_clock)
+    assert seen.tolist() == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.equal(x, x),
+        lambda x: x.unique(),
+    ],
+)
+def test_a_step_that_reads_numbers_has_no_tape(reading):
+    x = torch.arange(4.0)
+    for mode in torch.no_grad, torch.inference_mode:
+        with mode():
+            assert taped(lambda clock: reading(x)) is None
+    assert taped(lambda clock: x[torch.tensor([1, 2])] + 1) is not None
+
+
+def test_a_released_cache_is_freed_although_a_tape_refers_to_it():
+    cache = RowCache(1, 1, 2, 4, 16, dtype=torch.float32, device=torch.device("cpu"))
+    storage = cache.storage.untyped_storage()
+    tape = taped(lambda clock: cache.storage.add_(1))
+    cache.release()
+    assert tape is not None and storage.nbytes() == 0
