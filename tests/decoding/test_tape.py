@@ -4,9 +4,10 @@ import pytest
 import torch
 from cases import slow_but
 from static_rounds import BATCHES, CASES, Curious, check_same, eagle, images, made
-from tiny_networks import LENGTH, PROMPTS, tiny_eagle
+from tiny_networks import LENGTH, PROMPTS, llamagen, tiny_eagle, tiny_target
 
 from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.round_graph import RoundGraphs
 from tempera.decoding.tape import TapeRecorder
@@ -16,6 +17,9 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules import neighbourhood
 from tempera.rules.standard import Exact
+from tempera.runtime.processor import computes_bfloat16
+from tempera.targets import frozen_linear
+from tempera.targets.frozen_linear import PackedLinear
 from tempera.targets.kv_cache import RowCache
 
 
@@ -61,6 +65,22 @@ def test_tapes_emit_what_played_rounds_emit(name, granularity, monkeypatch):
         check_same(images(target, drafter, rule, prompts, seed, graphs=graphs, **options), expected)
     assert recorder.tapes and None not in recorder.tapes
     assert recorder.replayed > LENGTH / (1 + drafter.depth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rounds_with_packed_weights_are_recorded(dtype, monkeypatch):
+    if dtype == torch.bfloat16 and not computes_bfloat16(torch.device("cpu")):
+        pytest.skip("this processor does not multiply bfloat16 numbers")
+    monkeypatch.setattr(frozen_linear, "SMALL", 1)
+    target = tiny_target(Sampling(3.0), network=llamagen().to(dtype))
+    target.fuse()
+    assert any(isinstance(one, PackedLinear) for one in target.network.modules())
+    drafter, recorder = eagle(target), Spoilt()
+    graphs = RoundGraphs(recorder)
+    for seed, prompts in enumerate(BATCHES):
+        expected = images(target, drafter, Exact(), prompts, seed)
+        check_same(images(target, drafter, Exact(), prompts, seed, graphs=graphs), expected)
+    assert recorder.replayed
 
 
 def test_a_round_that_reads_is_played():

@@ -170,7 +170,7 @@ class _Listener(TorchDispatchMode):
         found: list[_Place] = []
 
         def described(tensor: Tensor) -> Tensor | _Place:
-            if _storage(tensor) not in self._numbers:
+            if not _has_storage(tensor) or _storage(tensor) not in self._numbers:
                 return tensor
             found.append(self._place(tensor))
             return found[-1]
@@ -274,14 +274,19 @@ def _storage(tensor: Tensor) -> int:
     return address
 
 
+def _has_storage(part: Any) -> bool:
+    """Whether this is a tensor with memory of its own; weights that oneDNN packed have none."""
+    return isinstance(part, Tensor) and part.layout == torch.strided
+
+
 def _tensors(parts: Iterable[Any]) -> list[Tensor]:
-    """The tensors among arguments or results, and in lists of them."""
+    """The tensors with storages among arguments or results, and in lists of them."""
     found = []
     for part in parts:
-        if isinstance(part, Tensor):
+        if _has_storage(part):
             found.append(part)
         elif isinstance(part, list | tuple):
-            found += [one for one in part if isinstance(one, Tensor)]
+            found += [one for one in part if _has_storage(one)]
     return found
 
 
