@@ -12,7 +12,18 @@ import static_rounds
 import torch
 from cases import slow_but
 from cuda_stand_in import StandInRecorder
-from static_rounds import BATCHES, CASES, CHAIN, COOL, Curious, check_same, eagle, images
+from static_rounds import (
+    BATCHES,
+    CASES,
+    CHAIN,
+    COOL,
+    Counting,
+    Curious,
+    Forgetful,
+    check_same,
+    eagle,
+    images,
+)
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -25,7 +36,6 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
 from tempera.decoding.round_graph import BatchSize, RoundGraphs
 from tempera.decoding.timing import Clock, no_clock
-from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -149,28 +159,6 @@ def test_the_number_of_keys_grows_twice_in_an_image(name):
     assert len({len(one.calls) for one in recorder.tapes}) == 1
 
 
-class Forgetful(EagleDraft):
-    """A draft that does not carry how many tokens the last round emitted."""
-
-    def carried(self):
-        tokens, hidden, _, *padding = super().carried()
-        return tokens, hidden, *padding
-
-    def carry(self, tensors):
-        tokens, hidden, *padding = tensors
-        super().carry([tokens, hidden, self._true[2], *padding])
-
-
-class Counting(EagleDraft):
-    """A draft with a Python value that changes from round to round."""
-
-    turn = 0
-
-    def roots(self):
-        self.turn += 1
-        return super().roots().roll(self.turn, -1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Forgetful, Counting, Curious])
 def test_the_checks_find_a_round_that_is_not_static(kind):
@@ -283,7 +271,7 @@ def test_the_stand_in_replays_on_its_memory():
         made_in.append(x + 1)
         x.copy_(made_in[0].view(3))
 
-    recording = recorder.record(step)
+    recording = recorder.record(step, None)
     assert x.tolist() == [1, 1, 1] and len(made_in) == 1
     recording.replay(no_clock)
     recording.replay(no_clock)

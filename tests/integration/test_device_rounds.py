@@ -157,12 +157,12 @@ class Recorded:
     def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
         step(clock)
 
-    def record(self, step: Callable[[PartTimer], None]) -> SimpleNamespace:
+    def record(self, step: Callable[[PartTimer], None], before: None) -> SimpleNamespace:
         before = len(self.reads.seen), len(self.copies.seen)
         step(no_clock)
         after = len(self.reads.seen), len(self.copies.seen)
         self.found.append((after[0] - before[0], after[1] - before[1]))
-        return SimpleNamespace(replay=lambda clock: None)
+        return SimpleNamespace(confirmed=True, replay=lambda clock: None)
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         return partial(self.numbers.pop, 0)

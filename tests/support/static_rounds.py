@@ -93,6 +93,28 @@ def check_same(found, expected):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+class Forgetful(EagleDraft):
+    """A draft that does not carry how many tokens the last round emitted."""
+
+    def carried(self):
+        tokens, hidden, _, *padding = super().carried()
+        return tokens, hidden, *padding
+
+    def carry(self, tensors):
+        tokens, hidden, *padding = tensors
+        super().carry([tokens, hidden, self._true[2], *padding])
+
+
+class Counting(EagleDraft):
+    """A draft with a Python value that changes from round to round."""
+
+    turn = 0
+
+    def roots(self):
+        self.turn += 1
+        return super().roots().roll(self.turn, -1)
+
+
 class Curious(EagleDraft):
     """A draft that lets the host read."""
 

@@ -27,7 +27,14 @@ length of the longest row, int64 [2].
 
 
 class Recording(Protocol):
-    """A recorded step."""
+    """A recorded step.
+
+    Attributes:
+        confirmed: whether it may be replayed. If not, the next step is recorded as well, and the
+            two are compared.
+    """
+
+    confirmed: bool
 
     def replay(self, clock: PartTimer) -> None:
         """Repeat the step's operations on the same memory."""
@@ -51,8 +58,12 @@ class GraphRecorder(Protocol):
     def run(self, step: Callable[[PartTimer], None], clock: PartTimer) -> None:
         """Run a step as it will be recorded, timed by the clock if `times_parts`."""
 
-    def record(self, step: Callable[[PartTimer], None]) -> Recording | None:
-        """Run a step and record it; None if it cannot be repeated."""
+    def record(
+        self, step: Callable[[PartTimer], None], before: Recording | None
+    ) -> Recording | None:
+        """Run a step and record it; None if it cannot be repeated. `before` is the recording of an
+        earlier step of this kind that was not confirmed.
+        """
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         """Start to copy numbers, int64 [M], to the host; the function returned waits for them."""
@@ -174,13 +185,13 @@ class RoundGraphs:
         expected = tuple(part.expect(longest) for part in parts)
         key = (id(memory), *map(id, owners), expected)
         kind = self._kind(key, owners)
-        if kind.recording is not None:
+        if kind.recording is not None and kind.recording.confirmed:
             kind.recording.replay(clock)
         elif kind.played < self.recorder.warm_up or not kind.repeats:
             kind.played += 1
             self.recorder.run(step, clock)
         else:
-            kind.recording = self.recorder.record(step)
+            kind.recording = self.recorder.record(step, kind.recording)
             kind.repeats = kind.recording is not None
 
     def _kind(self, key: Hashable, owners: tuple[object, ...]) -> _Kind:

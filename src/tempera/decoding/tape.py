@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tempera.decoding.round_graph import Recording
 from tempera.decoding.timing import PartTimer
 
 ALIGNMENT = 64
@@ -34,7 +35,7 @@ class TapeRecorder:
     """Records steps on a CPU as tapes. Implements `round_graph.GraphRecorder`."""
 
     warm_up = 8
-    """Recording takes as much time as replays of some twenty rounds save."""
+    """Recording a round twice takes as much time as replays of some twenty rounds save."""
     runs_ahead = False
     times_parts = True
 
@@ -45,23 +46,29 @@ class TapeRecorder:
         """Run a step."""
         step(clock)
 
-    def record(self, step: Callable[[PartTimer], None]) -> "Tape | None":
-        """Run a step and record it; None if it cannot be repeated, because it reads numbers or its
-        shapes depend on them.
+    def record(self, step: Callable[[PartTimer], None], before: Recording | None) -> "Tape | None":
+        """Run a step and record it; None if it cannot be repeated. That is so if it reads numbers
+        or its shapes depend on them, or if an earlier tape had other operations, constants or
+        addresses: then a Python value changes from step to step, or some memory is not static.
         """
         with _Listener() as heard:
             step(heard.part)
-        if not heard.repeats:
-            return None
-        offsets, size = _plan(heard.calls, heard.sizes)
-        if size > self._memory.nbytes():
-            self._memory = torch.UntypedStorage(size)  # older tapes keep what they have
-        return Tape(heard.calls, self._memory, offsets)
+        tape = Tape(heard.calls, heard.sizes, self._room, confirmed=before is not None)
+        agrees = not isinstance(before, Tape) or tape.script() == before.script()
+        return tape if heard.repeats and agrees else None
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         """The numbers; nothing has to be waited for."""
         found: list[int] = numbers.tolist()
         return lambda: found
+
+    def _room(self, size: int) -> torch.UntypedStorage:
+        """Memory of at least this many bytes, which tapes share, since they never run at the same
+        time. If it grows, earlier tapes keep what they have.
+        """
+        if size > self._memory.nbytes():
+            self._memory = torch.UntypedStorage(size)
+        return self._memory
 
 
 class Tape:
@@ -69,24 +76,28 @@ class Tape:
 
     Args:
         calls: its operations.
-        memory: for the tensors that they make; tapes that never run at the same time share it.
-        offsets: where in it each storage begins, in bytes.
+        sizes: bytes of each storage that they make.
+        room: gives memory for these.
+        confirmed: see `round_graph.Recording`.
     """
 
     def __init__(
-        self, calls: list["_Call"], memory: torch.UntypedStorage, offsets: dict[int, int]
+        self,
+        calls: list["_Call"],
+        sizes: list[int],
+        room: Callable[[int], torch.UntypedStorage],
+        confirmed: bool,
     ) -> None:
-        @lru_cache(None)
-        def tensor(place: _Place) -> Tensor:
-            first = offsets[place.storage] // place.dtype.itemsize + place.offset
-            blank = torch.empty(0, dtype=place.dtype)
-            return blank.set_(memory, first, place.size, place.stride)
+        self._calls, self._sizes, self._room = calls, sizes, room
+        self.confirmed = confirmed
 
-        self.memory = memory
-        self._parts: list[tuple[str, list[Callable[[], Any]]]] = []
-        with torch.inference_mode():
-            for part, group in groupby(calls, lambda call: call.part):
-                self._parts.append((part, [_repeated(call, tensor) for call in group]))
+    def script(self) -> list[Any]:
+        """The operations with their constants, and with addresses in place of tensors."""
+        return [
+            (call.function, _mapped(_comparable, given, (Tensor, float)), call.made, call.part)
+            for call in self._calls
+            for given in [(call.args, call.kwargs)]
+        ]
 
     @torch.inference_mode()
     def replay(self, clock: PartTimer) -> None:
@@ -95,6 +106,23 @@ class Tape:
             with clock(part):
                 for call in calls:
                     call()
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, list[Callable[[], Any]]]]:
+        """The operations with their memory, by part of the round."""
+        offsets, size = _plan(self._calls, self._sizes)
+        memory = self._room(size)
+
+        @lru_cache(None)
+        def tensor(place: _Place) -> Tensor:
+            first = offsets[place.storage] // place.dtype.itemsize + place.offset
+            blank = torch.empty(0, dtype=place.dtype)
+            return blank.set_(memory, first, place.size, place.stride)
+
+        return [
+            (part, [_repeated(call, tensor) for call in calls])
+            for part, calls in groupby(self._calls, lambda call: call.part)
+        ]
 
 
 @dataclass(frozen=True)
@@ -269,6 +297,17 @@ def _name(function: OpOverload) -> str:
     return name
 
 
+def _comparable(part: Tensor | float) -> tuple[Any, ...]:
+    """Where a tensor lies that the step did not make; a number as text, since NaN differs from
+    itself.
+    """
+    if isinstance(part, float):
+        return (repr(part),)
+    if not _has_storage(part):
+        return (id(part),)
+    return part.data_ptr(), part.dtype, tuple(part.shape), part.stride()
+
+
 def _storage(tensor: Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
@@ -290,7 +329,7 @@ def _tensors(parts: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _mapped(change: Callable[[Any], Any], part: Any, kind: type = Tensor) -> Any:
+def _mapped(change: Callable[[Any], Any], part: Any, kind: type | tuple[type, ...] = Tensor) -> Any:
     """Arguments with each object of a kind changed."""
     if isinstance(part, kind):
         return change(part)

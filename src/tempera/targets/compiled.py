@@ -123,11 +123,12 @@ class _CapturedGraph:
         return self._output.clone()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _CudaRound:
-    """The CUDA graph of a round."""
+    """The CUDA graph of a round; what it holds cannot be compared."""
 
     graph: torch.cuda.CUDAGraph
+    confirmed: bool = True
 
     def replay(self, clock: PartTimer) -> None:
         """Launch all its kernels at once; nothing is timed."""
@@ -157,7 +158,7 @@ class CudaRecorder:
                 step(no_clock)
             here.wait_stream(self._stream)
 
-    def record(self, step: Callable[[PartTimer], None]) -> Recording:
+    def record(self, step: Callable[[PartTimer], None], before: Recording | None) -> Recording:
         """Run a step and record it."""
         graph = torch.cuda.CUDAGraph()
         with self._whole_round(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
