@@ -1,5 +1,6 @@
 """Rounds that a tape replays on a CPU emit what played rounds emit, to the bit."""
 
+import numpy as np
 import pytest
 import torch
 from cases import slow_but
@@ -217,6 +218,9 @@ def test_a_step_with_a_python_value_that_changes_has_no_tape(change):
         lambda x: x.masked_select(x > 0),
         lambda x: torch.equal(x, x),
         lambda x: x.unique(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy().sum(),
+        lambda x: np.asarray(x),
     ],
 )
 def test_a_step_that_reads_numbers_has_no_tape(reading):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding.round_graph import Recording
@@ -51,11 +52,11 @@ class TapeRecorder:
         or its shapes depend on them, or if an earlier tape had other operations, constants or
         addresses: then a Python value changes from step to step, or some memory is not static.
         """
-        with _Listener() as heard:
+        with _Copies() as copies, _Listener() as heard:
             step(heard.part)
         tape = Tape(heard.calls, heard.sizes, self._room, confirmed=before is not None)
         agrees = not isinstance(before, Tape) or tape.script() == before.script()
-        return tape if heard.repeats and agrees else None
+        return tape if heard.repeats and agrees and not copies.made else None
 
     def send(self, numbers: Tensor) -> Callable[[], list[int]]:
         """The numbers; nothing has to be waited for."""
@@ -153,6 +154,18 @@ class _Call:
     made: list[_Place]
     storages: set[int]
     part: str
+
+
+class _Copies(TorchFunctionMode):
+    """Whether numbers were copied to Python or NumPy, which is no operation of PyTorch's."""
+
+    made = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.made |= function in (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+        return function(*args, **(kwargs or {}))
 
 
 class _Listener(TorchDispatchMode):

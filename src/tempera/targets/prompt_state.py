@@ -113,8 +113,9 @@ class PromptState:
 
     def carry(self, tensors: Sequence[Tensor]) -> None:
         """See `interfaces.RoundState`."""
+        if tensors[0] is not self.lengths:
+            self._host = _shared(tensors[0])
         self.lengths, self.root_slots, self.last = tensors
-        self._host = _shared(self.lengths)
 
     def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [R, 1, 1, S] that hides padded prefix tokens, with S = `capacity` slots;
