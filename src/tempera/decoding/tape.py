@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,8 +126,7 @@ class Tape:
         ]
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """A tensor that the step made: its storage's number, and what part of it."""
 
     storage: int
@@ -202,8 +201,9 @@ class _Listener(TorchDispatchMode):
         given = {_storage(part) for part in _tensors((*args, *kwargs.values()))}
         results = _tensors((result,))
         made = [part for part in results if _storage(part) not in given]
-        self.repeats &= len(made) in (0, len(results)) or function._schema.is_mutable
-        if (made and _name(function) not in _BLANK) or function._schema.is_mutable:
+        writes = function._schema.is_mutable
+        self.repeats &= writes or len(made) in (0, len(results))
+        if writes or (made and _name(function) not in _BLANK):
             self._keep(function, args, kwargs, made)
         return result
 
@@ -343,10 +343,10 @@ def _tensors(parts: Iterable[Any]) -> list[Tensor]:
 
 
 def _mapped(change: Callable[[Any], Any], part: Any, kind: type | tuple[type, ...] = Tensor) -> Any:
-    """Arguments with each object of a kind changed."""
+    """Arguments with each object of a kind changed; they can be lists of lists."""
     if isinstance(part, kind):
         return change(part)
-    if isinstance(part, list | tuple):
+    if type(part) in (list, tuple):  # a `_Place` is a tuple, too
         return [_mapped(change, one, kind) for one in part]
     if isinstance(part, dict):
         return {name: _mapped(change, one, kind) for name, one in part.items()}

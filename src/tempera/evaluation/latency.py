@@ -41,7 +41,7 @@ class SpeedProtocol:
     """
 
     prompts: int = 8
-    warmup: int = 1
+    warmup: int = 3
     batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
