@@ -23,6 +23,7 @@ from tempera.commands.scripts import evaluate
 from tempera.config.build import (
     build_captions,
     build_drafter,
+    build_method,
     build_rule,
     build_sampling,
     build_target,
@@ -41,6 +42,7 @@ from tempera.config.instantiate import accepted, check, instantiate, usage
 from tempera.config.messages import sentence
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.tape import TapeRecorder
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -847,6 +849,12 @@ def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
     weight = draft.model._fc.as_columns().weight
     assert draft.dtype == weight.dtype == torch.float32
     assert torch.equal(weight, weight.half().float()) == rounded
+
+
+def test_rounds_of_discrete_tokens_are_recorded_on_a_cpu() -> None:
+    cfg = composed("method=coolsd", "device=cpu")
+    graphs = build_method(cfg, build_target(cfg)).graphs
+    assert isinstance(graphs.recorder, TapeRecorder)
 
 
 @pytest.mark.slow
