@@ -46,6 +46,7 @@ EAGLE = (
 )
 PARALLEL = ("drafters/test_parallel.py", "training/test_teacher_forcing.py")
 TARGET = ("targets/test_transformer.py", "targets/test_kv_cache.py", "drafters/test_eagle.py")
+TAPE = ("decoding/test_tape.py",)
 LLAMAGEN = ("targets/test_llamagen.py",)
 TRAINING = ("training/test_teacher_forcing.py", "training/test_losses.py")
 TRAINER = ("training/test_trainer.py",)
@@ -203,8 +204,7 @@ FAULTS = (
     Fault("a round sees one slot more", "targets/kv_cache.py",
           "strip[..., capacity:].fill_(", "strip[..., capacity + width :].fill_(", TARGET),
     Fault("compaction overwrites before it reads", "targets/kv_cache.py",
-          "(target + self._offsets).flatten(), moved)",
-          "(target + self._offsets).flatten(), moved.flip(1))", TARGET),
+          "self._places(target), moved)", "self._places(target), moved.flip(1))", TARGET),
     Fault("rotation of the condition tokens", "targets/llamagen.py",
           "torch.cat([blank, angles.cos()])", "torch.cat([blank + 1, angles.cos()])", LLAMAGEN),
     Fault("rows and columns of the rotation exchanged", "targets/llamagen.py",
@@ -229,6 +229,24 @@ FAULTS = (
     Fault("a file is written in place", "runtime/files.py",
           'temporary = path.with_name(f".{path.name}.{_writer()}.tmp")', "temporary = path",
           ("runtime/test_files.py",)),
+    Fault("a tape takes memory that is still in use", "decoding/tape.py",
+          "if last[number] == index:", "if last[number] >= index:", TAPE),
+    Fault("blank memory of a tape is not kept apart", "decoding/tape.py",
+          "for number in call.storages - offsets.keys():", "for number in call.storages:", TAPE),
+    Fault("a round that reads is replayed", "decoding/tape.py",
+          "self.repeats &= not _reads(function, args)", "pass", TAPE),
+    Fault("a round with a Python value that changes is replayed", "decoding/tape.py",
+          "if heard.repeats and agrees and", "if heard.repeats and", TAPE),
+    Fault("NumPy reads unseen", "decoding/tape.py",
+          "(Tensor.tolist, Tensor.numpy, Tensor.__array__)", "()", TAPE),
+    Fault("results of a replay are not copied", "decoding/tape.py",
+          "        place.copy_(value)\n", "        pass\n", TAPE),
+    Fault("a round runs after the last one on a CPU", "decoding/tape.py",
+          "runs_ahead = False", "runs_ahead = True", TAPE),
+    Fault("keys and values in one place", "targets/kv_cache.py",
+          "view(2, rows, heads)", "view(rows, 2, heads).transpose(0, 1)", TARGET),
+    Fault("a released cache stays in memory", "targets/kv_cache.py",
+          "self.storage.untyped_storage().resize_(0)", "pass", (*TAPE, *TARGET)),
 )  # fmt: skip
 
 
