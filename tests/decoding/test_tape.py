@@ -15,7 +15,7 @@ from static_rounds import (
     images,
     made,
 )
-from tiny_networks import LENGTH, PROMPTS, llamagen, tiny_eagle, tiny_target
+from tiny_networks import LENGTH, PROMPTS, TREE, llamagen, tiny_eagle, tiny_target
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -109,6 +109,16 @@ def test_progress_and_streams_are_those_of_played_rounds():
             note = lambda *now, told=told: told.append(now)  # noqa: E731
             decode(target, NoDraft(), Exact(), one, PROMPTS, progress=note, graphs=given)
     assert seen[0] == seen[1] and streams[0].next(5).equal(streams[1].next(5))
+
+
+def test_plain_decoding_and_a_method_take_turns_without_recording_anew():
+    target, recorder, counts = made(granularity=4), Spoilt(), []
+    graphs, methods = RoundGraphs(recorder), [(NoDraft(), Exact()), (eagle(target, TREE), Exact())]
+    for _ in range(8):
+        for drafter, rule in methods:
+            images(target, drafter, rule, PROMPTS, graphs=graphs)
+        counts.append(len(recorder.tapes))
+    assert counts[0] > 2 and counts[-1] == counts[-2] == counts[-3]
 
 
 def test_parts_of_replayed_rounds_are_timed():

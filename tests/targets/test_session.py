@@ -70,7 +70,7 @@ def test_after_compaction_the_next_round_continues_the_accepted_branch():
         torch.testing.assert_close(hidden[row, 0], states[0, -1], atol=1e-5, rtol=1e-4)
 
 
-def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
+def test_visible_keys_grow_in_steps_and_a_cache_with_room_is_kept():
     session = started_session()
     assert session.visible() == 12  # 4 before the root, and 2 + 3, in fours
     session.prompt.advance(torch.tensor([0, 5]), 5)
@@ -83,6 +83,9 @@ def test_visible_keys_grow_in_steps_and_a_cache_of_equal_shape_is_reused():
         session.begin(session.prompt, 10)
         assert session.cache is not cache
         assert not cache.layers and not cache.storage.numel()
+        cache = session.cache
+        session.begin(session.prompt, 3)
+        assert session.cache is cache and session.capacity(3) < cache.capacity
 
 
 def test_keys_of_compiled_passes_grow_by_thirds_of_an_image():

@@ -42,7 +42,7 @@ class Session:
         prompt: the batch's prompts and the position of each row.
         watched: layers whose inputs follow every hidden state, see `watch`.
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E].
-        cache: the batch's KV cache; reused by the next batch if the shape is the same.
+        cache: the batch's KV cache; the next batch takes it if it has room enough.
         fused: whether the decoder layers are `FastLayer`s.
         compiled: whether the steps of a round are compiled.
     """
@@ -242,20 +242,21 @@ class Session:
         )
 
     def _allocate(self, capacity: int) -> None:
-        """Set `cache` for this batch, reusing the last one if it has the same shape; otherwise the
-        last one is freed first.
+        """Set `cache` for this batch. The last one is kept if it has as many rows and room enough:
+        what was recorded with it then serves again, when plain decoding and a method take turns.
+        Otherwise it is freed first.
         """
-        shape = self.prompt.rows, capacity
-        if self._shape != shape:
+        rows, room = self._shape or (0, 0)
+        if rows != self.prompt.rows or room < capacity:
             if self._shape is not None:
                 self._shape = None  # until there is a new cache, for which memory may not suffice
                 self.cache.release()
             self.cache = self.new_cache(len(self.network.model.layers), capacity)
-            self._shape = shape
+            self._shape = self.prompt.rows, capacity
             self._layouts: dict[int, tuple[Tree, TreeLayout]] = {}
             if self.compiled:  # a CUDA graph writes into the cache that it was captured with
                 self._pass = cuda_graphed(self._forward, self.device)
-        self._padding = self.prompt.padding(capacity, self.dtype)
+        self._padding = self.prompt.padding(self.cache.capacity, self.dtype)
 
     def _forward(self, embeds: Tensor, mask: Tensor, positions: Tensor, where: Tensor) -> Tensor:
         """The part of `run` that can be compiled; `where` is the cache's."""
