@@ -385,20 +385,22 @@ def time_rounds(
         for name, one in methods.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    warm_up = max(_warm_up(method) for method in methods.values())
-    for repeat in range(-warm_up, repeats):
+    for name, method in methods.items():
+        _warm_up(excerpts[name], method, prompts)
+    for repeat in range(repeats):
         for name, method in methods.items():
             ends = _excerpt(excerpts[name], method, prompts, repeat)
-            if repeat >= 0:
-                seconds[name].append((ends[-1] - ends[0]) / max(1, len(ends) - 1))
+            seconds[name].append((ends[-1] - ends[0]) / max(1, len(ends) - 1))
     return {name: Spread.of(values) for name, values in seconds.items()}
 
 
-def _warm_up(method: Method) -> int:
-    """Excerpts before those that are timed: even if every draft is accepted, enough rounds for a
-    recording.
-    """
-    return 1 if method.graphs is None else 2 + method.graphs.recorder.warm_up
+def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
+    """Play excerpts until the method's rounds are recorded, if they can be."""
+    missing = 1 if method.graphs is None else 3 + method.graphs.recorder.warm_up
+    seed = 0
+    while missing > 0:
+        seed -= 1
+        missing -= max(1, len(_excerpt(excerpt, method, prompts, seed)) - 1)
 
 
 def _time_parts(
