@@ -322,7 +322,7 @@ def _column(
     ar, own = rounds["ar"], rounds["method"]
     parts = _time_parts(target, method, prompts, plan.repeats)
     middle = target.session.prompt.prefix + target.length // 2
-    cache = target.session.cache.storage[..., :middle, :, :].nbytes
+    cache = target.session.cache.storage[..., :middle, :].nbytes
     return BenchmarkColumn(
         batch_size=batch_size,
         compiled=target.compiled,
