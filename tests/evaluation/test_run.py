@@ -109,7 +109,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     for call in range(1, 9):  # batches, warm-up and timings in turn
         with pytest.raises(KeyboardInterrupt):
             tiny_evaluate(
-                tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 4, _interrupt))
+                tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 8, _interrupt))
             )
         assert not (tmp_path / "broken" / "metrics.json").exists()
         if len(list((tmp_path / "broken").glob("timings/*/*"))) == 2:
