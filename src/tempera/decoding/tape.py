@@ -36,7 +36,7 @@ class TapeRecorder:
     """Records steps on a CPU as tapes. Implements `round_graph.GraphRecorder`."""
 
     warm_up = 8
-    """Recording a round twice takes as much time as replays of some twenty rounds save."""
+    """Fewer plays would be enough; recordings cost time, which rare kinds of rounds do not earn."""
     runs_ahead = False
     times_parts = True
 
