@@ -1,5 +1,5 @@
 """The list of mutants that no test can see, tests/support/survivors.toml: entries excuse what they
-name and no more.
+name and no more. And the list of faults in tests/support/mutants.py: each stands for one place.
 """
 
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutants import FAULTS
 from paths import ROOT
 from survivors import entries, faults, reason
 
@@ -28,6 +29,11 @@ def entry(**changed: Any) -> dict[str, Any]:
 
 def test_every_entry_fits_its_module() -> None:
     assert [fault for one in entries() for fault in faults(one, ROOT / "src" / "tempera")] == []
+
+
+def test_every_fault_has_one_place() -> None:
+    texts = {one.file: (ROOT / "src/tempera" / one.file).read_text() for one in FAULTS}
+    assert [one.name for one in FAULTS if texts[one.file].count(one.right) != 1] == []
 
 
 def test_few_entries_excuse_whatever_stands_there() -> None:

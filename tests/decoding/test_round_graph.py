@@ -36,7 +36,6 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, RecordedDrafter
 from tempera.decoding.round_graph import BatchSize, RoundGraphs
 from tempera.decoding.timing import Clock, no_clock
-from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import NaNProbabilities
@@ -233,10 +232,8 @@ def test_nan_in_a_replayed_round_is_reported_with_its_prompt(who):
 def test_rounds_that_are_timed_watched_or_of_other_shapes_are_played():
     target, recorder = made(), StandInRecorder()
     drafter, graphs = eagle(target), RoundGraphs(recorder)
-    jacobi = sjd(target, 4)
     images(target, drafter, Exact(), PROMPTS, graphs=graphs, clock=Clock())
     images(target, RecordedDrafter(drafter, DraftLog()), Exact(), PROMPTS, graphs=graphs)
-    images(target, jacobi, Exact(), PROMPTS, graphs=graphs)
     tables = TableTarget()
     images(tables, StaticTreeDrafter(TableDraft(tables), CHAIN), Exact(), PROMPTS, graphs=graphs)
     assert recorder.played == recorder.replayed == 0

@@ -194,7 +194,7 @@ class OldLabel(Jacobi):
         draft = super().propose(uniforms)
         if last is None:
             return draft
-        places = self._emitted + self._ahead
+        places = self._emitted + self.shape.ahead
         source = places.clamp(max=self.shape.length - 1)
         kept = (places < self.shape.length) & (
             last.tokens.gather(1, source) == self._guesses.tokens
@@ -257,10 +257,10 @@ class DrawsOfPlaces(FixedDraw):
     """The same with fixed draws."""
 
     def tokens(self, q, last, places, positions, uniforms):
-        return sample(q, self._draws[:, : q.shape[1]])
+        return sample(q, self.state[:, : q.shape[1]])
 
     def draws(self, positions):
-        return self._draws[:, : positions.shape[1]]
+        return self.state[:, : positions.shape[1]]
 
 
 class Forgetful(FixedDraw):

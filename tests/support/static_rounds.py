@@ -15,12 +15,13 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
 from tempera.drafters.none import NoDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import exponential
-from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 
 CHAIN = Tree.chain(3)
 BATCHES = [PROMPTS[:3], PROMPTS[1:], PROMPTS[:3]]
@@ -80,6 +81,15 @@ CASES = {
     "parallel tree": (tree_of(parallel), Exact()),
     "independent": (independent, Exact()),
     "independent tree": (tree_of(independent), Exact()),
+    "jacobi": (lambda target: jacobi(target, 4), Match()),
+    "sjd": (lambda target: sjd(target, 4), Exact()),
+    "sjd repeats": (lambda target: sjd(target, 4, "horizontal_repeat"), Exact()),
+    "sjd samples": (lambda target: sjd(target, 2, "vertical_sample"), Exact()),
+    "sjd unrefined": (lambda target: sjd(target, 4, refinement=False), BlockVerification()),
+    "scd": (lambda target: scd(target, 4), Exact()),
+    "scd maximal": (lambda target: scd(target, 4, coupling="maximal"), COOL),
+    "sjd_pac": (lambda target: sjd_pac(target, 8, branches=2, levels=2), Exact()),
+    "gsd": (lambda target: sjd(target, 4), near_rules(VOCAB)["grouped published"]),
 }
 
 

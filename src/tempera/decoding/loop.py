@@ -213,11 +213,11 @@ def _recorded_rounds(
     clock: PartTimer,
 ) -> Iterator[int]:
     """As `_rounds`, with recorded rounds."""
-    draws, counted, rounds = drafter.uniforms + drafter.nodes + 1, streams.counted(), 0
+    counted, rounds, first_uniforms = streams.counted(), 0, drafter.uniforms
 
     def one_round(clock: PartTimer) -> Tensor:
         with clock("draft"):
-            uniforms = counted.next(draws)
+            uniforms = counted.next(drafter.uniforms + drafter.nodes + 1)
         play(uniforms, clock=clock)
         with clock("commit"):
             return torch.stack([images.written(), images.lengths.max()])
@@ -227,5 +227,6 @@ def _recorded_rounds(
     for written in graphs.play(one_round, parts, (drafter, rule), size, clock):
         rounds += 1
         yield images.check(written, streams.ids)
-    streams.skip(rounds * draws)
+    later = drafter.uniforms + drafter.nodes + 1
+    streams.skip(rounds * later + first_uniforms - drafter.uniforms)
     images.carry([column.clone() for column in images.carried()])  # not the graphs' memory

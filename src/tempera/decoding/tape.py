@@ -203,7 +203,10 @@ class _Listener(TorchDispatchMode):
         made = [part for part in results if _storage(part) not in given]
         writes = function._schema.is_mutable
         self.repeats &= writes or len(made) in (0, len(results))
-        if writes or (made and _name(function) not in _BLANK):
+        if _name(function) in _BLANK:
+            for blank in made:
+                self._place(blank)
+        elif writes or made:
             self._keep(function, args, kwargs, made)
         return result
 

@@ -45,13 +45,15 @@ its neighbour's distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and 
 decoding (arXiv 2510.24211) are exact as published.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, TokenModel, Verdict
+from tempera.decoding.interfaces import Draft, RoundState, Scores, TokenModel, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -77,12 +79,18 @@ class Guesses:
     q: Tensor
 
 
-class Refresh(Protocol):
-    """How guesses are drawn from the stale distributions."""
+class Refresh(ABC):
+    """How guesses are drawn from the stale distributions.
 
-    fresh: bool
-    """Whether all guesses are drawn anew in every round; see `interfaces.Draft`."""
+    Attributes:
+        fresh: whether all guesses are drawn anew in every round; see `interfaces.Draft`.
+        state: what it remembers of a batch, if anything; any shape.
+    """
 
+    fresh: bool = False
+    state: Tensor | None = None
+
+    @abstractmethod
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Number of uniform draws per row in the first round, and in each later one.
 
@@ -91,9 +99,10 @@ class Refresh(Protocol):
             length: tokens of an image.
         """
 
-    def begin(self, uniforms: Tensor) -> None:
+    def begin(self, uniforms: Tensor) -> None:  # noqa: B027
         """Start a batch with the first round's uniform draws, [B, ...]."""
 
+    @abstractmethod
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
@@ -115,9 +124,10 @@ class Refresh(Protocol):
         """Fixed uniform draws of positions int64 [B, M], for `Match`: [B, M], or None if the method
         has no fixed draws.
         """
+        return None
 
 
-class Redraw:
+class Redraw(Refresh):
     """Draw every guess independently (SJD, Eq. 3)."""
 
     fresh = True
@@ -126,21 +136,14 @@ class Redraw:
         """One per position."""
         return window, window
 
-    def begin(self, uniforms: Tensor) -> None:
-        """Do nothing: there is no state."""
-
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
         """Inverse CDF. See `Refresh.tokens`."""
         return sample(q, uniforms)
 
-    def draws(self, positions: Tensor) -> Tensor | None:
-        """None: there are no fixed draws."""
-        return None
 
-
-class Continue:
+class Continue(Refresh):
     """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC's
     adaptive continuation).
 
@@ -148,14 +151,9 @@ class Continue:
     distribution, the one under which guesses change least often.
     """
 
-    fresh = False
-
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Two per position: one for the test, one to resample."""
         return 2 * window, 2 * window
-
-    def begin(self, uniforms: Tensor) -> None:
-        """Do nothing: there is no state."""
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -169,12 +167,8 @@ class Continue:
         law = torch.where(held.unsqueeze(-1), excess(q, old), q)
         return torch.where(kept, token, sample(law, draw))
 
-    def draws(self, positions: Tensor) -> Tensor | None:
-        """None: there are no fixed draws."""
-        return None
 
-
-class FixedDraw:
+class FixedDraw(Refresh):
     """The inverse CDF at each position's fixed uniform draw (Jacobi decoding).
 
     The draws are the first of the prompt's random stream, one per position, as in plain
@@ -182,7 +176,7 @@ class FixedDraw:
     seed (up to rounding), at any temperature.
     """
 
-    fresh = False
+    state: Tensor  # the draws, [B, T]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """All in the first round."""
@@ -190,7 +184,7 @@ class FixedDraw:
 
     def begin(self, uniforms: Tensor) -> None:
         """Remember the draws, [B, T]."""
-        self._draws = uniforms.clone()
+        self.state = uniforms.clone()
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -202,10 +196,10 @@ class FixedDraw:
         """The fixed draws of positions int64 [B, M], as [B, M]; past the end of the image, the draw
         of the last token.
         """
-        return self._draws.gather(1, positions.clamp(max=self._draws.shape[1] - 1))
+        return self.state.gather(1, positions.clamp(max=self.state.shape[1] - 1))
 
 
-class SharedNoise:
+class SharedNoise(Refresh):
     """argmax(log q + g) with a Gumbel noise g [V] per position that all iterations share
     (speculative coupled decoding).
 
@@ -214,7 +208,7 @@ class SharedNoise:
     so nothing of size V is stored.
     """
 
-    fresh = False
+    state: Tensor  # the keys, int64 [B, 1, 1]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Three in the first round, for the key."""
@@ -223,7 +217,7 @@ class SharedNoise:
     def begin(self, uniforms: Tensor) -> None:
         """Compute each row's key from 3 draws of 24 bits, [B, 3]."""
         bits = (uniforms * 2.0**24).long()
-        self._keys = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1).view(-1, 1, 1)
+        self.state = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1).view(-1, 1, 1)
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -231,18 +225,15 @@ class SharedNoise:
         """Gumbel-max. See `Refresh.tokens`."""
         vocabulary = torch.arange(q.shape[-1], device=q.device)
         counters = 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary)
-        coarse, fine = hashed(self._keys, counters), hashed(self._keys, counters + 1)
+        coarse, fine = hashed(self.state, counters), hashed(self.state, counters + 1)
         # two draws: the minimum over V tokens decides and needs more than 24 bits
         exponential = -torch.log1p(-(coarse + fine * 2.0**-24))
         return (q / exponential.clamp_(min=1e-30)).argmax(-1)
 
-    def draws(self, positions: Tensor) -> Tensor | None:
-        """None: there are no fixed draws."""
-        return None
-
 
 class Jacobi:
-    """A window of guesses that the target refines (`interfaces.Drafter`).
+    """A window of guesses that the target refines (`interfaces.Drafter`). Its rounds can be
+    recorded: it is the one `interfaces.RoundState` of its own.
 
     Args:
         target: the target; only its sizes are used.
@@ -302,7 +293,7 @@ class Jacobi:
         """Refresh the guesses and append new positions. See `interfaces.Drafter.propose`."""
         if self._is_first:
             self._start(uniforms)
-        places = self._emitted + self._ahead
+        places = self._emitted + self.shape.ahead
         positions = self._base + places
         sources, found = self.entrance.sources(places, self._base)
         further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
@@ -339,18 +330,38 @@ class Jacobi:
         stop = verdict.visited.gather(1, verdict.accepted.unsqueeze(1))
         self._reading = self.shape.reading[stop.squeeze(1)]
 
+    @property
+    def states(self) -> tuple[RoundState, ...]:
+        """Itself; see `interfaces.StaticRounds`."""
+        return (self,)
+
+    def carried(self) -> tuple[Tensor, ...]:
+        """What `observe` stored, and the last guesses; see `interfaces.RoundState`."""
+        remembered = self.refresh.state
+        window = self._emitted, self._base, self._p, self._reading, self._history, self._image
+        guesses = self._guesses.tokens, self._guesses.q
+        return *window, *guesses, *(() if remembered is None else (remembered,))
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """See `interfaces.RoundState`."""
+        self._emitted, self._base, self._p, self._reading, self._history, self._image = tensors[:6]
+        self._guesses = Guesses(*tensors[6:8])
+        if self.refresh.state is not None:
+            self.refresh.state = tensors[8]
+
+    def expect(self, longest: int) -> None:
+        """Depend on nothing else; see `interfaces.RoundState`."""
+
     def _start(self, uniforms: Tensor) -> None:
         """Set the state in which every position of the window is new and has no neighbour."""
         batch, device = len(uniforms), uniforms.device
         length, vocab_size = self.shape.length, self.target.vocab_size
         self.shape = self.shape.to(device)
         self.refresh.begin(uniforms[:, self._further :])
-        self._ahead = torch.arange(length, device=device)
-        self._depths = torch.nn.functional.pad(self.shape.tree.depths, (1, 0))
         self._emitted = torch.full((batch, 1), length + 1, device=device)
         self._base = -self._emitted
-        self._uniform = torch.full((), 1 / vocab_size, device=device)
-        self._p = self._uniform.expand(batch, 1 + self.nodes, vocab_size)
+        uniform = torch.full((), 1 / vocab_size, device=device)
+        self._p = uniform.expand(batch, 1 + self.nodes, vocab_size)
         self._reading = self.shape.reading[0].expand(batch, -1)
         self._guesses = Guesses(
             torch.zeros(batch, length, dtype=torch.int64, device=device), self._p[:, :length]
@@ -365,9 +376,9 @@ class Jacobi:
         position the uniform one, unless it samples from its neighbour's.
         """
         length = self.shape.length
-        known = ~self.entrance.is_new(places)
+        new = self.entrance.is_new(places)
         if self.entrance.kind.endswith("sample"):
-            places, known = torch.where(found, sources, places), known | found
+            places, new = torch.where(found, sources, places), new & ~found
         q = take(self._p, self._reading.gather(1, places.clamp(0, length)))
         if self.entrance.lookback:
             earlier = take(
@@ -375,7 +386,7 @@ class Jacobi:
                 (places + self.entrance.lookback).clamp(0, self.entrance.lookback - 1),
             )
             q = torch.where((places < 0).unsqueeze(-1), earlier, q)
-        return torch.where(known.unsqueeze(-1), q, self._uniform)
+        return q.masked_fill(new.unsqueeze(-1), 1 / self.target.vocab_size)
 
     def _draft(self, further: Tensor, start: Tensor) -> Draft:
         """The window as a draft; further candidates of its first places are drawn without
@@ -391,7 +402,7 @@ class Jacobi:
             tokens = torch.cat([tokens, drawn.flatten(1)], 1)[:, shape.columns]
             q = torch.cat([q, laws.flatten(1, 2)], 1)[:, shape.columns]
         return Draft(
-            tokens, q, shape.tree, self.refresh.draws(start + self._depths), self.refresh.fresh
+            tokens, q, shape.tree, self.refresh.draws(start + shape.depths), self.refresh.fresh
         )
 
 

@@ -11,6 +11,7 @@ so one forward pass gives the distributions of places 0..S.
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -49,6 +50,16 @@ class Shape:
     levels: int
     columns: Tensor
     reading: Tensor
+
+    @cached_property
+    def ahead(self) -> Tensor:
+        """Positions of the spine, counted from its first one, int64 [S]."""
+        return torch.arange(self.length, device=self.columns.device)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """Depths of the root and of every node, int64 [1 + N]."""
+        return torch.nn.functional.pad(self.tree.depths, (1, 0))
 
     @classmethod
     def chain(cls, length: int) -> "Shape":
@@ -117,6 +128,8 @@ class Shape:
 
     def to(self, device: torch.device) -> "Shape":
         """The same shape on a device."""
+        if self.columns.device == device:
+            return self
         tables = self.columns.to(device), self.reading.to(device)
         return Shape(self.tree.to(device), self.length, self.branches, self.levels, *tables)
 
