@@ -100,9 +100,12 @@ def test_streams_that_count_on_the_device_draw_the_same_numbers():
     names = ["a", "b", "c"]
     streams, other = RandomStreams(3, names), RandomStreams(3, names)
     streams.next(5), other.next(5)
-    counted = other.counted()
-    assert all(counted.next(count).equal(streams.next(count)) for count in (4, 1, 7))
-    other.skip(12)
+    counts = [4, 7, 7]
+    counted = other.counted(2, lambda: counts[0])
+    assert counted.next().equal(streams.next(counts.pop(0)))
+    counted.carried()
+    assert all(counted.next().equal(streams.next(7)) for _ in range(2))
+    other.skip(4 + 2 * 7)
     assert other.next(2000).equal(streams.next(2000))
     other.skip(1)
     streams.next(1)
@@ -111,9 +114,10 @@ def test_streams_that_count_on_the_device_draw_the_same_numbers():
 
 def test_streams_that_count_on_the_device_go_on_in_other_memory():
     names = ["a", "b"]
-    streams, counted = RandomStreams(3, names), RandomStreams(3, names).counted()
+    streams, counted = RandomStreams(3, names), RandomStreams(3, names).counted(3, lambda: 4)
+    assert counted.next().equal(streams.next(4))
     memory = [part.clone() for part in counted.carried()]
     counted.carry(memory)
-    for count in (4, 2):
-        assert counted.next(count).equal(streams.next(count))
-    assert memory[1].tolist() == [6] and counted.carried()[1] is memory[1]
+    for _ in range(2):
+        assert counted.next().equal(streams.next(4))
+    assert memory[1].tolist() == [2] and counted.carried()[1] is memory[1]

@@ -16,12 +16,13 @@ from static_rounds import (
     made,
 )
 from tiny_networks import LENGTH, PROMPTS, TREE, llamagen, tiny_eagle, tiny_target
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.round_graph import RoundGraphs
-from tempera.decoding.tape import TapeRecorder
+from tempera.decoding.tape import TapeRecorder, _bound
 from tempera.decoding.timing import Clock, no_clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
@@ -190,6 +191,62 @@ def test_operations_on_the_same_memory_keep_their_order():
     x.zero_()
     tape.replay(no_clock)
     assert seen.tolist() == [6, 7, 8, 9]
+
+
+class Names(TorchDispatchMode):
+    """Notes which operations run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_constants_are_made_once_and_what_is_written_to_in_every_replay():
+    x, seen = torch.ones(3), torch.zeros(3)
+
+    def step(clock):
+        odd = torch.arange(3) * 2 + torch.ones_like(x)
+        own = torch.full((3,), 10.0)
+        own.scatter_add_(0, torch.arange(3), x)
+        seen.copy_(odd + own)
+        x.add_(1)
+
+    tape = TapeRecorder().record(step, None)
+    for turn in range(2, 5):
+        with Names() as names:
+            tape.replay(no_clock)
+        assert seen.tolist() == [11 + turn, 13 + turn, 15 + turn]
+        assert turn == 2 or names.seen == ["full", "copy_", "scatter_add_", "add", "copy_", "add_"]
+
+
+def test_random_numbers_are_no_constants():
+    seen, replays = torch.zeros(4), []
+    with torch.inference_mode():  # elsewhere PyTorch takes `rand` apart
+        tape = TapeRecorder().record(lambda clock: seen.copy_(torch.rand(4)), None)
+    for _ in range(2):
+        tape.replay(no_clock)
+        replays.append(seen.tolist())
+    assert replays[0] != replays[1]
+
+
+def test_an_operation_is_called_by_a_name_that_chooses_the_same_one():
+    """PyTorch's `clamp` and `rsub` of Python take other overloads for some arguments."""
+    x, bound = torch.arange(3), torch.tensor(1)
+    calls = [
+        (torch.ops.aten.mul.out, [x, x], {"out": torch.empty_like(x)}, True),
+        (torch.ops.aten.add_.Tensor, [x, bound], {}, True),
+        (torch.ops.aten.clamp.Tensor_out, [x, None, bound], {"out": torch.empty_like(x)}, True),
+        (torch.ops.aten.index.Tensor_out, [x, [bound]], {"out": torch.empty(())}, False),
+        (torch.ops.aten.mul.Scalar_out, [x, 2], {"out": torch.empty_like(x)}, False),
+    ]
+    for function, args, kwargs, has_name in calls:
+        call = _bound(function, args, kwargs)
+        assert (call.func is not function._op) == has_name
+    assert x.tolist() == [0, 1, 2], "finding the name runs nothing"
 
 
 @pytest.mark.parametrize("kind", [Forgetful, Counting])

@@ -213,11 +213,15 @@ def _recorded_rounds(
     clock: PartTimer,
 ) -> Iterator[int]:
     """As `_rounds`, with recorded rounds."""
-    counted, rounds, first_uniforms = streams.counted(), 0, drafter.uniforms
+
+    def draws() -> int:
+        return drafter.uniforms + drafter.nodes + 1
+
+    counted, first, rounds = streams.counted(images.length, draws), draws(), 0
 
     def one_round(clock: PartTimer) -> Tensor:
         with clock("draft"):
-            uniforms = counted.next(drafter.uniforms + drafter.nodes + 1)
+            uniforms = counted.next()
         play(uniforms, clock=clock)
         with clock("commit"):
             return torch.stack([images.written(), images.lengths.max()])
@@ -227,6 +231,5 @@ def _recorded_rounds(
     for written in graphs.play(one_round, parts, (drafter, rule), size, clock):
         rounds += 1
         yield images.check(written, streams.ids)
-    later = drafter.uniforms + drafter.nodes + 1
-    streams.skip(rounds * later + first_uniforms - drafter.uniforms)
+    streams.skip(first + (rounds - 1) * draws())
     images.carry([column.clone() for column in images.carried()])  # not the graphs' memory

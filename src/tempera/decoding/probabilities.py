@@ -118,7 +118,7 @@ class Sampling:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-            logits = logits.masked_fill(logits < kth, -torch.inf)
+            logits = torch.where(logits < kth, logits.new_full((), -torch.inf), logits)
         p = logits.softmax(-1)
         if self.top_p < 1:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)

@@ -8,7 +8,7 @@ lay, so that views exist already and nothing is allocated. Results are the same 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
@@ -30,6 +30,8 @@ ALIGNMENT = 64
 _READS = {"item", "is_nonzero", "equal", "_local_scalar_dense"}
 _INDEXING = {"index", "index_put", "index_put_"}
 _BLANK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_MODULES = (torch, Tensor, torch._C._nn, torch._C._linalg)  # type: ignore[attr-defined]
+_FILLED = {"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 
 
 class TapeRecorder:
@@ -110,19 +112,28 @@ class Tape:
 
     @cached_property
     def _parts(self) -> list[tuple[str, list[Callable[[], Any]]]]:
-        """The operations with their memory, by part of the round."""
-        offsets, size = _plan(self._calls, self._sizes)
+        """The operations with their memory, by part of the round. Those that make constants run
+        here, once.
+        """
+        constants = _constants(self._calls)
+        own = {number: torch.UntypedStorage(self._sizes[number]) for number in constants}
+        calls = [call for call in self._calls if not _only_makes(call, constants)]
+        offsets, size = _plan(calls, self._sizes, constants)
         memory = self._room(size)
 
         @lru_cache(None)
         def tensor(place: _Place) -> Tensor:
-            first = offsets[place.storage] // place.dtype.itemsize + place.offset
+            storage = own.get(place.storage, memory)
+            first = offsets.get(place.storage, 0) // place.dtype.itemsize + place.offset
             blank = torch.empty(0, dtype=place.dtype)
-            return blank.set_(memory, first, place.size, place.stride)
+            return blank.set_(storage, first, place.size, place.stride)
 
+        for call in self._calls:
+            if _only_makes(call, constants):
+                _repeated(call, tensor)()
         return [
-            (part, [_repeated(call, tensor) for call in calls])
-            for part, calls in groupby(self._calls, lambda call: call.part)
+            (part, [_repeated(call, tensor) for call in some])
+            for part, some in groupby(calls, lambda call: call.part)
         ]
 
 
@@ -242,22 +253,66 @@ class _Listener(TorchDispatchMode):
         )
 
 
-def _plan(calls: list[_Call], sizes: list[int]) -> tuple[dict[int, int], int]:
-    """Where each new storage lies in one memory, by its number, and the size of that memory, in
-    bytes. Storages share a place if one is no longer used when the other is first used.
+def _constants(calls: list[_Call]) -> set[int]:
+    """The new storages that hold the same numbers in every replay: what makes them reads constants
+    alone, and nothing else writes to them.
     """
-    last = {number: index for index, call in enumerate(calls) for number in call.storages}
+    written = set[int]().union(*map(_written, calls))
+    constants: set[int] = set()
+    for call in calls:
+        made = {place.storage for place in call.made}
+        if made.isdisjoint(written) and _is_constant(call, constants | made):
+            constants |= made
+    return constants
+
+
+def _is_constant(call: _Call, constants: set[int]) -> bool:
+    """Whether an operation makes the same in every replay."""
+    if _name(call.function) in _FILLED:  # reads shapes alone
+        return True
+    outside = _tensors((*call.args, *call.kwargs.values()))
+    random = torch.Tag.nondeterministic_seeded in call.function.tags
+    return constants.issuperset(call.storages) and not outside and not random
+
+
+def _writes(call: _Call) -> bool:
+    is_mutable: bool = call.function._schema.is_mutable
+    return is_mutable
+
+
+def _written(call: _Call) -> set[int]:
+    """The new storages that an operation changes."""
+    schema = call.function._schema.arguments
+    given = {one.name: value for one, value in zip(schema, call.args, strict=False)} | call.kwargs
+    changed = (one.name for one in schema if one.alias_info and one.alias_info.is_write)
+    parts = [given.get(name) for name in changed]
+    found: set[int] = set()
+    _mapped(lambda place: found.add(place.storage), parts, _Place)
+    return found
+
+
+def _only_makes(call: _Call, constants: set[int]) -> bool:
+    return bool(call.made) and all(place.storage in constants for place in call.made)
+
+
+def _plan(calls: list[_Call], sizes: list[int], constants: set[int]) -> tuple[dict[int, int], int]:
+    """Where each new storage that is no constant lies in one memory, by its number, and the size of
+    that memory, in bytes. Storages share a place if one is no longer used when the other is first
+    used.
+    """
+    used = [call.storages - constants for call in calls]
+    last = {number: index for index, numbers in enumerate(used) for number in numbers}
     free: dict[int, list[int]] = defaultdict(list)
     offsets: dict[int, int] = {}
     end = 0
-    for index, call in enumerate(calls):
-        for number in call.storages - offsets.keys():
+    for index, numbers in enumerate(used):
+        for number in numbers - offsets.keys():
             size = -(-sizes[number] // ALIGNMENT) * ALIGNMENT
             if free[size]:
                 offsets[number] = free[size].pop()
             else:
                 offsets[number], end = end, end + size
-        for number in call.storages:
+        for number in numbers:
             if last[number] == index:
                 free[-(-sizes[number] // ALIGNMENT) * ALIGNMENT].append(offsets[number])
     return offsets, end
@@ -267,18 +322,59 @@ def _repeated(call: _Call, tensor: Callable[[_Place], Tensor]) -> Callable[[], A
     """A function that repeats an operation."""
     args, kwargs = _mapped(tensor, call.args, _Place), _mapped(tensor, call.kwargs, _Place)
     made = [tensor(place) for place in call.made]
-    if call.function._schema.is_mutable:
-        return partial(call.function._op, *args, **kwargs)
+    if _writes(call):
+        return _bound(call.function, args, kwargs)
     found = _writing(call.function)
     if found is not None:
-        function, names = found
-        return partial(function._op, *args, **kwargs, **dict(zip(names, made, strict=True)))
-    return partial(_copied, partial(call.function._op, *args, **kwargs), made)
+        variant, names = found
+        return _bound(variant, args, {**kwargs, **dict(zip(names, made, strict=True))})
+    results = _bound(call.function, args, kwargs)
+    return (lambda: made[0].copy_(results())) if len(made) == 1 else partial(_copied, results, made)
+
+
+def _bound(function: OpOverload, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """A call of an operation. PyTorch's Python functions take half of the time of `OpOverload`s to
+    find out what they are given, but choose the overload themselves.
+    """
+    for module in _MODULES:
+        bound = partial(getattr(module, _name(function), _missing), *args, **kwargs)
+        with _Ear() as ear, suppress(_HeardError, TypeError):
+            bound()
+        if ear.heard == _script(function, args, kwargs):
+            return bound
+    return partial(function._op, *args, **kwargs)
+
+
+def _missing(*args: Any, **kwargs: Any) -> None:
+    """What a module without such a function has in its place."""
+
+
+class _HeardError(Exception):
+    """Keeps an operation from running."""
+
+
+class _Ear(TorchDispatchMode):
+    """Hears which operation is called, and with what; it does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard: Any = None
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.heard = _script(function, args, kwargs or {})
+        raise _HeardError
+
+
+def _script(function: OpOverload, args: Any, kwargs: Any) -> Any:
+    """An operation with its arguments in a form that can be compared."""
+    return function, _mapped(_comparable, [args, kwargs], (Tensor, float))
 
 
 def _copied(function: Callable[[], Any], places: list[Tensor]) -> None:
     """Copy the results of an operation to their places."""
-    for place, value in zip(places, _tensors((function(),)), strict=True):
+    for place, value in zip(places, _tensors(function()), strict=True):
         place.copy_(value)
 
 

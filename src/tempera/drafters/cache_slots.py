@@ -66,7 +66,7 @@ class Places:
             slots int64 [R, count], additive mask [R, 1, count, keys].
         """
         steps, causal = self._steps_of(count)
-        start = self.first - emitted.repeat(self.session.prompt.copies)
+        start = self.first - self.session.prompt.by_row(emitted)
         return self._place(start, start[:, None] + steps, causal)
 
     def level(self, layout: "SlotLayout") -> Tensor:
@@ -138,6 +138,6 @@ def last_emitted(hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
     Returns:
         [R, count, H].
     """
-    last = (emitted - 1).clamp(min=0).repeat(len(hidden) // len(emitted))
+    last = torch.cat([(emitted - 1).clamp(min=0)] * (len(hidden) // len(emitted)))
     places = last[:, None] + torch.arange(count, device=hidden.device)
     return hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

@@ -80,7 +80,7 @@ class HiddenStateDraft:
         """Store the emitted tokens and the hidden states before them for the next round."""
         hidden = scores.hidden[..., : self._width]
         if not draft.tree.is_chain:
-            hidden = take(hidden, verdict.visited.repeat(self.session.prompt.copies, 1))
+            hidden = take(hidden, self.session.prompt.by_row(verdict.visited))
         self._true = verdict.tokens, hidden, emitted
 
     def carried(self) -> tuple[Tensor, ...]:

@@ -128,7 +128,7 @@ class ParallelDraft(HiddenStateDraft):
         returns the slots' hidden states, [R, L, H].
         """
         slots, mask = self._places.decided(tokens.shape[1] + self.depth - 1, emitted)
-        real = (self._steps < emitted[:, None]).repeat(self.session.prompt.copies, 1)[..., None]
+        real = self.session.prompt.by_row(self._steps < emitted[:, None])[..., None]
         inputs = self._continued(
             torch.where(real, self.head.embed(tokens), self._mask_embed),
             torch.where(real, hidden, self._mask_hidden),

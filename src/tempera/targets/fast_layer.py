@@ -122,30 +122,35 @@ def turned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class FastNorm(nn.Module):
-    """A root-mean-square norm, x·w / √(mean x² + ε), before a projection.
+    """A root-mean-square norm, x·w / √(mean x² + ε).
 
     In float32 it computes x / √(Σx² + H·ε), which takes three operations instead of PyTorch's six,
-    and the missing factor w·√H is folded into the projection, or multiplied by if the projection
-    would then not fit in float16 any more. Half precision is too coarse for Σx², so PyTorch's norm
-    is used there.
+    and the missing factor w·√H is folded into the projection that follows. It is multiplied by if
+    the projection would then not fit in float16 any more, or if there is none. Half precision is
+    too coarse for Σx², so PyTorch's norm is used there.
 
     Args:
         norm: the norm that it replaces, of size H.
-        projection: the weight that reads its result, [O, H].
+        projection: the weight that reads its result, [O, H]; None if others read it, too.
     """
 
     _weight: Tensor
     _floor: Tensor
 
-    def __init__(self, norm: Any, projection: Tensor) -> None:
+    def __init__(self, norm: Any, projection: Tensor | None = None) -> None:
         super().__init__()
         weight, self._eps = norm.weight.detach(), float(norm.variance_epsilon)
         self._coarse = weight.dtype != torch.float32
-        self.folds = not self._coarse and not is_half(projection)
+        self.folds = projection is not None and not self._coarse and not is_half(projection)
         factor = weight if self._coarse else weight * len(weight) ** 0.5
         self.register_buffer("_weight", factor, persistent=False)
         floor = weight.new_tensor((len(weight) * self._eps) ** 0.5)
         self.register_buffer("_floor", floor, persistent=False)
+
+    @staticmethod
+    def fits(norm: Any) -> bool:
+        """Whether it is such a norm of Hugging Face's."""
+        return hasattr(norm, "variance_epsilon")
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H], without the factor that `fold` adds."""

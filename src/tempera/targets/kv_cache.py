@@ -92,7 +92,7 @@ class RowCache:
         self._stacked = self.storage.flatten(1, 4)
         count = 2 * rows * heads
         starts = torch.arange(0, count * capacity, capacity, device=device).view(2, rows, heads)
-        self._starts = starts.transpose(0, 1).unsqueeze(1)
+        self._starts = starts.transpose(0, 1).unsqueeze(1).contiguous()
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.seen = self._view(capacity)
         self.where = torch.zeros(0, dtype=torch.int64, device=device)

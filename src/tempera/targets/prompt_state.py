@@ -107,6 +107,10 @@ class PromptState:
             min(self.length, self.reach + most) if self._host is None else int(self._host.max())
         )
 
+    def by_row(self, values: Tensor) -> Tensor:
+        """What belongs to each prompt, [B, ...], for each of its rows: [R, ...]."""
+        return torch.cat([values] * self.copies)
+
     def carried(self) -> tuple[Tensor, ...]:
         """Lengths, root slots and the last slot; see `interfaces.RoundState`."""
         return self.lengths, self.root_slots, self.last

@@ -13,7 +13,7 @@ from torch import Tensor
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
-from tempera.targets.fast_layer import FastLayer, turned
+from tempera.targets.fast_layer import FastLayer, FastNorm, turned
 from tempera.targets.frozen_linear import unpack
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
@@ -68,15 +68,19 @@ class Session:
         self._shape: tuple[int, int] | None = None
 
     def fuse(self) -> None:
-        """Replace the network's decoder layers by `FastLayer`s, one by one, if these can do their
-        work. It then serves decoding alone: its weights can no longer be trained or saved.
+        """Replace the network's decoder layers by `FastLayer`s, one by one, and its last norm by a
+        `FastNorm`, if these can do their work. It then serves decoding alone: its weights can no
+        longer be trained or saved.
         """
-        layers = self.network.model.layers
+        model = self.network.model
+        layers = model.layers
         self.fused = all(FastLayer.fits(layer) for layer in layers)
         if not self.fused:
             return
         for index, layer in enumerate(layers):
             layers[index] = FastLayer(layer)
+        if FastNorm.fits(model.norm):
+            model.norm = FastNorm(model.norm)
         self._plain = self._block = _fast_layer
 
     def compile(self) -> None:
@@ -188,7 +192,7 @@ class Session:
                 beyond the row's length.
         """
         first = self.prompt.root_slots[:, None] + 1
-        nodes = path.clamp(min=0).repeat(self.prompt.copies, 1)
+        nodes = self.prompt.by_row(path.clamp(min=0))
         self.cache.compact(first + nodes, first + torch.arange(nodes.shape[1], device=self.device))
 
     def layout_of(self, tree: Tree) -> "TreeLayout":
