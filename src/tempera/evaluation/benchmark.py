@@ -29,10 +29,14 @@ from tempera.targets.transformer import TransformerTarget
 COPIED = 2**28
 """Bytes copied to measure the device's bandwidth; more than any cache holds."""
 
-
-AR_TOKENS = 12
+AR_TOKENS = 24
 """Most rounds of plain autoregression in an excerpt. That of a method can be longer, because a long
 draft may be accepted as a whole.
+"""
+
+DRAFTS = 4
+"""Drafts of the longest kind that an excerpt has room for. In shorter ones, rounds take longer than
+in whole images, because the processor's caches still hold what another method needs.
 """
 
 
@@ -379,7 +383,7 @@ def time_rounds(
     the middle of an image. The first round of an excerpt, before which text and prefix are read,
     does not count.
     """
-    longest = 2 * (1 + max(method.drafter.depth for method in methods.values()))
+    longest = DRAFTS * (1 + max(method.drafter.depth for method in methods.values()))
     excerpts = {
         name: Excerpt(target, min(target.length, longest, AR_TOKENS if one.is_plain else longest))
         for name, one in methods.items()
