@@ -240,12 +240,13 @@ def test_an_operation_is_called_by_a_name_that_chooses_the_same_one():
         (torch.ops.aten.mul.out, [x, x], {"out": torch.empty_like(x)}, True),
         (torch.ops.aten.add_.Tensor, [x, bound], {}, True),
         (torch.ops.aten.clamp.Tensor_out, [x, None, bound], {"out": torch.empty_like(x)}, True),
+        (torch.ops.aten.clamp.out, [x, None, 1], {"out": torch.empty_like(x)}, True),
         (torch.ops.aten.index.Tensor_out, [x, [bound]], {"out": torch.empty(())}, False),
         (torch.ops.aten.mul.Scalar_out, [x, 2], {"out": torch.empty_like(x)}, False),
     ]
     for function, args, kwargs, has_name in calls:
         call = _bound(function, args, kwargs)
-        assert (call.func is not function._op) == has_name
+        assert (call.func is not function._op) == has_name, function
     assert x.tolist() == [0, 1, 2], "finding the name runs nothing"
 
 

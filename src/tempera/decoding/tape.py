@@ -336,17 +336,33 @@ def _bound(function: OpOverload, args: Any, kwargs: dict[str, Any]) -> Callable[
     """A call of an operation. PyTorch's Python functions take half of the time of `OpOverload`s to
     find out what they are given, but choose the overload themselves.
     """
+    kinds = function, str(_mapped(_kind, [args, kwargs], object))
+    if kinds not in _NAMED:
+        _NAMED[kinds] = _named(function, args, kwargs) or function._op
+    return partial(_NAMED[kinds], *args, **kwargs)
+
+
+_NAMED: dict[tuple[OpOverload, str], Callable[..., Any]] = {}
+"""What calls an operation with arguments of some kinds."""
+
+
+def _named(function: OpOverload, args: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """PyTorch's Python function that chooses this operation for such arguments, if there is one."""
     for module in _MODULES:
-        bound = partial(getattr(module, _name(function), _missing), *args, **kwargs)
+        named: Callable[..., Any] | None = getattr(module, _name(function), None)
         with _Ear() as ear, suppress(_HeardError, TypeError):
-            bound()
+            if named is not None:
+                named(*args, **kwargs)
         if ear.heard == _script(function, args, kwargs):
-            return bound
-    return partial(function._op, *args, **kwargs)
+            return named
+    return None
 
 
-def _missing(*args: Any, **kwargs: Any) -> None:
-    """What a module without such a function has in its place."""
+def _kind(part: Any) -> Any:
+    """What Python functions choose an overload by: the types of arguments; a tensor without
+    dimensions can stand for a number.
+    """
+    return type(part), isinstance(part, Tensor) and part.dim() == 0
 
 
 class _HeardError(Exception):
@@ -443,10 +459,8 @@ def _tensors(parts: Iterable[Any]) -> list[Tensor]:
 
 def _mapped(change: Callable[[Any], Any], part: Any, kind: type | tuple[type, ...] = Tensor) -> Any:
     """Arguments with each object of a kind changed; they can be lists of lists."""
-    if isinstance(part, kind):
-        return change(part)
     if type(part) in (list, tuple):  # a `_Place` is a tuple, too
         return [_mapped(change, one, kind) for one in part]
     if isinstance(part, dict):
         return {name: _mapped(change, one, kind) for name, one in part.items()}
-    return part
+    return change(part) if isinstance(part, kind) else part
