@@ -323,7 +323,7 @@ def _column(
         passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
     progress(f"{kind}: rounds")
     rounds = time_rounds(target, {"ar": method.plain, "method": method}, prompts, plan.repeats)
-    ar, own = rounds["ar"], rounds["method"]
+    ar, own = rounds["ar"].round, rounds["method"].round
     parts = _time_parts(target, method, prompts, plan.repeats)
     middle = target.session.prompt.prefix + target.length // 2
     cache = target.session.cache.storage[..., :middle, :].nbytes
@@ -376,26 +376,41 @@ def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeat
     return _spread(lambda: target.score(draft), target.device, repeats)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a method takes.
+
+    Attributes:
+        beginning: of an image, from its prompt to the end of the first round, less a later round.
+        round: a later round.
+    """
+
+    beginning: Spread
+    round: Spread
+
+
 def time_rounds(
     target: TransformerTarget, methods: Mapping[str, Method], prompts: list[str], repeats: int
-) -> dict[str, Spread]:
-    """Time rounds of the methods in turn, by name, in `repeats` excerpts of a few tokens each, from
-    the middle of an image. The first round of an excerpt, before which text and prefix are read,
-    does not count.
+) -> dict[str, Pace]:
+    """Time the methods in turn, by name, in `repeats` excerpts of a few rounds each, from the
+    middle of an image.
     """
     longest = DRAFTS * (1 + max(method.drafter.depth for method in methods.values()))
     excerpts = {
         name: Excerpt(target, min(target.length, longest, AR_TOKENS if one.is_plain else longest))
         for name, one in methods.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    beginnings: dict[str, list[float]] = {name: [] for name in methods}
+    rounds: dict[str, list[float]] = {name: [] for name in methods}
     for name, method in methods.items():
         _warm_up(excerpts[name], method, prompts)
     for repeat in range(repeats):
         for name, method in methods.items():
-            ends = _excerpt(excerpts[name], method, prompts, repeat)
-            seconds[name].append((ends[-1] - ends[0]) / max(1, len(ends) - 1))
-    return {name: Spread.of(values) for name, values in seconds.items()}
+            start, first, *others = _excerpt(excerpts[name], method, prompts, repeat)
+            later = (others[-1] - first) / len(others) if others else 0.0
+            rounds[name].append(later)
+            beginnings[name].append(first - start - later)
+    return {name: Pace(Spread.of(beginnings[name]), Spread.of(rounds[name])) for name in methods}
 
 
 def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
@@ -404,7 +419,7 @@ def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
     seed = 0
     while missing > 0:
         seed -= 1
-        missing -= max(1, len(_excerpt(excerpt, method, prompts, seed)) - 1)
+        missing -= max(1, len(_excerpt(excerpt, method, prompts, seed)) - 2)
 
 
 def _time_parts(
@@ -415,7 +430,7 @@ def _time_parts(
     parts: dict[str, list[float]] = {}
     for repeat in range(repeats):
         clock = Clock(target.device)
-        rounds = len(_excerpt(excerpt, method, prompts, repeat, clock))
+        rounds = len(_excerpt(excerpt, method, prompts, repeat, clock)) - 1
         for name, spent in clock.seconds.items():
             parts.setdefault(name, []).append(spent / rounds)
     return {part: Spread.of(values) for part, values in parts.items()}
@@ -428,15 +443,15 @@ def _excerpt(
     seed: int,
     clock: PartTimer = no_clock,
 ) -> list[float]:
-    """The times in seconds at which the rounds of one excerpt ended."""
-    ends: list[float] = []
+    """The times in seconds at which one excerpt began and its rounds ended."""
+    streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
+    times = [now(target.target.device)]
 
     def mark(rounds: int, written: int) -> None:  # the number was read: the round has ended
-        ends.append(time.perf_counter())
+        times.append(time.perf_counter())
 
-    streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
     method.decode(target, streams, prompts, progress=mark, clock=clock)
-    return ends
+    return times
 
 
 def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:

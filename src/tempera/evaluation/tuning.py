@@ -176,17 +176,17 @@ def predict(
         name: Method(drafter, Exact(), target.round_graphs()) for name, drafter in timed.items()
     }
     with target.encoded(texts):
-        rounds = time_rounds(target, methods, texts, plan.repeats)
-        begins = _time_begins(target, timed, texts, plan.repeats)
-    ar = rounds[""].median
-    plain = begins[""] + target.length * ar
+        paces = time_rounds(target, methods, texts, plan.repeats)
+    ar = paces[""].round.median
+    plain = paces[""].beginning.median + target.length * ar
     tokens = 1000 * plan.batch_size * target.length / plain
     found = [Prediction(PLAIN, True, speedup=1.0, tokens=tokens, round=ar, accepted_length=1.0)]
     laws = _laws(target, drafters, candidates, prompts, plan, progress)
     for candidate in candidates:
         law, extra = laws[candidate]
-        cost = rounds[candidate.shape].median + extra
-        took = begins[candidate.shape] + law.median_rounds(plan.batch_size) * cost
+        pace = paces[candidate.shape]
+        cost = pace.round.median + extra
+        took = pace.beginning.median + law.median_rounds(plan.batch_size) * cost
         speedup = plain / took
         found.append(
             Prediction(
@@ -201,24 +201,6 @@ def predict(
             )
         )
     return sorted(found, key=lambda one: -one.speedup)
-
-
-def _time_begins(
-    target: TransformerTarget, drafters: Mapping[str, Drafter], texts: list[str], repeats: int
-) -> dict[str, float]:
-    """Median milliseconds from encoded prompts to the first round: the prefix in target and draft,
-    without new caches.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in drafters}
-    for _ in range(repeats):
-        for name, drafter in drafters.items():
-            for _ in range(2):  # the first one may allocate caches
-                start = now(target.device)
-                target.begin(texts, drafter.nodes)
-                drafter.begin(texts)
-                elapsed = now(target.device) - start
-            seconds[name].append(elapsed)
-    return {name: Spread.of(values).median for name, values in seconds.items()}
 
 
 def _laws(
