@@ -96,15 +96,15 @@ def test_two_rows_may_not_share_an_id():
         RandomStreams(0, ["a", "b", "a"])
 
 
-def test_streams_that_count_on_the_device_draw_the_same_numbers():
+def test_rounds_that_are_recorded_draw_the_same_numbers():
     names = ["a", "b", "c"]
     streams, other = RandomStreams(3, names), RandomStreams(3, names)
     streams.next(5), other.next(5)
     counts = [4, 7, 7]
-    counted = other.counted(2, lambda: counts[0])
-    assert counted.next().equal(streams.next(counts.pop(0)))
-    counted.carried()
-    assert all(counted.next().equal(streams.next(7)) for _ in range(2))
+    draws = other.by_round(2, lambda: counts[0])
+    assert draws.next().equal(streams.next(counts.pop(0)))
+    draws.carried()
+    assert all(draws.next().equal(streams.next(7)) for _ in range(2))
     other.skip(4 + 2 * 7)
     assert other.next(2000).equal(streams.next(2000))
     other.skip(1)
@@ -112,12 +112,12 @@ def test_streams_that_count_on_the_device_draw_the_same_numbers():
     assert other.next(3).equal(streams.next(3))
 
 
-def test_streams_that_count_on_the_device_go_on_in_other_memory():
+def test_the_draws_of_rounds_go_on_in_other_memory():
     names = ["a", "b"]
-    streams, counted = RandomStreams(3, names), RandomStreams(3, names).counted(3, lambda: 4)
-    assert counted.next().equal(streams.next(4))
-    memory = [part.clone() for part in counted.carried()]
-    counted.carry(memory)
+    streams, draws = RandomStreams(3, names), RandomStreams(3, names).by_round(3, lambda: 4)
+    assert draws.next().equal(streams.next(4))
+    memory = [part.clone() for part in draws.carried()]
+    draws.carry(memory)
     for _ in range(2):
-        assert counted.next().equal(streams.next(4))
-    assert memory[1].tolist() == [2] and counted.carried()[1] is memory[1]
+        assert draws.next().equal(streams.next(4))
+    assert memory[1].tolist() == [2] and draws.carried()[1] is memory[1]

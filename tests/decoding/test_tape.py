@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import slow_but
+from operations import Operations
 from static_rounds import (
     BATCHES,
     CASES,
@@ -16,7 +17,6 @@ from static_rounds import (
     made,
 )
 from tiny_networks import LENGTH, PROMPTS, TREE, llamagen, tiny_eagle, tiny_target
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -193,18 +193,6 @@ def test_operations_on_the_same_memory_keep_their_order():
     assert seen.tolist() == [6, 7, 8, 9]
 
 
-class Names(TorchDispatchMode):
-    """Notes which operations run."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 def test_constants_are_made_once_and_what_is_written_to_in_every_replay():
     x, seen = torch.ones(3), torch.zeros(3)
 
@@ -217,10 +205,10 @@ def test_constants_are_made_once_and_what_is_written_to_in_every_replay():
 
     tape = TapeRecorder().record(step, None)
     for turn in range(2, 5):
-        with Names() as names:
+        with Operations() as ran:
             tape.replay(no_clock)
         assert seen.tolist() == [11 + turn, 13 + turn, 15 + turn]
-        assert turn == 2 or names.seen == ["full", "copy_", "scatter_add_", "add", "copy_", "add_"]
+        assert turn == 2 or ran.names == ["full", "copy_", "scatter_add_", "add", "copy_", "add_"]
 
 
 def test_random_numbers_are_no_constants():
@@ -234,7 +222,9 @@ def test_random_numbers_are_no_constants():
 
 
 def test_an_operation_is_called_by_a_name_that_chooses_the_same_one():
-    """PyTorch's `clamp` and `rsub` of Python take other overloads for some arguments."""
+    """Where Python would choose another overload, or has no such function, the operation itself is
+    called.
+    """
     x, bound = torch.arange(3), torch.tensor(1)
     calls = [
         (torch.ops.aten.mul.out, [x, x], {"out": torch.empty_like(x)}, True),

@@ -137,6 +137,15 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
     assert target.session.prompt.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
 
 
+def test_what_a_first_round_takes_longer_belongs_to_the_beginning(monkeypatch):
+    """Each excerpt begins at 10 s; its first round ends after 3 s, and two others take 1 s each."""
+    times = [10.0, 13.0, 14.0, 15.0]
+    monkeypatch.setattr(benchmark, "_excerpt", lambda *given: times)
+    target = tiny_target()
+    pace = benchmark.time_rounds(target, {"ar": method(target).plain}, ["a"], 2)["ar"]
+    assert pace.round.median == 1000 and pace.beginning.median == 2000
+
+
 def test_impossible_benchmarks_raise_one_sentence():
     target = tiny_target()
     with pytest.raises(TemperaError, match="method=ar is the baseline that methods"):

@@ -1,4 +1,4 @@
-"""On a GPU: compiled rounds, most of them recorded as one graph, emit the tokens of eager ones, a
+"""On a GPU: compiled rounds, each recorded as one graph, emit the tokens of eager ones, a
 round is read at most once, and the smallest row of `eval/bench.py preset=gpu` is measured. Run them
 with `pytest -m gpu`.
 """
@@ -31,6 +31,9 @@ METHODS = {
     "parallel": ["drafter.path=random", "depth=3"],
     "parallel tree": ["drafter.path=random", "tree=mc_sim_7b_63"],
     "sjd": ["window=16"],
+    "jacobi": ["window=16"],
+    "scd": ["window=16"],
+    "sjd_pac": ["window=32"],
 }
 
 

@@ -240,7 +240,7 @@ FAULTS = (
     Fault("a recorded Jacobi round keeps the first guesses", "drafters/jacobi.py",
           "self._guesses = Guesses(*tensors[6:8])", "pass", TAPE),
     Fault("streams pass over the draws of a first round twice", "decoding/loop.py",
-          "first + (rounds - 1) * draws()", "rounds * draws()", TAPE),
+          "first + (rounds - 1) * count()", "rounds * count()", TAPE),
     Fault("a constant of a tape is written to", "decoding/tape.py",
           "if made.isdisjoint(written) and", "if", TAPE),
     Fault("random numbers of a tape are constants", "decoding/tape.py",

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from operations import Operations
 
 from tempera.targets.kv_cache import RoundMask, RowCache
 
@@ -29,23 +29,14 @@ def test_each_row_writes_at_its_own_offset():
 
 
 def test_attention_reads_the_views_without_copying():
-    class Names(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.seen.append(function.overloadpacket.__name__)
-            return function(*args, **(kwargs or {}))
-
     cache = new_cache()
     cache.place(torch.tensor([[3], [4], [5]]), reach=8)
     keys, values = cache.update(torch.randn(3, 2, 1, 4), torch.randn(3, 2, 1, 4), 0)
     assert keys.untyped_storage().data_ptr() == cache.storage.untyped_storage().data_ptr()
     query, mask = torch.randn(3, 2, 1, 4), torch.zeros(3, 1, 1, 8)
-    with Names() as names:
+    with Operations() as ran:
         torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    assert names.seen == ["_scaled_dot_product_flash_attention_for_cpu"]
+    assert ran.names == ["_scaled_dot_product_flash_attention_for_cpu"]
 
 
 def test_compaction_reads_all_sources_before_it_writes():

@@ -214,22 +214,22 @@ def _recorded_rounds(
 ) -> Iterator[int]:
     """As `_rounds`, with recorded rounds."""
 
-    def draws() -> int:
+    def count() -> int:
         return drafter.uniforms + drafter.nodes + 1
 
-    counted, first, rounds = streams.counted(images.length, draws), draws(), 0
+    draws, first, rounds = streams.by_round(images.length, count), count(), 0
 
     def one_round(clock: PartTimer) -> Tensor:
         with clock("draft"):
-            uniforms = counted.next()
+            uniforms = draws.next()
         play(uniforms, clock=clock)
         with clock("commit"):
             return torch.stack([images.written(), images.lengths.max()])
 
-    parts: list[RoundState] = [images, counted, *states]
+    parts: list[RoundState] = [images, draws, *states]
     size = BatchSize(len(streams.ids), images.length, drafter.depth + 1)
     for written in graphs.play(one_round, parts, (drafter, rule), size, clock):
         rounds += 1
         yield images.check(written, streams.ids)
-    streams.skip(first + (rounds - 1) * draws())
+    streams.skip(first + (rounds - 1) * count())
     images.carry([column.clone() for column in images.carried()])  # not the graphs' memory

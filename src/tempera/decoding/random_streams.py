@@ -72,12 +72,12 @@ class RandomStreams:
         self._counter += count - self._block.shape[1]
         self._block = self._block[:, :0]
 
-    def counted(self, rounds: int, count: Callable[[], int]) -> "CountedStreams":
-        """The draws that follow, for rounds that are recorded; see `CountedStreams`."""
-        return CountedStreams(self._keys, self._counter - self._block.shape[1], rounds, count)
+    def by_round(self, rounds: int, count: Callable[[], int]) -> "RoundDraws":
+        """The draws that follow, for rounds that are recorded; see `RoundDraws`."""
+        return RoundDraws(self._keys, self._counter - self._block.shape[1], rounds, count)
 
 
-class CountedStreams:
+class RoundDraws:
     """The draws of a batch's rounds. Those of all rounds but the first are in one table, so that a
     recorded round draws new numbers whenever it is replayed. Implements `interfaces.RoundState`.
 

@@ -30,8 +30,13 @@ ALIGNMENT = 64
 _READS = {"item", "is_nonzero", "equal", "_local_scalar_dense"}
 _INDEXING = {"index", "index_put", "index_put_"}
 _BLANK = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_MODULES = (torch, Tensor, torch._C._nn, torch._C._linalg)  # type: ignore[attr-defined]
 _FILLED = {"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+
+_MODULES = (torch, Tensor, torch._C._nn, torch._C._linalg)  # type: ignore[attr-defined]
+"""Where PyTorch's Python functions are."""
+
+_NAMED: dict[tuple[OpOverload, str], Callable[..., Any]] = {}
+"""What calls an operation with arguments of some kinds; see `_bound`."""
 
 
 class TapeRecorder:
@@ -97,9 +102,8 @@ class Tape:
     def script(self) -> list[Any]:
         """The operations with their constants, and with addresses in place of tensors."""
         return [
-            (call.function, _mapped(_comparable, given, (Tensor, float)), call.made, call.part)
+            (_script(call.function, call.args, call.kwargs), call.made, call.part)
             for call in self._calls
-            for given in [(call.args, call.kwargs)]
         ]
 
     @torch.inference_mode()
@@ -340,10 +344,6 @@ def _bound(function: OpOverload, args: Any, kwargs: dict[str, Any]) -> Callable[
     if kinds not in _NAMED:
         _NAMED[kinds] = _named(function, args, kwargs) or function._op
     return partial(_NAMED[kinds], *args, **kwargs)
-
-
-_NAMED: dict[tuple[OpOverload, str], Callable[..., Any]] = {}
-"""What calls an operation with arguments of some kinds."""
 
 
 def _named(function: OpOverload, args: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
