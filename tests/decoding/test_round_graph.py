@@ -62,9 +62,9 @@ class SizedGraphs(RoundGraphs):
         super().__init__(recorder)
         self.sizes = []
 
-    def play(self, one_round, parts, owners, size, clock):
+    def play(self, one_round, read, parts, owners, size, clock):
         self.sizes.append(size)
-        return super().play(one_round, parts, owners, size, clock)
+        return super().play(one_round, read, parts, owners, size, clock)
 
 
 def test_before_the_first_round_no_row_has_tokens(monkeypatch):
@@ -268,7 +268,7 @@ def test_the_stand_in_replays_on_its_memory():
         made_in.append(x + 1)
         x.copy_(made_in[0].view(3))
 
-    recording = recorder.record(step, None)
+    recording = recorder.record(step, None, [])
     assert x.tolist() == [1, 1, 1] and len(made_in) == 1
     recording.replay(no_clock)
     recording.replay(no_clock)

@@ -90,7 +90,7 @@ def certain(rows, tree, vocab_size=6, forced=0.2):
     ranks = tree.elders.sum(-1).expand_as(draft.tokens)
     starts = torch.randint(vocab_size, (rows, 1), generator=torch.Generator().manual_seed(4))
     tokens = (starts + ranks) % vocab_size
-    return OneHotDraft(tokens, tree, vocab_size, torch.zeros(rows, dtype=torch.bool)), p, uniforms
+    return OneHotDraft(tokens, tree, vocab_size, torch.zeros(rows)), p, uniforms
 
 
 TREES_OF_ROWS = Tree.from_parents(
@@ -176,9 +176,7 @@ def test_a_joint_rule_verifies_the_whole_draft():
         lossless = False
 
         def walk(self, draft, p, uniforms):
-            return torch.arange(draft.tree.nodes).expand_as(draft.tokens) < 2, one_hot(
-                torch.full((len(p),), 5), 6
-            )
+            return torch.full((len(p),), 2), one_hot(torch.full((len(p),), 5), 6)
 
     draft, p, uniforms = random_draft(4, Tree.chain(3))
     verdict = verify(draft, p, FirstTwo(), uniforms)

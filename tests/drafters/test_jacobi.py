@@ -480,7 +480,7 @@ def test_one_host_read_per_round(method):
             progress=lambda count, _: rounds.append(count),
         )
     assert len(rounds) > 2
-    assert reads.count == Counter(_local_scalar_dense=len(rounds))
+    assert reads.count == Counter(tolist=len(rounds))
 
 
 @pytest.mark.parametrize("levels", [1, 2])

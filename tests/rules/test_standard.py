@@ -194,9 +194,9 @@ def test_the_root_draws_with_the_last_number_of_its_row_and_each_node_with_its_o
     p = torch.tensor([0.25, 0.75]).expand(3, 3, 2)
     tokens, q = torch.tensor([[0, 1]] * 3), torch.full((3, 2, 2), 0.5)
     numbers = torch.tensor([[0.9, 0.1, 0.1], [0.9, 0.1, 0.9], [0.1, 0.9, 0.1]])
-    kept, drawn = Match().walk(Draft(tokens, q, tree), p, numbers)
+    stop, drawn = Match().walk(Draft(tokens, q, tree), p, numbers)
     # drawn by root, first and second node: 0 1 0; 1 1 0; 0 0 1
-    assert kept.tolist() == [[True, True], [False, False], [True, False]]
+    assert stop.tolist() == [2, 0, 1]
     assert drawn.argmax(-1).tolist() == [0, 1, 0]
 
 

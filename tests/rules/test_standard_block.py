@@ -204,9 +204,7 @@ class Faulty(BlockVerification):
         )
         kept = self.longest(uniforms[:, :length] < passing)
         law = normalise(lacking[rows, kept.clamp(max=length - 1)], otherwise=p[rows, kept])
-        return torch.arange(length) < kept[:, None], torch.where(
-            (kept == length)[:, None], p[:, -1], law
-        )
+        return kept, torch.where((kept == length)[:, None], p[:, -1], law)
 
     def step(self, weight, above, below):
         return (weight * above / below).clamp(max=1)

@@ -2,7 +2,7 @@
 without the Python code that made them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,13 +126,18 @@ class StandInRecorder:
         self.played += 1
         step(clock)
 
-    def record(self, step: Callable[[PartTimer], None], before: Recording | None) -> Recording:
+    def record(
+        self,
+        step: Callable[[PartTimer], None],
+        before: Recording | None,
+        carried: Sequence[Tensor],
+    ) -> Recording:
         with Tape() as tape:
             step(no_clock)
         self.tapes.append(tape)
         return Counted(self, tape)
 
-    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+    def send(self, numbers: Tensor) -> Callable[[], list[list[float]]]:
         return numbers.clone().tolist
 
 

@@ -3,6 +3,8 @@
 from collections import Counter
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 READS = {
@@ -18,12 +20,34 @@ READS = {
 }
 
 
+class _Lists(TorchFunctionMode):
+    """Counts copies to Python, which are no operations."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.tolist:
+            self.count["tolist"] += 1
+        return function(*args, **(kwargs or {}))
+
+
 class HostReads(TorchDispatchMode):
     """Counts every operation whose result the host must know before the program can go on."""
 
     def __init__(self):
         super().__init__()
         self.count = Counter()
+        self._lists = _Lists(self.count)
+
+    def __enter__(self):
+        self._lists.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._lists.__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__

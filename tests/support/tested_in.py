@@ -11,6 +11,7 @@ TESTED_IN = {
     "continuous/test_mar.py": ("continuous/loop", "continuous/rules", "continuous/target"),
     "data/test_prepare.py": ("data/encoders", "data/estimate", "data/shards", "data/sources"),
     "decoding/test_loop.py": ("decoding/interfaces", "drafters/none"),
+    "decoding/test_tape.py": ("decoding/tape_calls",),
     "drafters/test_eagle.py": (
         "drafters/cache_slots",
         "drafters/hidden_state_draft",

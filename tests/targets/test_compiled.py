@@ -221,7 +221,7 @@ def test_whole_rounds_are_recorded_in_one_pool_and_without_graphs_of_their_passe
     recorder.run(lambda clock: a_pass(torch.ones(1)), no_clock)
     assert done == ["recording waits", "pass", "caller waits"]
     done.clear()
-    recording = recorder.record(lambda clock: a_pass(torch.ones(1)), None)
+    recording = recorder.record(lambda clock: a_pass(torch.ones(1)), None, [])
     assert done == ["capture", "pass", "replay"], "what is recorded runs, too"
     recording.replay(no_clock)
     assert done == ["capture", "pass", "replay", "replay"]

@@ -22,11 +22,6 @@ from tempera.decoding.verification import keep_probs
 from tempera.errors import TemperaError
 
 
-def has_children(draft: Draft, nodes: Tensor) -> Tensor:
-    """Whether nodes int64 [B, M] in 0..N (0: root) have children, bool [B, M]."""
-    return draft.tree.last_children.expand(len(nodes), -1).gather(1, nodes) >= 0
-
-
 def diagnose(
     draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

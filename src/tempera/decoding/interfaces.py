@@ -43,11 +43,11 @@ class Draft:
     fresh: bool = True
 
     @property
-    def sick(self) -> Tensor:
-        """Rows for which the draft model gave NaN, bool [B]; a NaN makes a whole distribution
-        NaN.
+    def health(self) -> Tensor:
+        """A number for each row, NaN if the draft model gave NaN, float32 [B]; a NaN makes a whole
+        distribution NaN.
         """
-        return self.q[..., 0].isnan().any(-1)
+        return self.q[..., :1].sum((-2, -1))
 
 
 class OneHotDraft(Draft):
@@ -57,29 +57,29 @@ class OneHotDraft(Draft):
     Args:
         tokens, tree: see `Draft`.
         vocab_size: V.
-        sick: see `Draft.sick`.
+        health: see `Draft.health`.
     """
 
-    def __init__(self, tokens: Tensor, tree: Tree, vocab_size: int, sick: Tensor) -> None:
+    def __init__(self, tokens: Tensor, tree: Tree, vocab_size: int, health: Tensor) -> None:
         for name, value in (("tokens", tokens), ("tree", tree), ("_vocab_size", vocab_size)):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_sick", sick)
+        object.__setattr__(self, "_health", health)
 
     _vocab_size: int
-    _sick: Tensor
+    _health: Tensor
 
     @cached_property
     def q(self) -> Tensor:
-        """One-hot distributions, [B, N, V]; NaN in sick rows, as the draft model's were."""
-        blank = torch.where(self._sick, torch.nan, 0.0)[:, None, None]
+        """One-hot distributions, [B, N, V]; NaN in rows where the draft model's were."""
+        blank = (0 * self._health)[:, None, None]
         return blank.repeat(1, self.tokens.shape[1], self._vocab_size).scatter_(
             -1, self.tokens.unsqueeze(-1), (1 + blank).expand(*self.tokens.shape, 1)
         )
 
     @property
-    def sick(self) -> Tensor:
-        """See `Draft.sick`."""
-        return self._sick
+    def health(self) -> Tensor:
+        """See `Draft.health`."""
+        return self._health
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,8 @@ class Verdict:
     """The outcome of verification.
 
     Attributes:
-        path: accepted nodes from the root down, int64 [B, L], -1 past the end.
         visited: the node before each emitted token, counted 0..N with the root first, int64
-            [B, 1 + L]: 0, then 1 + `path`; 0 past the end.
+            [B, 1 + L]: 0, then the accepted path; 0 past the end.
         accepted: number of accepted drafted tokens τ, int64 [B], 0..L.
         tokens: the emitted tokens, int64 [B, L + 1]: the accepted path, then the drawn token at
             index τ; undefined after it.
@@ -116,11 +115,15 @@ class Verdict:
             `tokens[b, accepted[b]]`.
     """
 
-    path: Tensor
     visited: Tensor
     accepted: Tensor
     tokens: Tensor
     next_token: Tensor
+
+    @property
+    def path(self) -> Tensor:
+        """Accepted nodes from the root down, int64 [B, L], -1 past the end."""
+        return self.visited[:, 1:] - 1
 
 
 class ImageModel(Protocol):
@@ -367,8 +370,8 @@ class JointRule(Protocol):
             uniforms: draws in [0, 1), [B, N + 1]; the last one is reserved for the drawn token.
 
         Returns:
-            the accepted nodes, bool [B, N], which form a path from the root; and the distribution
-            of the token after the last of them, [B, V].
+            the last accepted node, counted 0..N with the root first, int64 [B]; and the
+            distribution of the token after it, [B, V].
         """
 
 

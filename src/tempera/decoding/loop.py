@@ -5,6 +5,7 @@ token is emitted by a round, and plain autoregression is the empty draft. Rows a
 independently.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,14 +117,19 @@ class Images:
     Args:
         tokens: int64 [B, T + 1]; the last column is for tokens past the image.
         lengths: tokens that each row has, int64 [B].
-        faults: rows for which the target, and those for which the draft, has given NaN, bool
-            [2, B].
         trace: with a spare column, as `tokens`.
+
+    Attributes:
+        report: what the host reads after a round: the lengths, twice, float32 [2, B]; NaN in the
+            first row if the target, in the second if the draft has given NaN in this round.
     """
 
-    def __init__(self, tokens: Tensor, lengths: Tensor, faults: Tensor, trace: Trace) -> None:
-        self.tokens, self.lengths, self.faults, self.trace = tokens, lengths, faults, trace
+    report: Tensor
+
+    def __init__(self, tokens: Tensor, lengths: Tensor, trace: Trace) -> None:
+        self.tokens, self.lengths, self.trace = tokens, lengths, trace
         self.length = tokens.shape[1] - 1
+        self._known = [0] * len(tokens)
         self._offsets = torch.arange(trace.max_depth + 1, device=tokens.device)
 
     @classmethod
@@ -134,7 +140,6 @@ class Images:
         return cls(
             torch.zeros(batch, length + 1, dtype=torch.int64, device=device),
             torch.zeros(batch, dtype=torch.int64, device=device),
-            torch.zeros(2, batch, dtype=torch.bool, device=device),
             Trace.blank(batch, length, depth, device, diagnostics),
         )
 
@@ -142,35 +147,34 @@ class Images:
         """Add a round; returns how many tokens each row emits, see `Target.commit`."""
         emitted = torch.minimum(verdict.accepted + 1, self.length - self.lengths)
         ahead = self._offsets[: verdict.tokens.shape[1]]
-        places = self.lengths.unsqueeze(1) + ahead
-        slots = torch.where(ahead < emitted.unsqueeze(1), places, self.length)
+        # later rounds overwrite what follows the emitted tokens, except in the spare column
+        slots = (self.lengths.unsqueeze(1) + ahead).clamp(max=self.length)
         self.tokens.scatter_(1, slots, verdict.tokens)
         self.trace.record(draft, verdict, scores, rule, slots)
-        # `probabilities`: a NaN makes the whole distribution NaN
-        sick = scores.p[..., 0].isnan().any(-1)
-        both = torch.stack([sick, draft.sick if draft.tree.nodes else sick])
-        self.faults |= both & (emitted > 0)
         self.lengths += emitted
+        # `probabilities`: a NaN makes the whole distribution NaN
+        health = torch.stack([scores.p[..., 0].sum(-1), draft.health])
+        self.report = torch.add(self.lengths, health, alpha=0)
         return emitted
 
-    def written(self) -> Tensor:
-        """Tokens so far over all rows, int64 []; -1 after a NaN."""
-        return torch.where(self.faults.any(), -1, self.lengths.sum())
-
-    def check(self, written: int, ids: list[str]) -> int:
-        """The number of tokens; raise NaNProbabilities if it is -1."""
-        if written < 0:
-            who = "target" if bool(self.faults[0].any()) else "draft"
-            raise NaNProbabilities(who, ids[int(self.faults.any(0).int().argmax())])
-        return written
+    def read(self, report: list[list[float]], ids: list[str]) -> tuple[int, int]:
+        """The tokens so far over all rows, and of the longest row; raise NaNProbabilities after a
+        NaN in a row that was not complete.
+        """
+        for who, numbers in zip(("target", "draft"), report, strict=True):
+            for row, number in enumerate(numbers):
+                if math.isnan(number) and self._known[row] < self.length:
+                    raise NaNProbabilities(who, ids[row])
+        self._known = [self.length if math.isnan(number) else int(number) for number in report[0]]
+        return sum(self._known), max(self._known)
 
     def carried(self) -> tuple[Tensor, ...]:
         """Everything."""
-        return self.tokens, self.lengths, self.faults, self._offsets, *self.trace.tensors()
+        return self.tokens, self.lengths, self._offsets, *self.trace.tensors()
 
     def carry(self, tensors: Sequence[Tensor]) -> None:
         """See `interfaces.RoundState`."""
-        self.tokens, self.lengths, self.faults, self._offsets, *columns = tensors
+        self.tokens, self.lengths, self._offsets, *columns = tensors
         self.trace = self.trace.with_tensors(columns)
 
     def expect(self, longest: int) -> None:
@@ -198,7 +202,7 @@ def _rounds(
     while written < total:
         play(streams.next(drafter.uniforms + drafter.nodes + 1))
         with clock("commit"):
-            written = images.check(int(images.written()), streams.ids)
+            written, _ = images.read(images.report.tolist(), streams.ids)
         yield written
 
 
@@ -223,13 +227,15 @@ def _recorded_rounds(
         with clock("draft"):
             uniforms = draws.next()
         play(uniforms, clock=clock)
-        with clock("commit"):
-            return torch.stack([images.written(), images.lengths.max()])
+        return images.report
+
+    def read(report: list[list[float]]) -> tuple[int, int]:
+        return images.read(report, streams.ids)
 
     parts: list[RoundState] = [images, draws, *states]
     size = BatchSize(len(streams.ids), images.length, drafter.depth + 1)
-    for written in graphs.play(one_round, parts, (drafter, rule), size, clock):
+    for written in graphs.play(one_round, read, parts, (drafter, rule), size, clock):
         rounds += 1
-        yield images.check(written, streams.ids)
+        yield written
     streams.skip(first + (rounds - 1) * count())
     images.carry([column.clone() for column in images.carried()])  # not the graphs' memory

@@ -221,7 +221,7 @@ def at(p: Tensor, token: Tensor) -> Tensor:
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), with 0/0 = 1."""
-    return (p / q).masked_fill(q <= 0, 1.0).clamp(max=1)
+    return torch.fmin(p / q, torch.ones((), dtype=p.dtype, device=p.device))
 
 
 Tables = list[Tensor]

@@ -21,9 +21,10 @@ KINDS = 64
 """How many kinds of rounds are kept; the oldest is forgotten first."""
 
 OneRound = Callable[[PartTimer], Tensor]
-"""Plays a round; returns the number of tokens written over all rows, or −1 after a NaN, and the
-length of the longest row, int64 [2].
-"""
+"""Plays a round; returns what the host reads after it, [M, B]."""
+
+Read = Callable[[list[list[float]]], tuple[int, int]]
+"""Makes of that the number of tokens over all rows, and of the longest row. May raise."""
 
 
 class Recording(Protocol):
@@ -59,14 +60,22 @@ class GraphRecorder(Protocol):
         """Run a step as it will be recorded, timed by the clock if `times_parts`."""
 
     def record(
-        self, step: Callable[[PartTimer], None], before: Recording | None
+        self,
+        step: Callable[[PartTimer], None],
+        before: Recording | None,
+        carried: Sequence[Tensor],
     ) -> Recording | None:
-        """Run a step and record it; None if it cannot be repeated. `before` is the recording of an
-        earlier step of this kind that was not confirmed.
+        """Run a step and record it; None if it cannot be repeated.
+
+        Args:
+            step: see `run`.
+            before: the recording of an earlier step of this kind that was not confirmed.
+            carried: the memory whose numbers change between steps, apart from what the step itself
+                writes to.
         """
 
-    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
-        """Start to copy numbers, int64 [M], to the host; the function returned waits for them."""
+    def send(self, numbers: Tensor) -> Callable[[], list[list[float]]]:
+        """Start to copy numbers, [M, B], to the host; the function returned waits for them."""
 
 
 @dataclass(frozen=True)
@@ -110,57 +119,57 @@ class RoundGraphs:
     def play(
         self,
         one_round: OneRound,
+        read: Read,
         parts: Sequence[RoundState],
         owners: tuple[object, ...],
         size: BatchSize,
         clock: PartTimer = no_clock,
     ) -> Iterator[int]:
         """Play rounds until all images are complete; yields the number of tokens written after each
-        of them. The caller must not go on after −1.
+        of them.
 
         Args:
             one_round: plays a round of this batch.
+            read: reads what it returned.
             parts: all that carries something from round to round.
             owners: what else defines a round, such as drafter and rule.
             size: of the batch.
             clock: times the parts of rounds, if the recorder can.
         """
-        written, longest = self._first(one_round, parts, clock)
+        report = self._first(one_round, parts, clock)
+        written, longest = read(self.recorder.send(report)())
         yield written
-        memory = self._static(parts)
-        sent: Callable[[], list[int]] | None = None
+        memory = self._static(parts, report)
+        sent: Callable[[], list[list[float]]] | None = None
         while written < size.rows * size.length:
             reach = longest if sent is None else min(size.length, longest + size.most)
             self._play(one_round, parts, owners, memory, reach, clock)
             if sent is not None:
-                written, longest = sent()
+                written, longest = read(sent())
                 yield written
             sent = self.recorder.send(memory[-1])
             if not self.recorder.runs_ahead:
-                written, longest = sent()
+                written, longest = read(sent())
                 yield written
                 sent = None
 
-    def _first(
-        self, one_round: OneRound, parts: Sequence[RoundState], clock: PartTimer
-    ) -> list[int]:
-        """Play the first round of a batch, which differs from the others; returns its numbers."""
-        numbers: list[Tensor] = []
+    def _first(self, one_round: OneRound, parts: Sequence[RoundState], clock: PartTimer) -> Tensor:
+        """Play the first round of a batch, which differs from the others."""
+        reports: list[Tensor] = []
         for part in parts:
             part.expect(0)
-        self.recorder.run(lambda clock: numbers.append(one_round(clock)), clock)
-        return self.recorder.send(numbers[0])()
+        self.recorder.run(lambda clock: reports.append(one_round(clock)), clock)
+        return reports[0]
 
-    def _static(self, parts: Sequence[RoundState]) -> list[Tensor]:
+    def _static(self, parts: Sequence[RoundState], report: Tensor) -> list[Tensor]:
         """Move what the parts carry to static memory, which serves all batches with tensors of
-        these shapes; returns it, and at the end the memory of a round's numbers.
+        these shapes; returns it, and at the end memory for a round's report.
         """
-        values = [value for part in parts for value in part.carried()]
+        values = [*(value for part in parts for value in part.carried()), report]
         shapes = tuple((value.shape, value.dtype) for value in values)
         if shapes not in self._memory:
             with torch.inference_mode(False):  # for writes in any mode
-                numbers = torch.empty(2, dtype=torch.int64, device=values[0].device)
-                self._memory[shapes] = [*map(torch.empty_like, values), numbers]
+                self._memory[shapes] = [*map(torch.empty_like, values)]
         memory = self._memory[shapes]
         _keep(parts, memory)
         return memory
@@ -177,9 +186,9 @@ class RoundGraphs:
         """Play a round before which no row has more than `longest` tokens."""
 
         def step(clock: PartTimer) -> None:
-            numbers = one_round(clock)
+            report = one_round(clock)
             with clock("commit"):
-                memory[-1].copy_(numbers)
+                memory[-1].copy_(report)
                 _keep(parts, memory)
 
         expected = tuple(part.expect(longest) for part in parts)
@@ -191,7 +200,7 @@ class RoundGraphs:
             kind.played += 1
             self.recorder.run(step, clock)
         else:
-            kind.recording = self.recorder.record(step, kind.recording)
+            kind.recording = self.recorder.record(step, kind.recording, memory)
             kind.repeats = kind.recording is not None
 
     def _kind(self, key: Hashable, owners: tuple[object, ...]) -> _Kind:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.diagnostics import certainty, diagnose, has_children, proximity
+from tempera.decoding.diagnostics import certainty, diagnose, proximity
 from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
 from tempera.decoding.trees import take
 
@@ -79,12 +79,10 @@ class Trace:
         """
         places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
         self.place.scatter_(1, slots, places.expand_as(slots))
-        drawn = has_children(draft, verdict.visited).to(torch.int8)
-        self.origin.scatter_(
-            1,
-            slots,
-            torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8),
-        )
+        inner = torch.where(draft.tree.last_children < 0, BONUS, RESAMPLED).to(torch.int8)
+        drawn = inner.expand(len(slots), -1).gather(1, verdict.visited)
+        origin = torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn)
+        self.origin.scatter_(1, slots, origin)
         flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
         self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
         columns = [*self._diagnostics]

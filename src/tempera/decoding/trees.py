@@ -85,6 +85,14 @@ def take(x: Tensor, index: Index) -> Tensor:
     return x.gather(1, safe.expand(*index.shape, *x.shape[2:]))
 
 
+def take_one(x: Tensor, place: Tensor) -> Tensor:
+    """Entries of x [B, N, ...] at one place of each row, int64 [B] -> [B, ...]."""
+    if len(x) == 1:
+        return x[0].index_select(0, place)
+    starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+    return x.flatten(0, 1).index_select(0, starts + place)
+
+
 def put(x: Tensor, index: Index, values: Tensor) -> None:
     """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1,
     would read them.
@@ -282,6 +290,54 @@ class Tree:
             else passed.float() @ self.votes.mT
         )
         return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
+
+    def walk(self, passed: Tensor) -> Tensor:
+        """Where the walk of `reached` ends, counted 0..N with the root first: bool [B, N] -> int64
+        [B].
+        """
+        if self.is_chain:
+            return passed.long().cumprod(-1).sum(-1)
+        # nodes are sorted by depth: the last one that is reached is the deepest
+        return torch.where(self.reached(passed), 1 + self.ids, 0).amax(-1)
+
+    def depth_at(self, stop: Tensor) -> Tensor:
+        """Depths of a place in each row, counted 0..N with the root first: int64 [B] -> [B]."""
+        if self.is_chain:
+            return stop
+        return self._at(torch.nn.functional.pad(self.depths, (1, 0)), stop)
+
+    def last_child_at(self, stop: Tensor) -> Tensor:
+        """The entries of `last_children` for a place in each row, int64 [B] -> [B]."""
+        return self._at(self.last_children, stop)
+
+    def route_to(self, stop: Tensor) -> Tensor:
+        """The way from the root to a place in each row, int64 [B] -> [B, 2 + L]: the root, and the
+        nodes down to that place, counted 0..N with the root first; 0 after it.
+        """
+        if not self.per_row:
+            return self._routes.index_select(0, stop)
+        lineages = torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0))
+        return self._route(take_one(lineages, stop))
+
+    def _at(self, table: Tensor, stop: Tensor) -> Tensor:
+        """Entries of a table [1 + N] or [B, 1 + N] for a place in each row, int64 [B] -> [B]."""
+        if self.per_row:
+            return table.gather(1, stop.unsqueeze(1)).squeeze(1)
+        return table.index_select(0, stop)
+
+    @cached_property
+    def _routes(self) -> Tensor:
+        """`route_to` every place of a static tree, int64 [1 + N, 2 + L]."""
+        return self._route(torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0)))
+
+    def _route(self, lineage: Tensor) -> Tensor:
+        """The nodes of a lineage by depth, bool [M, N] -> int64 [M, 2 + L]; 0 where there is
+        none.
+        """
+        beyond = 1 + self.max_depth
+        depths = torch.where(lineage, self.depths, beyond)
+        route = torch.zeros(len(lineage), 1 + beyond, dtype=torch.int64, device=lineage.device)
+        return route.scatter_(1, depths, torch.where(lineage, 1 + self.ids, 0))
 
     @cached_property
     def elders(self) -> Tensor:

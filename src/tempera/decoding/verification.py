@@ -7,8 +7,6 @@ q. The test at a node does not depend on the path to it, so all nodes of the tre
 parallel, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from tempera.decoding.interfaces import (
     Verdict,
 )
 from tempera.decoding.probabilities import at, normalise, sample
-from tempera.decoding.trees import Tree, put, take
+from tempera.decoding.trees import put, take, take_one
 
 
 def verify(
@@ -40,63 +38,29 @@ def verify(
         soft: the untempered distributions in greedy decoding, float32 [B, 1 + N, V], for a
             `GreedyRule`; see `interfaces.Scores`.
     """
-    tree = draft.tree
+    tree, draws = draft.tree, uniforms[:, : draft.tree.nodes]
     if tree.nodes == 0:
-        path, law = _lay_out(tree, draft.tokens.bool()), p[:, 0]
+        stop, law = torch.zeros(len(p), dtype=torch.int64, device=p.device), p[:, 0]
     elif isinstance(rule, JointRule):
-        reached, law = rule.walk(draft, p, uniforms)
-        path = _lay_out(tree, reached)
+        stop, law = rule.walk(draft, p, uniforms)
     elif soft is not None and isinstance(rule, GreedyRule):
         parents = 1 + tree.parents
         passed = rule.keeps(take(soft, parents), draft.tokens) | (
             at(take(p, parents), draft.tokens) >= 1
         )
-        path = _lay_out(tree, tree.reached(passed))
-        law = p[torch.arange(len(p), device=p.device), path.stop]
+        stop = tree.walk(passed)
+        law = take_one(p, stop)
     elif isinstance(draft, OneHotDraft) and isinstance(rule, OneHotRule):
-        f = _test_one_hot(draft, p, rule)
-        path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
-        law = _replacement_of_one_hot(draft, p, rule, path)
+        stop = tree.walk(draws < _test_one_hot(draft, p, rule))
+        law = _replacement_of_one_hot(draft, p, rule, stop)
     else:
         f, laws = _test_siblings(draft, p, rule)
-        path = _lay_out(tree, tree.reached(uniforms[:, : tree.nodes] < f))
-        law = _replacement(draft, laws, rule, path)
+        stop = tree.walk(draws < f)
+        law = _replacement(draft, laws, rule, stop)
     next_token = sample(law, uniforms[:, -1])
-    tokens = path.slots.new_zeros((len(p), 2 + tree.max_depth)).scatter_(
-        1, path.slots, draft.tokens
-    )
-    tokens.scatter_(1, path.accepted.unsqueeze(1) + 1, next_token.unsqueeze(1))
-    return Verdict(path.nodes[:, 1:], 1 + path.nodes, path.accepted, tokens[:, 1:], next_token)
-
-
-@dataclass(frozen=True)
-class _AcceptedPath:
-    """The reached nodes by depth.
-
-    Attributes:
-        slots: each node's depth, 0 if it is not reached, int64 [B, N].
-        nodes: the node reached at each depth 0..L, int64 [B, 1 + L]; -1 at the root and past the
-            end.
-        accepted: how many are reached, int64 [B].
-    """
-
-    slots: Tensor
-    nodes: Tensor
-    accepted: Tensor
-
-    @property
-    def stop(self) -> Tensor:
-        """Where the walk stops, counted 0..N with the root first, int64 [B]."""
-        return 1 + self.nodes.amax(-1)  # nodes are sorted by depth: the last one is the deepest
-
-
-def _lay_out(tree: Tree, reached: Tensor) -> _AcceptedPath:
-    unreached = ~reached
-    slots = tree.depths.masked_fill(unreached, 0)
-    nodes = torch.full((len(reached), 1 + tree.max_depth), -1, device=reached.device)
-    return _AcceptedPath(
-        slots, nodes.scatter_(1, slots, tree.ids.masked_fill(unreached, -1)), reached.sum(-1)
-    )
+    route = tree.route_to(stop)
+    tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
+    return Verdict(route[:, :-1], tree.depth_at(stop), tokens, next_token)
 
 
 def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -159,14 +123,12 @@ def _test_one_hot(draft: OneHotDraft, p: Tensor, rule: OneHotRule) -> Tensor:
 
 
 def _replacement_of_one_hot(
-    draft: OneHotDraft, p: Tensor, rule: OneHotRule, path: _AcceptedPath
+    draft: OneHotDraft, p: Tensor, rule: OneHotRule, stop: Tensor
 ) -> Tensor:
     """`_replacement` for one-hot proposals: p where the walk stops, less what the residuals leave
     out of the children there.
     """
-    tree, rows = draft.tree, torch.arange(len(p), device=p.device)
-    stop = path.stop
-    law = p[rows, stop]
+    tree, law = draft.tree, take_one(p, stop)
     kept = law.gather(1, draft.tokens) * rule.residual_share(tree.depths.expand_as(draft.tokens))
     rejected = (1 + tree.parents == stop.unsqueeze(-1)).expand_as(kept)
     rest = law.scatter_reduce(1, draft.tokens, kept.masked_fill(~rejected, torch.inf), "amin")
@@ -179,16 +141,13 @@ def _drafted_probs(draft: Draft, p: Tensor) -> Tensor:
     return p[rows, 1 + draft.tree.parents, draft.tokens]
 
 
-def _replacement(draft: Draft, laws: Tensor, rule: Rule, path: _AcceptedPath) -> Tensor:
-    """The distribution of the drawn token, [B, V]: at a leaf the law itself, else the residual of
-    the last child's test.
+def _replacement(draft: Draft, laws: Tensor, rule: Rule, stop: Tensor) -> Tensor:
+    """The distribution of the drawn token, [B, V], where the walk stops, counted 0..N with the root
+    first, int64 [B]: at a leaf the law itself, else the residual of the last child's test.
     """
     tree = draft.tree
-    rows = torch.arange(len(laws), device=laws.device)
-    stop = path.stop
-    last = tree.last_children[rows, stop] if tree.per_row else tree.last_children[stop]
-    law, child = laws[rows, stop], last.clamp(min=0)
-    residual = rule.residual(
-        law, draft.q[rows, child], draft.tokens[rows, child], path.accepted + 1
-    )
+    law, last = take_one(laws, stop), tree.last_child_at(stop)
+    child = last.clamp(min=0)
+    q, token = take_one(draft.q, child), take_one(draft.tokens, child)
+    residual = rule.residual(law, q, token, tree.depth_at(stop) + 1)
     return torch.where(last.unsqueeze(-1) < 0, law, residual)

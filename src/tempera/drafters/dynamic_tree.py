@@ -88,14 +88,14 @@ class DynamicTreeDrafter:
         """Grow the trees: tokens int64 [B, N], one-hot q [B, N, V] and parents [B, N]. `uniforms`
         is not used.
         """
-        tokens, scores, parents, sick = self._expand()
+        tokens, scores, parents, health = self._expand()
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen, above = take(tokens, best), take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
         tree = Tree.from_parents(
             places, max_depth=self.depth, max_children=min(self.branches, self.nodes)
         )
-        return OneHotDraft(chosen, tree, self.vocab_size, sick)
+        return OneHotDraft(chosen, tree, self.vocab_size, health)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Pass the verdict to the draft model."""
@@ -103,12 +103,12 @@ class DynamicTreeDrafter:
 
     def _expand(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All candidates level by level: tokens, cumulative log-probabilities and the indices of
-        their parents (-1 for the root), [B, M] each; and whether the draft gave NaN, bool [B].
+        their parents (-1 for the root), [B, M] each; and `Draft.health`, [B].
         """
         law = self.model.roots().unsqueeze(1)
         tokens, scores = self._children(law, torch.zeros_like(law[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
-        sick = law[..., 0].isnan().any(-1)
+        health = law[..., 0].sum(-1)
         ancestors = tokens.new_zeros((len(tokens), 1, 0), dtype=torch.bool)
         itself = torch.eye(self.branches, dtype=torch.bool, device=tokens.device)
         itself = itself.expand(len(tokens), -1, -1)
@@ -123,9 +123,9 @@ class DynamicTreeDrafter:
             first += tokens.shape[1]
             tokens, scores = self._children(law, take(scores, best))
             found.append((tokens, scores, parents))
-            sick = sick | law[..., 0].isnan().any(-1)
+            health = health + law[..., 0].sum(-1)
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-        return tokens, scores, parents, sick
+        return tokens, scores, parents, health
 
     def _children(self, law: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The k most probable children of each node.

@@ -38,7 +38,7 @@ class KeepNothing:
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """No node is kept, and the token follows p at the root."""
-        return torch.zeros_like(draft.tokens, dtype=torch.bool), p[:, 0]
+        return torch.zeros(len(p), dtype=torch.int64, device=p.device), p[:, 0]
 
 
 @dataclass(frozen=True)

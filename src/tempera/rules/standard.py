@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, SharedResidual
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
+from tempera.decoding.trees import take_one
 from tempera.errors import CoupledDraft, NotAChain, TemperaError
 from tempera.rules.optimal import kl_residual
 from tempera.rules.schedules import on_device
@@ -110,8 +111,8 @@ class Relaxed(SharedResidual):
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
-        omegas = on_device(self.schedule, depth.device)
-        return omegas[(depth - 1).clamp(max=len(self.schedule) - 1)]
+        omegas = on_device((self.schedule[0], *self.schedule), depth.device)  # from depth 0 on
+        return omegas.take(depth.clamp(max=len(self.schedule)))
 
 
 @dataclass(frozen=True)
@@ -128,17 +129,15 @@ class Match:
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the drawn token as a distribution [B, V]. See
+        """The last node that is kept, and the drawn token as a distribution. See
         `JointRule.walk`.
         """
         tree = draft.tree
         draws = uniforms[:, : 1 + tree.nodes].roll(1, 1) if draft.draws is None else draft.draws
         drawn = sample(p, draws)
         parents = (1 + tree.parents).expand_as(draft.tokens)
-        reached = tree.reached(draft.tokens == drawn.gather(1, parents))
-        # nodes are sorted by depth: the last one that is reached is the deepest; 0 is the root
-        stop = (1 + tree.ids).expand_as(reached).masked_fill(~reached, 0).amax(-1, keepdim=True)
-        return reached, one_hot(drawn.gather(1, stop).squeeze(1), p.shape[-1])
+        stop = tree.walk(draft.tokens == drawn.gather(1, parents))
+        return stop, one_hot(take_one(drawn, stop), p.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -163,20 +162,18 @@ class BlockVerification:
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes are kept, bool [B, N], and the law of the token after them [B, V]. See
-        `JointRule.walk`.
+        """The last node that is kept, and the law of the token after it. See `JointRule.walk`.
 
         Raises:
             NotAChain: the draft is not a chain.
             CoupledDraft: the draft contains guesses from earlier rounds.
         """
-        tree, rows = draft.tree, torch.arange(len(p), device=p.device)
+        tree = draft.tree
         passing, lacking = self._tests(draft, p)
         kept = (tree.depths * (uniforms[:, : tree.nodes] < passing)).amax(-1)
-        stopped = normalise(lacking[rows, kept.clamp(max=tree.nodes - 1)], otherwise=p[rows, kept])
-        return tree.depths <= kept.unsqueeze(-1), torch.where(
-            (kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped
-        )
+        lack = take_one(lacking, kept.clamp(max=tree.nodes - 1))
+        stopped = normalise(lack, otherwise=take_one(p, kept))
+        return kept, torch.where((kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped)
 
     def kept_probs(self, draft: Draft, p: Tensor) -> Tensor:
         """The probability that at least 1..N drafted tokens are accepted, float64 [B, N]."""

@@ -8,7 +8,7 @@ path has not run on a GPU yet; its tests have the marker `gpu`.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -158,7 +158,12 @@ class CudaRecorder:
                 step(no_clock)
             here.wait_stream(self._stream)
 
-    def record(self, step: Callable[[PartTimer], None], before: Recording | None) -> Recording:
+    def record(
+        self,
+        step: Callable[[PartTimer], None],
+        before: Recording | None,
+        carried: Sequence[Tensor],
+    ) -> Recording:
         """Run a step and record it."""
         graph = torch.cuda.CUDAGraph()
         with self._whole_round(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -166,7 +171,7 @@ class CudaRecorder:
         graph.replay()
         return _CudaRound(graph)
 
-    def send(self, numbers: Tensor) -> Callable[[], list[int]]:
+    def send(self, numbers: Tensor) -> Callable[[], list[list[float]]]:
         """Start to copy numbers to the host; the function returned waits for them."""
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         with torch.cuda.device(self.device):
@@ -174,7 +179,7 @@ class CudaRecorder:
             copied = torch.cuda.Event()
             copied.record()
 
-        def wait() -> list[int]:
+        def wait() -> list[list[float]]:
             copied.synchronize()
             return host.tolist()
 

@@ -120,7 +120,8 @@ class GridRotary(nn.Module):
         """Positions int64 [R, S], 0 being the first condition token → cos, sin [R, S, head_dim] in
         the dtype of `x`.
         """
-        return self.cos[position_ids].to(x.dtype), self.sin[position_ids].to(x.dtype)
+        cos, sin = (nn.functional.embedding(position_ids, part) for part in (self.cos, self.sin))
+        return cos.to(x.dtype), sin.to(x.dtype)
 
 
 class CaptionProjection(nn.Module):
