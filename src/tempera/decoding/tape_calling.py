@@ -102,7 +102,8 @@ def _isnan(made: Tensor, x: Tensor) -> Bound:
 
 
 def _sum(made: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Bound:
-    return aten.sum.IntList_out, [x, list(range(x.dim())), False], {"dtype": dtype, "out": made}
+    kind = {} if dtype is None else {"dtype": dtype}
+    return aten.sum.IntList_out, [x, list(range(x.dim())), False], {**kind, "out": made}
 
 
 def _embedding(made: Tensor, weight: Tensor, tokens: Tensor, *args: Any) -> Bound | None:
