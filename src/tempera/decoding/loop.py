@@ -195,8 +195,8 @@ def _rounds(
     streams: RandomStreams,
     clock: PartTimer,
 ) -> Iterator[int]:
-    """Play rounds until all images are complete; yields the tokens written so far, the one number
-    that is read from the device in each round.
+    """Play rounds until all images are complete; yields the tokens written so far. Of a round, the
+    host reads the report alone.
     """
     written, total = 0, len(streams.ids) * images.length
     while written < total:
