@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from operations import Operations
@@ -176,6 +177,72 @@ def test_memory_that_is_written_to_after_a_copy_does_not_hold_what_was_copied():
     assert seen.tolist() == [5, 5]
 
 
+def test_what_was_copied_may_change_afterwards():
+    x, kept, seen = torch.ones(2), torch.zeros(2), torch.zeros(2)
+
+    def step(clock):
+        result = x * 2
+        kept.copy_(result)
+        result.add_(1)
+        seen.copy_(result)
+
+    tape = recorded(step, x, kept, seen)
+    tape.replay(no_clock)
+    assert kept.tolist() == [2, 2] and seen.tolist() == [3, 3]
+
+
+def test_what_is_copied_to_two_memories_is_in_both():
+    x, first, second = torch.ones(2), torch.zeros(2), torch.zeros(2)
+
+    def step(clock):
+        result = x * 2
+        first.copy_(result)
+        second.copy_(result)
+
+    tape = recorded(step, x, first, second)
+    x += 1
+    tape.replay(no_clock)
+    assert first.tolist() == second.tolist() == [4, 4]
+
+
+def test_a_copy_that_converts_or_transposes_stays():
+    x, whole, turned = torch.rand(2, 2), torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, 2)
+
+    def step(clock):
+        whole.copy_(x * 9)
+        turned.copy_((x + 1).t())
+
+    tape = recorded(step, x, whole, turned)
+    x += 1
+    tape.replay(no_clock)
+    assert whole.equal((x * 9).int()) and turned.equal((x + 1).t())
+
+
+def test_a_part_of_other_memory_is_not_made_in_place():
+    x, whole = torch.ones(2), torch.zeros(4)
+    tape = recorded(lambda clock: whole[1:3].copy_(x * 2), x, whole)
+    x += 1
+    tape.replay(no_clock)
+    assert whole.tolist() == [0, 4, 4, 0]
+
+
+def test_tensors_of_the_same_memory_are_seen_to_share_it():
+    numbers = np.zeros(2, dtype=np.float32)
+    x, kept = torch.ones(2), torch.zeros(2)
+    first, second = torch.from_numpy(numbers), torch.from_numpy(numbers)
+
+    def step(clock):
+        result = x * 2
+        kept.copy_(first)
+        second.copy_(result)
+        kept.add_(first)
+
+    tape = recorded(step, x, kept)
+    numbers[:] = 5
+    tape.replay(no_clock)
+    assert kept.tolist() == [7, 7]
+
+
 OPERATIONS = {
     "add": lambda x, y, kept: x + y,
     "double": lambda x, y, kept: x * 2,
@@ -212,9 +279,10 @@ def test_random_steps_are_repeated_to_the_bit(seed):
         for name, left, right, memory in plan:
             x, y = (values[int(place * len(values))] for place in (left, right))
             values.append(OPERATIONS[name](x, y, memory))
-        for memory, value in zip(kept, values[-3:], strict=True):
+        for memory, value in zip(kept[:2], values[-2:], strict=True):
             memory.copy_(value.clamp(-3, 3))
-        for memory in given:
+        values[len(values) // 2].add_(0.5)
+        for memory in (*given, kept[2]):
             memory.clamp_(-3, 3)
 
     recorder, carried = TapeRecorder(), [*given, *kept]

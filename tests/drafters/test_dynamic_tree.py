@@ -126,7 +126,7 @@ def test_a_wrong_q_is_detected():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, 0)], ids=["plain", "greedy"])
-def test_a_round_reads_one_number_from_the_device(sampling):
+def test_a_round_reads_from_the_device_once(sampling):
     target = TableTarget(4, 6, sampling)
     drafter = drafter_of(3, 3, 8)(TableDraft(target))
     rounds, names = [], ["a", "b", "c"]

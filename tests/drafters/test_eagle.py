@@ -205,7 +205,7 @@ def test_built_from_a_directory(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ar", "chain", "tree"])
-def test_a_round_reads_one_number_from_the_device(name):
+def test_a_round_reads_from_the_device_once(name):
     target = tiny_target()
     drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
     check_one_read(target, drafter)

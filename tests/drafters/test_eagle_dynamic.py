@@ -95,7 +95,7 @@ def test_drafts_at_forced_positions_are_always_accepted():
     assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
 
 
-def test_a_round_reads_one_number_from_the_device():
+def test_a_round_reads_from_the_device_once():
     target = tiny_target()
     drafter = eagle2(target)
     check_one_read(target, drafter)

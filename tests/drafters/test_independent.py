@@ -195,7 +195,7 @@ def test_the_law_is_the_targets(make):
     assert 1.1 < output.trace.accepted_length.mean() < 2.9
 
 
-def test_a_round_reads_one_number_from_the_device():
+def test_a_round_reads_from_the_device_once():
     target = tiny_target()
     drafter = independent(target, TREE)
     check_one_read(target, drafter)

@@ -236,7 +236,7 @@ def test_a_batch_generates_the_same_images_as_single_prompts(guidance):
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_a_round_reads_one_number_and_runs_the_layers_once(name):
+def test_a_round_reads_once_and_runs_the_layers_once(name):
     target = tiny_target()
     drafter = parallel_drafter(target, TREES[name])
     check_one_read(target, drafter)

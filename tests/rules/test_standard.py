@@ -181,6 +181,7 @@ def test_rules_are_values():
         ((1.0, -1.0), "optimal", "schedule"),
         ((1.0, 0.0), "optimal", "schedule"),
         ((float("nan"),), "optimal", "schedule"),
+        ((1e39,), "optimal", "schedule"),
         ((1.0,), "best", "optimal, vanilla or kl"),
     ],
 )

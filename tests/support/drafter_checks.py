@@ -69,7 +69,7 @@ def check_batch(target: TransformerTarget, drafter: Drafter, rule: Rule) -> None
 
 
 def check_one_read(target: TransformerTarget, drafter: Drafter) -> None:
-    """A round reads one number from the device."""
+    """A round reads from the device once."""
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)  # makes what is made once
     counts: list[int] = []
     with HostReads() as reads:

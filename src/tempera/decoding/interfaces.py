@@ -237,7 +237,8 @@ class RoundState(Protocol):
 
     def carried(self) -> tuple[Tensor, ...]:
         """What the next round reads and this batch has made, apart from the memory that `expect`
-        names; called after the first round.
+        names and every round writes to, such as a cache; called after the first round. All other
+        memory counts as constant in recorded rounds.
         """
 
     def carry(self, tensors: Sequence[Tensor]) -> None:

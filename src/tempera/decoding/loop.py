@@ -120,8 +120,9 @@ class Images:
         trace: with a spare column, as `tokens`.
 
     Attributes:
-        report: what the host reads after a round: the lengths, twice, float32 [2, B]; NaN in the
-            first row if the target, in the second if the draft has given NaN in this round.
+        report: what the host reads after a round: the lengths, twice, float32 [2, B].
+            `report[0, b]` is NaN if the target, `report[1, b]` if the draft gave NaN for row b in
+            this round.
     """
 
     report: Tensor

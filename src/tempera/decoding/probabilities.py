@@ -220,7 +220,7 @@ def at(p: Tensor, token: Tensor) -> Tensor:
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q), with 0/0 = 1."""
+    """min(1, p/q), with 0/0 = 1. So NaN counts as 1, too: the loop reports NaN itself."""
     return torch.fmin(p / q, torch.ones((), dtype=p.dtype, device=p.device))
 
 

@@ -24,7 +24,7 @@ OneRound = Callable[[PartTimer], Tensor]
 """Plays a round; returns what the host reads after it, [M, B]."""
 
 Read = Callable[[list[list[float]]], tuple[int, int]]
-"""Makes of that the number of tokens over all rows, and of the longest row. May raise."""
+"""Turns that into the number of tokens over all rows and that of the longest row. May raise."""
 
 
 class Recording(Protocol):

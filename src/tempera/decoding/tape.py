@@ -128,19 +128,16 @@ class Tape:
         """
         short = shortened(self._calls, self._sizes, self._carried)
         own = {number: torch.UntypedStorage(self._sizes[number]) for number in short.constants}
+        own |= {number: there.untyped_storage() for number, there in short.elsewhere.items()}
         offsets, size = _plan(short, self._sizes)
         memory = self._room(size)
 
         @lru_cache(None)
         def tensor(place: Place) -> Tensor:
-            storage, first = own.get(place.storage, memory), offsets.get(place.storage, 0)
-            if place.storage in short.elsewhere:
-                there = short.elsewhere[place.storage]
-                storage = there.untyped_storage()
-                first = int(there.storage_offset()) * there.itemsize
+            storage = own.get(place.storage, memory)
+            first = offsets.get(place.storage, 0) // place.dtype.itemsize + place.offset
             blank = torch.empty(0, dtype=place.dtype)
-            offset = first // place.dtype.itemsize + place.offset
-            return blank.set_(storage, offset, place.size, place.stride)
+            return blank.set_(storage, first, place.size, place.stride)
 
         for call in short.once:
             repeated(call, tensor)()

@@ -30,7 +30,7 @@ def repeated(call: Call, tensor: Callable[[Place], Tensor]) -> Callable[[], Any]
     """A function that repeats an operation, with the tensors of its places."""
     args, kwargs = mapped(tensor, call.args, Place), mapped(tensor, call.kwargs, Place)
     made = [tensor(place) for place in call.made]
-    if call.name in _NUMBERS and len(args) == 2:
+    if call.name in _NUMBERS and len(args) == 2 and isinstance(args[0], Tensor):
         args = [args[0], _as_tensor(args[1], args[0])]
     if call.is_mutable:
         return bound(call.function, args, kwargs)
@@ -109,7 +109,11 @@ def _sum(made: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Bound:
 def _embedding(made: Tensor, weight: Tensor, tokens: Tensor, *args: Any) -> Bound | None:
     if not tokens.is_contiguous():
         return None
-    return aten.index_select.out, [weight, 0, tokens.view(-1)], {"out": made.flatten(0, -2)}
+    return (
+        aten.index_select.out,
+        [weight, 0, tokens.view(-1)],
+        {"out": made.view(-1, made.shape[-1])},
+    )
 
 
 def _fill(value: float) -> Callable[..., Bound]:
@@ -128,8 +132,8 @@ def _binary(variant: OpOverload) -> Callable[..., Bound | None]:
 
 
 def _as_tensor(number: Any, x: Tensor) -> Any:
-    """A number beside x as a tensor of x's dtype, which x is computed with anyway; everything else
-    stays.
+    """A number that is combined with x, as a tensor of x's dtype, in which PyTorch computes anyway;
+    anything else is returned unchanged.
     """
     kinds = {torch.float32: (int, float), torch.int64: (int,)}
     fits = type(number) in kinds.get(x.dtype, ())

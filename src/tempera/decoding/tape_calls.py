@@ -54,7 +54,7 @@ class Call:
     @cached_property
     def outside(self) -> set[int]:
         """Addresses of the storages among its arguments that the step did not make."""
-        return {storage_of(tensor) for tensor in tensors_in((*self.args, *self.kwargs.values()))}
+        return {address_of(tensor) for tensor in tensors_in((*self.args, *self.kwargs.values()))}
 
     @property
     def is_random(self) -> bool:
@@ -84,7 +84,7 @@ class Call:
     @property
     def written_outside(self) -> set[int]:
         """Addresses of the other storages that it changes."""
-        return {storage_of(one) for one in self.changed if isinstance(one, Tensor)}
+        return {address_of(one) for one in self.changed if isinstance(one, Tensor)}
 
     @cached_property
     def _given(self) -> list[Place]:
@@ -133,8 +133,13 @@ def name_of(function: OpOverload) -> str:
     return name
 
 
+def address_of(tensor: Tensor) -> int:
+    """Where the memory of a tensor's storage begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def storage_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage."""
+    """The identity of a tensor's storage."""
     address: int = tensor.untyped_storage()._cdata
     return address
 

@@ -1,6 +1,8 @@
-"""Fewer operations on a tape, with the same results to the bit: constants are made once, an
-operation that repeats an earlier one is left out, so is one whose result nothing reads, and what is
+"""Fewer operations on a tape, with the same results to the bit: constants are made once; an
+operation that repeats an earlier one is left out, as is one whose result nothing reads; and what is
 copied to static memory is made there.
+
+Two tensors that the step did not make share memory if their storages begin at the same address.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tempera.decoding.tape_calls import Call, Place, has_storage, storage_of
+from tempera.decoding.tape_calls import Call, Place, address_of, has_storage
 
 _FILLED = {"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 """Operations that read the shapes of tensors alone."""
@@ -44,7 +46,7 @@ def shortened(calls: Sequence[Call], sizes: Sequence[int], carried: Sequence[Ten
     """
     written = set[int]().union(*(call.written for call in calls))
     written_outside = set[int]().union(*(call.written_outside for call in calls))
-    changing = written_outside | {storage_of(tensor) for tensor in carried}
+    changing = written_outside | {address_of(tensor) for tensor in carried}
     constants = _constants(calls, written, changing)
     once = [call for call in calls if _only_makes(call, constants)]
     rest = [call for call in calls if not _only_makes(call, constants)]
@@ -129,7 +131,8 @@ def _made_in_place(
     calls: Sequence[Call], sizes: Sequence[int], constants: Collection[int]
 ) -> tuple[list[Call], dict[int, Tensor]]:
     """Without copies of whole new storages to other memory, which holds the storage from the start
-    instead, provided that nothing touches that memory before the copy or writes to it afterwards.
+    instead, provided that nothing touches that memory before the copy, or changes it or the storage
+    afterwards.
     """
     begins: dict[int, int] = {}
     for index, call in enumerate(calls):
@@ -141,10 +144,14 @@ def _made_in_place(
         pair = _whole_copy(call, sizes)
         if pair is not None and pair[0].storage not in {*constants, *elsewhere}:
             place, memory = pair
-            address = storage_of(memory)
+            address = address_of(memory)
             before, after = calls[begins[place.storage] : index], calls[index + 1 :]
             touched = any(address in other.outside for other in before)
-            if not touched and not any(address in other.written_outside for other in after):
+            changed = any(
+                address in other.written_outside or place.storage in other.written
+                for other in after
+            )
+            if not touched and not changed:
                 elsewhere[place.storage] = memory
                 continue
         kept.append(call)
@@ -160,6 +167,6 @@ def _whole_copy(call: Call, sizes: Sequence[int]) -> tuple[Place, Tensor] | None
     memory, place = call.args[:2]
     if not (isinstance(place, Place) and has_storage(memory)):
         return None
-    whole = memory.is_contiguous() and memory.nbytes == sizes[place.storage]
+    whole = memory.storage_offset() == 0 and memory.nbytes == sizes[place.storage]
     like: Any = (memory.dtype, tuple(memory.shape), memory.stride(), 0)
     return (place, memory) if whole and tuple(place[1:]) == like else None

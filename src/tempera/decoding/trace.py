@@ -75,7 +75,7 @@ class Trace:
         self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
     ) -> None:
         """Add a round. slots: positions of the verdict's tokens in the image, int64 [B, L + 1]; T
-        for tokens that were dropped.
+        beyond its end. Later rounds overwrite what follows the emitted tokens.
         """
         places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
         self.place.scatter_(1, slots, places.expand_as(slots))

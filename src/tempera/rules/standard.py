@@ -19,6 +19,9 @@ from tempera.errors import CoupledDraft, NotAChain, TemperaError
 from tempera.rules.optimal import kl_residual
 from tempera.rules.schedules import on_device
 
+LARGEST = torch.finfo(torch.float32).max
+"""The largest ω: an infinite one times p(x) = 0 would be no number."""
+
 
 @dataclass(frozen=True)
 class Exact(SharedResidual):
@@ -63,8 +66,8 @@ class Relaxed(SharedResidual):
             there vanilla is sometimes nearer to the target.
 
     Raises:
-        TemperaError: the schedule is empty or has an ω that is not above 0 and finite; or
-            `residual` is none of the three.
+        TemperaError: the schedule is empty or has an ω that is not above 0 or not finite in
+            float32; or `residual` is none of the three.
     """
 
     schedule: tuple[float, ...]
@@ -73,10 +76,10 @@ class Relaxed(SharedResidual):
     def __init__(
         self, schedule: Sequence[float], residual: Literal["optimal", "vanilla", "kl"] = "optimal"
     ) -> None:
-        if not schedule or not all(0 < omega < float("inf") for omega in schedule):
+        if not schedule or not all(0 < omega <= LARGEST for omega in schedule):
             raise TemperaError(
                 f"the relaxation schedule {list(schedule)} must hold at least one number, all "
-                "above 0 and finite"
+                f"above 0 and at most {LARGEST:g}"
             )
         if residual not in ("optimal", "vanilla", "kl"):
             raise TemperaError(f"residual={residual} is not known; choose optimal, vanilla or kl")
