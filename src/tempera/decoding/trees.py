@@ -81,16 +81,24 @@ def take(x: Tensor, index: Index) -> Tensor:
         return x if index == slice(0, x.shape[1]) else x[:, index]
     if index.dim() == 1:
         return x.index_select(1, index)
-    safe = index.clamp(min=0).view(*index.shape, *(1,) * (x.dim() - 2))
-    return x.gather(1, safe.expand(*index.shape, *x.shape[2:]))
+    safe = index.clamp(min=0)
+    return x.gather(1, safe) if x.dim() == 2 else _copied(x, safe)
 
 
 def take_one(x: Tensor, place: Tensor) -> Tensor:
     """Entries of x [B, N, ...] at one place of each row, int64 [B] -> [B, ...]."""
+    return _copied(x, place.unsqueeze(1)).squeeze(1)
+
+
+def _copied(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of x [B, N, ...] at the places int64 [B, M], as [B, M, ...]. On a CPU `gather` would
+    take five times as long, because it looks up every number of an entry.
+    """
     if len(x) == 1:
-        return x[0].index_select(0, place)
+        return x[0].index_select(0, index[0]).unsqueeze(0)
     starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
-    return x.flatten(0, 1).index_select(0, starts + place)
+    places = (starts.unsqueeze(1) + index).flatten()
+    return x.flatten(0, 1).index_select(0, places).view(*index.shape, *x.shape[2:])
 
 
 def put(x: Tensor, index: Index, values: Tensor) -> None:

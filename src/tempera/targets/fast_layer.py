@@ -103,11 +103,14 @@ def attend_by_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
     """`attend` by two matrix products, with scores rounded to the tensors' dtype. On CPUs that
-    multiply bfloat16 numbers it takes less time, over a single token less than half.
+    multiply bfloat16 numbers it takes less time, over a single token a quarter.
     """
     grouped = query.unflatten(1, (keys.shape[1], -1))
-    scores = (grouped.flatten(2, 3) @ keys.transpose(-1, -2)).view(*grouped.shape[:-1], -1)
-    weights = (scores.float() * scale + mask.unsqueeze(2)).softmax(-1).to(values.dtype)
+    # oneDNN takes half as long for k·qᵀ as for q·kᵀ, because there are more keys than queries
+    by_key = keys @ grouped.flatten(2, 3).transpose(-1, -2)
+    scores = by_key.transpose(-1, -2).to(torch.float32, memory_format=torch.contiguous_format)
+    masked = torch.add(mask.unsqueeze(2), scores.view(*grouped.shape[:-1], -1), alpha=scale)
+    weights = masked.softmax(-1).to(values.dtype)
     mixed: Tensor = weights.flatten(2, 3) @ values
     return mixed.view(query.shape)
 
