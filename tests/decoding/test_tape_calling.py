@@ -69,11 +69,17 @@ STEPS = {
         lambda: torch.full_like(X, 3).add_(X),
     ],
     **{
-        f"{name}.Tensor_out": [
-            lambda name=name, x=x, number=number: getattr(x, name)(number)
-            for x, number in ((X, 0), (X, 1.5), (X, 0.1), (COUNTS, 3))
+        f"{called}.Tensor_out": [
+            lambda name=name, x=x, other=other: getattr(x, name)(other)
+            for name in names
+            for x, other in ((X, 0), (X, 1.5), (X, 0.1), (COUNTS, 3), (X, X.flip(1)))
         ]
-        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for called, names in (
+            ("eq", ["eq"]),
+            ("ne", ["ne"]),
+            ("lt", ["lt", "gt"]),
+            ("le", ["le", "ge"]),
+        )
     },
     **{
         f"{name}.out": [

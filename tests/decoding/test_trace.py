@@ -11,28 +11,6 @@ from tempera.rules.standard import Exact
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
-def test_every_token_has_its_origin(tree):
-    output, heard = spied(tree)
-    trace, parents = output.trace, tree.parents.tolist()
-    for row in range(60):
-        place, origin, logprob, rounds = [], [], [], []
-        for number, (_, verdict, scores, emitted) in enumerate(heard):
-            accepted = int(verdict.accepted[row])
-            for index in range(int(emitted[row])):
-                node = int(verdict.path[row, index - 1]) if index else -1
-                drawn = RESAMPLED if node in parents else BONUS
-                place.append(index + 1)
-                rounds.append(number)
-                origin.append(ACCEPTED if index < accepted else drawn)
-                logprob.append(scores.p[row, 1 + node, verdict.tokens[row, index]].log().item())
-        assert trace.place[row].tolist() == place
-        assert trace.origin[row].tolist() == origin
-        assert trace.logprob[row].tolist() == logprob
-        assert trace.round[row].tolist() == rounds
-    assert {BONUS, RESAMPLED, ACCEPTED} == set(trace.origin.flatten().tolist())
-
-
-@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
 def test_counts_by_depth(tree):
     output, heard = spied(tree)
     trace = output.trace
@@ -79,31 +57,6 @@ def test_summaries_have_one_number_per_row():
     }
 
 
-def test_how_sure_the_target_is_of_the_next_token():
-    """LANTERN, Figure 2c: at every token that is drawn, of the distribution it is drawn from."""
-    target = TableTarget(12, 2)
-    trace = emit(target, NoDraft(), Exact(), rows=4, diagnostics=True).trace
-    first = target.table[:1].double()
-    ranked = first.sort(descending=True).values
-    for column, value in (
-        (trace.top1, ranked[0, 0]),
-        (trace.top10, ranked[0, :10].sum()),
-        (trace.entropy, -(first * first.log()).sum()),
-    ):
-        torch.testing.assert_close(column[:, 0].double(), value.expand(4))
-    assert trace.top1[:, 1].unique().numel() > 1
-    assert trace.proximity.isnan().all()
-    assert {"top1", "top10", "entropy", "proximity"} <= set(trace.summary())
-
-
-def test_diagnostics_are_optional(monkeypatch):
-    monkeypatch.setattr("tempera.decoding.diagnostics.diagnose", None)
-    output, _ = spied(Tree.chain(3))
-    assert (output.trace.tv, output.trace.bound, output.trace.kl, output.trace.running_bound) == (
-        None,
-    ) * 4
-
-
 def test_origins_are_stored_as_these_numbers():
     assert (BONUS, RESAMPLED, ACCEPTED) == (0, 1, 2)
 
@@ -111,8 +64,10 @@ def test_origins_are_stored_as_these_numbers():
 def test_a_joined_trace_has_the_rows_of_its_batches():
     one, other = (spied(Tree.chain(3), rows=rows, diagnostics=True)[0].trace for rows in (2, 3))
     both = joined([one, other])
-    for mine, left, right in zip(both.tensors(), one.tensors(), other.tensors(), strict=True):
-        torch.testing.assert_close(mine, torch.cat([left, right]), equal_nan=True)
+    left, right = one.tensors(), other.tensors()
+    expected = {name: torch.cat([left[name], right[name]]) for name in left}
+    assert len(expected) == 10
+    torch.testing.assert_close(both.tensors(), expected, equal_nan=True)
     assert both.max_depth == joined([one]).max_depth == 3
 
 

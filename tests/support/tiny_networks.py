@@ -174,7 +174,8 @@ def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB)
         tokens[row, : len(line)] = draft.tokens[row, line]
         accepted[row] = len(line)
     visited = torch.nn.functional.pad(1 + path, (1, 0))
-    return Verdict(visited, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
+    stop = visited.gather(1, accepted[:, None])[:, 0]
+    return Verdict(stop, visited, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
 
 
 def random_rounds(

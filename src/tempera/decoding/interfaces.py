@@ -106,6 +106,7 @@ class Verdict:
     """The outcome of verification.
 
     Attributes:
+        stop: where the walk ended, counted 0..N with the root first, int64 [B].
         visited: the node before each emitted token, counted 0..N with the root first, int64
             [B, 1 + L]: 0, then the accepted path; 0 past the end.
         accepted: number of accepted drafted tokens τ, int64 [B], 0..L.
@@ -115,6 +116,7 @@ class Verdict:
             `tokens[b, accepted[b]]`.
     """
 
+    stop: Tensor
     visited: Tensor
     accepted: Tensor
     tokens: Tensor

@@ -26,6 +26,7 @@ from tempera.decoding.interfaces import (
 )
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.round_graph import BatchSize, RoundGraphs
+from tempera.decoding.running_trace import RunningTrace
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import Trace
 from tempera.decoding.verification import verify
@@ -117,7 +118,7 @@ class Images:
     Args:
         tokens: int64 [B, T + 1]; the last column is for tokens past the image.
         lengths: tokens that each row has, int64 [B].
-        trace: with a spare column, as `tokens`.
+        trace: of these tokens.
 
     Attributes:
         report: what the host reads after a round: the lengths, twice, float32 [2, B].
@@ -127,7 +128,7 @@ class Images:
 
     report: Tensor
 
-    def __init__(self, tokens: Tensor, lengths: Tensor, trace: Trace) -> None:
+    def __init__(self, tokens: Tensor, lengths: Tensor, trace: RunningTrace) -> None:
         self.tokens, self.lengths, self.trace = tokens, lengths, trace
         self.length = tokens.shape[1] - 1
         self._known = [0] * len(tokens)
@@ -141,7 +142,7 @@ class Images:
         return cls(
             torch.zeros(batch, length + 1, dtype=torch.int64, device=device),
             torch.zeros(batch, dtype=torch.int64, device=device),
-            Trace.blank(batch, length, depth, device, diagnostics),
+            RunningTrace.blank(batch, length, depth, device, diagnostics),
         )
 
     def add(self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule) -> Tensor:
@@ -154,8 +155,9 @@ class Images:
         self.trace.record(draft, verdict, scores, rule, slots)
         self.lengths += emitted
         # `probabilities`: a NaN makes the whole distribution NaN
-        health = torch.stack([scores.p[..., 0].sum(-1), draft.health])
-        self.report = torch.add(self.lengths, health, alpha=0)
+        self.report = torch.empty(2, len(emitted), device=emitted.device)
+        for row, health in enumerate((scores.p[..., 0].sum(-1), draft.health)):
+            torch.add(self.lengths, health, alpha=0, out=self.report[row])
         return emitted
 
     def read(self, report: list[list[float]], ids: list[str]) -> tuple[int, int]:

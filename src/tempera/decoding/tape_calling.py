@@ -131,6 +131,15 @@ def _binary(variant: OpOverload) -> Callable[..., Bound | None]:
     return instead
 
 
+def _swapped(variant: OpOverload) -> Callable[..., Bound | None]:
+    """x > y as y < x: rounds have more of the latter, whose code the processor then has at hand."""
+
+    def instead(made: Tensor, x: Tensor, other: Any) -> Bound | None:
+        return (variant, [other, x], {"out": made}) if isinstance(other, Tensor) else None
+
+    return instead
+
+
 def _as_tensor(number: Any, x: Tensor) -> Any:
     """A number that is combined with x, as a tensor of x's dtype, in which PyTorch computes anyway;
     anything else is returned unchanged.
@@ -173,8 +182,10 @@ _INSTEAD: dict[OpOverload, Callable[..., Bound | None]] = {
     aten.ne.Scalar: _binary(aten.ne.Tensor_out),
     aten.lt.Scalar: _binary(aten.lt.Tensor_out),
     aten.le.Scalar: _binary(aten.le.Tensor_out),
-    aten.gt.Scalar: _binary(aten.gt.Tensor_out),
-    aten.ge.Scalar: _binary(aten.ge.Tensor_out),
+    aten.gt.Scalar: _swapped(aten.lt.Tensor_out),
+    aten.gt.Tensor: _swapped(aten.lt.Tensor_out),
+    aten.ge.Scalar: _swapped(aten.le.Tensor_out),
+    aten.ge.Tensor: _swapped(aten.le.Tensor_out),
 }
 
 _NUMBERS = {"add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge"}

@@ -1,19 +1,13 @@
 """A token-by-token record of decoding: accepted drafts, log-probabilities, and bounds on the
-distance of their law from the target's.
-
-All tensors stay on the device until decoding ends.
+distance of their law from the target's. `running_trace` records it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from tempera.decoding.diagnostics import certainty, diagnose, proximity
-from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
-from tempera.decoding.trees import take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
@@ -57,65 +51,13 @@ class Trace:
     entropy: Tensor | None = None
     proximity: Tensor | None = None
 
-    @classmethod
-    def blank(
-        cls, batch: int, length: int, max_depth: int, device: torch.device, diagnostics: bool
-    ) -> "Trace":
-        """An empty trace, with a spare column for tokens past the image."""
-
-        def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(batch, length + 1, dtype=dtype, device=device)
-
-        extra = [column(torch.float32) for _ in range(7)] if diagnostics else []
-        return cls(
-            max_depth, column(torch.int16), column(torch.int8), column(torch.float32), *extra
-        )
-
-    def record(
-        self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
-    ) -> None:
-        """Add a round. slots: positions of the verdict's tokens in the image, int64 [B, L + 1]; T
-        beyond its end. Later rounds overwrite what follows the emitted tokens.
-        """
-        places = torch.arange(1, slots.shape[1] + 1, dtype=torch.int16, device=slots.device)
-        self.place.scatter_(1, slots, places.expand_as(slots))
-        inner = torch.where(draft.tree.last_children < 0, BONUS, RESAMPLED).to(torch.int8)
-        drawn = inner.expand(len(slots), -1).gather(1, verdict.visited)
-        origin = torch.where(places <= verdict.accepted.unsqueeze(1), ACCEPTED, drawn)
-        self.origin.scatter_(1, slots, origin)
-        flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
-        self.logprob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat).log())
-        columns = [*self._diagnostics]
-        if columns:
-            soft = scores.p if scores.soft is None else scores.soft
-            values = (
-                *diagnose(draft, verdict, scores.p, rule, scores.soft),
-                *certainty(take(scores.p, verdict.visited)),
-                proximity(draft, verdict, soft, rule),
-            )
-            for column, value in zip(columns, values, strict=True):
-                column.scatter_(1, slots, value)
-
-    @property
-    def _diagnostics(self) -> Iterator[Tensor]:
-        """The columns of diagnostics in the order of the fields; none without."""
-        columns = (self.tv, self.bound, self.kl, self.top1, self.top10, self.entropy)
-        return (column for column in (*columns, self.proximity) if column is not None)
-
-    def tensors(self) -> list[Tensor]:
-        """All columns in the order of the fields."""
-        return [self.place, self.origin, self.logprob, *self._diagnostics]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "Trace":
-        """A trace with these columns in place of `tensors`."""
-        return Trace(self.max_depth, *tensors)
-
-    def finished(self) -> "Trace":
-        """Without the spare column."""
-        return self._map(lambda column: column[:, :-1])
+    def tensors(self) -> dict[str, Tensor]:
+        """The columns that are there, by name."""
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def cpu(self) -> "Trace":
-        """A copy on the host, one transfer per field; call it once, when decoding has ended."""
+        """A copy on the host, one transfer per field."""
         return self._map(lambda column: column.to("cpu"))
 
     @property
@@ -234,14 +176,14 @@ class Trace:
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
-        return self.with_tensors([change(column) for column in self.tensors()])
+        changed: dict[str, Any] = {name: change(it) for name, it in self.tensors().items()}
+        return replace(self, **changed)
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
     """One trace of all rows of several batches, in order; they must be of the same method."""
+    tensors = [trace.tensors() for trace in traces]
     columns: dict[str, Any] = {
-        field.name: torch.cat([getattr(trace, field.name) for trace in traces])
-        for field in fields(traces[0])
-        if isinstance(getattr(traces[0], field.name), Tensor)
+        name: torch.cat([one[name] for one in tensors]) for name in tensors[0]
     }
     return replace(traces[0], **columns)

@@ -304,7 +304,7 @@ class Tree:
         [B].
         """
         if self.is_chain:
-            return passed.long().cumprod(-1).sum(-1)
+            return torch.where(passed, self.nodes, self.ids).amin(-1)
         # nodes are sorted by depth: the last one that is reached is the deepest
         return torch.where(self.reached(passed), 1 + self.ids, 0).amax(-1)
 
@@ -312,11 +312,7 @@ class Tree:
         """Depths of a place in each row, counted 0..N with the root first: int64 [B] -> [B]."""
         if self.is_chain:
             return stop
-        return self._at(torch.nn.functional.pad(self.depths, (1, 0)), stop)
-
-    def last_child_at(self, stop: Tensor) -> Tensor:
-        """The entries of `last_children` for a place in each row, int64 [B] -> [B]."""
-        return self._at(self.last_children, stop)
+        return self.at_stop(torch.nn.functional.pad(self.depths, (1, 0)), stop)
 
     def route_to(self, stop: Tensor) -> Tensor:
         """The way from the root to a place in each row, int64 [B] -> [B, 2 + L]: the root, and the
@@ -327,8 +323,10 @@ class Tree:
         lineages = torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0))
         return self._route(take_one(lineages, stop))
 
-    def _at(self, table: Tensor, stop: Tensor) -> Tensor:
-        """Entries of a table [1 + N] or [B, 1 + N] for a place in each row, int64 [B] -> [B]."""
+    def at_stop(self, table: Tensor, stop: Tensor) -> Tensor:
+        """Entries of a table, [1 + N] or [B, 1 + N], for a place in each row, counted 0..N with the
+        root first: int64 [B] -> [B].
+        """
         if self.per_row:
             return table.gather(1, stop.unsqueeze(1)).squeeze(1)
         return table.index_select(0, stop)

@@ -60,7 +60,7 @@ def verify(
     next_token = sample(law, uniforms[:, -1])
     route = tree.route_to(stop)
     tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
-    return Verdict(route[:, :-1], tree.depth_at(stop), tokens, next_token)
+    return Verdict(stop, route[:, :-1], tree.depth_at(stop), tokens, next_token)
 
 
 def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]
             put(laws, test.parents, target)
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
-        f = f.masked_fill(at(target, token) >= 1, 1.0)
+        f = torch.where(at(target, token) < 1, f, 1.0)
         if tree.is_chain:
             return f, laws
         passing.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(f), f)
@@ -145,9 +145,9 @@ def _replacement(draft: Draft, laws: Tensor, rule: Rule, stop: Tensor) -> Tensor
     """The distribution of the drawn token, [B, V], where the walk stops, counted 0..N with the root
     first, int64 [B]: at a leaf the law itself, else the residual of the last child's test.
     """
-    tree = draft.tree
-    law, last = take_one(laws, stop), tree.last_child_at(stop)
-    child = last.clamp(min=0)
+    tree, law = draft.tree, take_one(laws, stop)
+    child = tree.at_stop(tree.last_children.clamp(min=0), stop)
     q, token = take_one(draft.q, child), take_one(draft.tokens, child)
     residual = rule.residual(law, q, token, tree.depth_at(stop) + 1)
-    return torch.where(last.unsqueeze(-1) < 0, law, residual)
+    is_leaf = tree.at_stop(tree.last_children < 0, stop)
+    return torch.where(is_leaf.unsqueeze(-1), law, residual)

@@ -327,8 +327,7 @@ class Jacobi:
                 verdict.tokens,
             )
         self._p = scores.p
-        stop = verdict.visited.gather(1, verdict.accepted.unsqueeze(1))
-        self._reading = self.shape.reading[stop.squeeze(1)]
+        self._reading = self.shape.reading[verdict.stop]
 
     @property
     def states(self) -> tuple[RoundState, ...]:

@@ -115,7 +115,8 @@ class Relaxed(SharedResidual):
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
         omegas = on_device((self.schedule[0], *self.schedule), depth.device)  # from depth 0 on
-        return omegas.take(depth.clamp(max=len(self.schedule)))
+        place = depth.clamp(max=len(self.schedule))
+        return omegas.index_select(0, place.flatten()).view(depth.shape)
 
 
 @dataclass(frozen=True)

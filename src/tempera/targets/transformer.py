@@ -152,15 +152,17 @@ class TransformerTarget:
         prefix = conditioned(self.network, condition, keep.repeat(copies, 1), drop)
         prompt = PromptState(*prefix, copies, self.length)
         self.session.begin(prompt, nodes)
-        self._root_embeds = prompt.embeds[:, -1:]
+        # the first root is no token
+        self._first_root: Tensor | None = prompt.embeds[:, -1:]
+        self._root = torch.zeros(len(prompts), 1, dtype=torch.int64, device=self.device)
 
     def carried(self) -> tuple[Tensor, ...]:
-        """The embedded roots and the session's; see `interfaces.RoundState`."""
-        return self._root_embeds, *self.session.carried()
+        """The roots and the session's; see `interfaces.RoundState`."""
+        return self._root, *self.session.carried()
 
     def carry(self, tensors: Sequence[Tensor]) -> None:
         """See `interfaces.RoundState`."""
-        self._root_embeds = tensors[0]
+        self._root = tensors[0]
         self.session.carry(tensors[1:])
 
     def expect(self, longest: int) -> Hashable:
@@ -172,9 +174,9 @@ class TransformerTarget:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
         [R, 1 + N, H]. See `interfaces.Target.score`.
         """
-        embeds = self._root_embeds
-        if draft.tree.nodes:
-            embeds = torch.cat([embeds, self.head.embed(draft.tokens)], 1)
+        embeds = self.head.embed(torch.cat([self._root, draft.tokens], 1))
+        if self._first_root is not None:
+            embeds = torch.cat([self._first_root, embeds[:, 1:]], 1)
         layout = self.session.layout_of(draft.tree)
         hidden = self.session.score(embeds, layout)
         lengths = self.session.prompt.lengths
@@ -202,4 +204,4 @@ class TransformerTarget:
             most: upper bound of `emitted`.
         """
         self.session.prompt.advance(emitted, most)
-        self._root_embeds = self.head.embed(root[:, None])
+        self._root, self._first_root = root[:, None], None

@@ -1,0 +1,106 @@
+"""The columns of a trace while a batch is decoded.
+
+Rounds record what cannot be derived afterwards. All tensors stay on the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.diagnostics import certainty, diagnose, proximity
+from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
+from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED, Trace
+from tempera.decoding.trees import Tree, take
+
+DIAGNOSTICS = 7
+"""Columns of `Trace` that are there with diagnostics alone."""
+
+
+@dataclass
+class RunningTrace:
+    """The columns of images of T tokens, [B, T + 1] each; the last entry is for tokens past the
+    image.
+
+    Attributes:
+        max_depth: L, depth of the draft.
+        origin: see `Trace`, int8.
+        prob: probability of the token under the target's sampled distribution, float32.
+        diagnostics: `Trace`'s columns from `tv` on, float32, or none.
+    """
+
+    max_depth: int
+    origin: Tensor
+    prob: Tensor
+    diagnostics: tuple[Tensor, ...]
+
+    @classmethod
+    def blank(
+        cls, batch: int, length: int, max_depth: int, device: torch.device, diagnostics: bool
+    ) -> "RunningTrace":
+        """Empty columns."""
+
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(batch, length + 1, dtype=dtype, device=device)
+
+        more = [column(torch.float32) for _ in range(DIAGNOSTICS if diagnostics else 0)]
+        return cls(max_depth, column(torch.int8), column(torch.float32), tuple(more))
+
+    def record(
+        self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
+    ) -> None:
+        """Add a round. slots: positions of the verdict's tokens in the image, int64 [B, L + 1]; T
+        beyond its end. Later rounds overwrite what follows the emitted tokens.
+        """
+        self.origin.scatter_(1, slots, _origins(draft.tree, verdict.stop, slots.shape[1]))
+        flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
+        self.prob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat))
+        if self.diagnostics:
+            soft = scores.p if scores.soft is None else scores.soft
+            values = (
+                *diagnose(draft, verdict, scores.p, rule, scores.soft),
+                *certainty(take(scores.p, verdict.visited)),
+                proximity(draft, verdict, soft, rule),
+            )
+            for column, value in zip(self.diagnostics, values, strict=True):
+                column.scatter_(1, slots, value)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All columns."""
+        return self.origin, self.prob, *self.diagnostics
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "RunningTrace":
+        """The same with these in place of `tensors`."""
+        origin, prob, *diagnostics = tensors
+        return replace(self, origin=origin, prob=prob, diagnostics=tuple(diagnostics))
+
+    def finished(self) -> Trace:
+        """The trace of complete images."""
+        origin, prob, *diagnostics = (column[:, :-1] for column in self.tensors())
+        return Trace(self.max_depth, _places(origin), origin, prob.log(), *diagnostics)
+
+
+def _origins(tree: Tree, stop: Tensor, count: int) -> Tensor:
+    """Origins of a round's first `count` tokens, int8 [B, count], for walks that stopped at `stop`,
+    int64 [B]. Those after the drawn token are arbitrary.
+    """
+    if not tree.per_row:  # constant, but for the choice
+        every = torch.arange(1 + tree.nodes, device=stop.device)
+        return _origins_after(tree, every, count).index_select(0, stop)
+    return _origins_after(tree, stop, count)
+
+
+def _origins_after(tree: Tree, stops: Tensor, count: int) -> Tensor:
+    """The same, computed for walks that stopped at `stops`, int64 [M] -> [M, count]."""
+    accepted = torch.arange(count, device=stops.device) < tree.depth_at(stops).unsqueeze(1)
+    drawn = torch.where(tree.at_stop(tree.last_children, stops) < 0, BONUS, RESAMPLED).unsqueeze(1)
+    return torch.where(accepted, ACCEPTED, drawn).to(torch.int8)
+
+
+def _places(origin: Tensor) -> Tensor:
+    """`Trace.place`, int16 [B, T]: a round begins at the first token, and after every drawn one."""
+    begins = torch.nn.functional.pad(origin[:, :-1] != ACCEPTED, (1, 0), value=True)
+    columns = torch.arange(origin.shape[1], device=origin.device)
+    first = torch.where(begins, columns, 0).cummax(-1).values
+    return (1 + columns - first).to(torch.int16)
