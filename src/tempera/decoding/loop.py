@@ -26,7 +26,7 @@ from tempera.decoding.interfaces import (
 )
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.round_graph import BatchSize, RoundGraphs
-from tempera.decoding.running_trace import RunningTrace
+from tempera.decoding.running_trace import RunningTrace, put_flat
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import Trace
 from tempera.decoding.verification import verify
@@ -116,7 +116,8 @@ class Images:
     """The images of a batch as far as they are decoded. Implements `interfaces.RoundState`.
 
     Args:
-        tokens: int64 [B, T + 1]; the last column is for tokens past the image.
+        tokens: int64 [B, T + 1 + L], with L the depth of drafts; the last 1 + L columns are for
+            tokens past the image.
         lengths: tokens that each row has, int64 [B].
         trace: of these tokens.
 
@@ -130,9 +131,12 @@ class Images:
 
     def __init__(self, tokens: Tensor, lengths: Tensor, trace: RunningTrace) -> None:
         self.tokens, self.lengths, self.trace = tokens, lengths, trace
-        self.length = tokens.shape[1] - 1
+        width, most = tokens.shape[1], trace.max_depth + 1
+        self.length = width - most
         self._known = [0] * len(tokens)
-        self._offsets = torch.arange(trace.max_depth + 1, device=tokens.device)
+        # of a round's tokens in the flat memory of all rows
+        starts = torch.arange(0, tokens.numel(), width, device=tokens.device)
+        self._offsets = starts.unsqueeze(1) + torch.arange(most, device=tokens.device)
 
     @classmethod
     def blank(
@@ -140,7 +144,7 @@ class Images:
     ) -> "Images":
         """Images without a token, for drafts of this depth."""
         return cls(
-            torch.zeros(batch, length + 1, dtype=torch.int64, device=device),
+            torch.zeros(batch, length + 1 + depth, dtype=torch.int64, device=device),
             torch.zeros(batch, dtype=torch.int64, device=device),
             RunningTrace.blank(batch, length, depth, device, diagnostics),
         )
@@ -148,10 +152,10 @@ class Images:
     def add(self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule) -> Tensor:
         """Add a round; returns how many tokens each row emits, see `Target.commit`."""
         emitted = torch.minimum(verdict.accepted + 1, self.length - self.lengths)
-        ahead = self._offsets[: verdict.tokens.shape[1]]
-        # later rounds overwrite what follows the emitted tokens, except in the spare column
-        slots = (self.lengths.unsqueeze(1) + ahead).clamp(max=self.length)
-        self.tokens.scatter_(1, slots, verdict.tokens)
+        # later rounds overwrite what follows the emitted tokens
+        ahead = self._offsets[:, : verdict.tokens.shape[1]]
+        slots = (self.lengths.unsqueeze(1) + ahead).flatten()
+        put_flat(self.tokens, slots, verdict.tokens)
         self.trace.record(draft, verdict, scores, rule, slots)
         self.lengths += emitted
         # `probabilities`: a NaN makes the whole distribution NaN

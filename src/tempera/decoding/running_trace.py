@@ -20,8 +20,8 @@ DIAGNOSTICS = 7
 
 @dataclass
 class RunningTrace:
-    """The columns of images of T tokens, [B, T + 1] each; the last entry is for tokens past the
-    image.
+    """The columns of images of T tokens, [B, T + 1 + L] each; the last entries are for tokens past
+    the image.
 
     Attributes:
         max_depth: L, depth of the draft.
@@ -42,7 +42,7 @@ class RunningTrace:
         """Empty columns."""
 
         def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(batch, length + 1, dtype=dtype, device=device)
+            return torch.zeros(batch, length + 1 + max_depth, dtype=dtype, device=device)
 
         more = [column(torch.float32) for _ in range(DIAGNOSTICS if diagnostics else 0)]
         return cls(max_depth, column(torch.int8), column(torch.float32), tuple(more))
@@ -50,12 +50,16 @@ class RunningTrace:
     def record(
         self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule, slots: Tensor
     ) -> None:
-        """Add a round. slots: positions of the verdict's tokens in the image, int64 [B, L + 1]; T
-        beyond its end. Later rounds overwrite what follows the emitted tokens.
+        """Add a round.
+
+        Args:
+            slots: where the verdict's tokens belong, for `put_flat`, int64 [B·(L + 1)]. Later
+                rounds overwrite what follows the emitted tokens.
         """
-        self.origin.scatter_(1, slots, _origins(draft.tree, verdict.stop, slots.shape[1]))
+        count = verdict.tokens.shape[1]
+        put_flat(self.origin, slots, _origins(draft.tree, verdict.stop, count))
         flat = verdict.visited * scores.p.shape[-1] + verdict.tokens
-        self.prob.scatter_(1, slots, scores.p.flatten(1).gather(1, flat))
+        put_flat(self.prob, slots, scores.p.flatten(1).gather(1, flat))
         if self.diagnostics:
             soft = scores.p if scores.soft is None else scores.soft
             values = (
@@ -64,7 +68,7 @@ class RunningTrace:
                 proximity(draft, verdict, soft, rule),
             )
             for column, value in zip(self.diagnostics, values, strict=True):
-                column.scatter_(1, slots, value)
+                put_flat(column, slots, value)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All columns."""
@@ -77,8 +81,16 @@ class RunningTrace:
 
     def finished(self) -> Trace:
         """The trace of complete images."""
-        origin, prob, *diagnostics = (column[:, :-1] for column in self.tensors())
+        past = 1 + self.max_depth
+        origin, prob, *diagnostics = (column[:, :-past] for column in self.tensors())
         return Trace(self.max_depth, _places(origin), origin, prob.log(), *diagnostics)
+
+
+def put_flat(column: Tensor, slots: Tensor, values: Tensor) -> None:
+    """Write values [B, M] to places in a column's flat memory, int64 [B·M]. On a CPU this takes
+    less time than `scatter_`.
+    """
+    column.view(-1).index_copy_(0, slots, values.flatten())
 
 
 def _origins(tree: Tree, stop: Tensor, count: int) -> Tensor:
