@@ -254,3 +254,27 @@ def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
         "llamagen_b_c2i",
         {"weights": "random", "draft": "random"},
     )
+
+
+class Slow:
+    """A method whose round k takes `seconds[k]` in each of two parts, on the clock `hand`."""
+
+    def __init__(self, seconds, monkeypatch):
+        self.seconds, self.hand = seconds, 0.0
+        monkeypatch.setattr("tempera.decoding.timing.now", lambda device: self.hand)
+
+    def decode(self, target, streams, prompts, progress, clock):
+        for number, spent in enumerate(self.seconds, start=1):
+            for part in ("draft", "target"):
+                with clock(part):
+                    self.hand += spent
+            progress(number, number)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mean"), [([100.0, 1.0, 2.0, 3.0], 2.0), ([100.0, 4.0], 4.0), ([7.0], 7.0)]
+)
+def test_the_parts_are_those_of_all_rounds_but_the_first(seconds, mean, monkeypatch):
+    excerpt = benchmark.Excerpt(tiny_target(), 4)
+    found = benchmark._seconds_by_part(excerpt, Slow(seconds, monkeypatch), ["a"], 0)
+    assert found == {"draft": mean, "target": mean}

@@ -395,7 +395,7 @@ def time_rounds(
     """Time the methods in turn, by name, in `repeats` excerpts of a few rounds each, from the
     middle of an image.
     """
-    longest = DRAFTS * (1 + max(method.drafter.depth for method in methods.values()))
+    longest = max(map(_tokens, methods.values()))
     excerpts = {
         name: Excerpt(target, min(target.length, longest, AR_TOKENS if one.is_plain else longest))
         for name, one in methods.items()
@@ -413,6 +413,11 @@ def time_rounds(
     return {name: Pace(Spread.of(beginnings[name]), Spread.of(rounds[name])) for name in methods}
 
 
+def _tokens(method: Method) -> int:
+    """Tokens of an excerpt that suits a method; an image may have fewer."""
+    return DRAFTS * (1 + method.drafter.depth)
+
+
 def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
     """Play excerpts until the method's rounds are recorded, if they can be."""
     missing = 1 if method.graphs is None else 3 + method.graphs.recorder.warm_up
@@ -425,15 +430,28 @@ def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
 def _time_parts(
     target: TransformerTarget, method: Method, prompts: list[str], repeats: int
 ) -> dict[str, Spread]:
-    """Time the parts of the method's rounds in such excerpts."""
-    excerpt = Excerpt(target, min(target.length, 2 * (1 + method.drafter.depth)))
+    """Time the parts of the method's rounds in such excerpts, without the first round of each,
+    which is another kind of round.
+    """
+    excerpt = Excerpt(target, min(target.length, _tokens(method)))
     parts: dict[str, list[float]] = {}
     for repeat in range(repeats):
-        clock = Clock(target.device)
-        rounds = len(_excerpt(excerpt, method, prompts, repeat, clock)) - 1
-        for name, spent in clock.seconds.items():
-            parts.setdefault(name, []).append(spent / rounds)
+        for name, seconds in _seconds_by_part(excerpt, method, prompts, repeat).items():
+            parts.setdefault(name, []).append(seconds)
     return {part: Spread.of(values) for part, values in parts.items()}
+
+
+def _seconds_by_part(
+    excerpt: Excerpt, method: Method, prompts: list[str], seed: int
+) -> dict[str, float]:
+    """The mean time of each part, over all rounds but the first; over that one if there is no
+    other.
+    """
+    clock, ends = Clock(excerpt.target.device), list[dict[str, float]]()
+    _excerpt(excerpt, method, prompts, seed, clock, lambda: ends.append(dict(clock.seconds)))
+    first = ends[0] if len(ends) > 1 else {}
+    rounds = max(1, len(ends) - 1)
+    return {part: (spent - first.get(part, 0.0)) / rounds for part, spent in ends[-1].items()}
 
 
 def _excerpt(
@@ -442,6 +460,7 @@ def _excerpt(
     prompts: list[str],
     seed: int,
     clock: PartTimer = no_clock,
+    after_round: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """The times in seconds at which one excerpt began and its rounds ended."""
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
@@ -449,6 +468,7 @@ def _excerpt(
 
     def mark(rounds: int, written: int) -> None:  # the number was read: the round has ended
         times.append(time.perf_counter())
+        after_round()
 
     method.decode(target, streams, prompts, progress=mark, clock=clock)
     return times
