@@ -77,6 +77,7 @@ def test_a_tape_repeats_it():
     assert tape.confirmed
     x.neg_()
     tape.replay(no_clock)
+    assert "kth_largest" in [call.name for call in tape._calls]
     assert found.equal(by_sorting(x * 2, 7))
 
 

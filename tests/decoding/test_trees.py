@@ -233,3 +233,7 @@ def test_tests_of_dynamic_trees_reach_every_node_in_its_rank(one, other):
                     assert before == (tested[parent - 1][-1] if rank else node)
                     tested[parent - 1].append(node)
         assert sorted(node for family in tested for node in family) == list(range(size))
+
+
+def test_the_walk_down_a_tree_without_nodes_stays_at_the_root():
+    assert Tree.empty().walk(torch.zeros(3, 0, dtype=torch.bool)).tolist() == [0, 0, 0]

@@ -4,6 +4,7 @@ planted faults, and real networks.
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -494,6 +495,23 @@ def test_candidates_of_a_place_are_drawn_without_replacement(levels):
             tokens = draft.tokens[:, siblings[siblings >= 0]]
             assert all(len(set(row)) == len(row) for row in tokens.tolist())
         assert draft.tree.children[0].ge(0).sum() == 3
+
+
+def test_distributions_are_read_from_where_the_walk_stopped():
+    """The next window begins with the distribution after the first child of the last kept node."""
+    target = local_target(4, (2, 4))
+    drafter = sjd_pac(target, 8, "random", branches=2, levels=2, branching="full")
+    spy = Spy(drafter)
+    emit(target, spy, Exact(), rows=1000)
+    elsewhere = 0
+    for (draft, verdict, scores, emitted), (following, *_) in pairwise(spy.heard):
+        for row in emitted.nonzero().flatten().tolist():
+            kept = verdict.path[row, : int(verdict.accepted[row])].tolist()
+            child = int(draft.tree.children[1 + kept[-1] if kept else 0, 0])
+            if child >= 0:
+                assert following.q[row, 0].equal(scores.p[row, 1 + child])
+                elsewhere += verdict.path[row, 0] > 0  # not the first candidate
+    assert elsewhere > 10
 
 
 @pytest.mark.parametrize("method", ALL)

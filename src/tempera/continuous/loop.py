@@ -132,11 +132,6 @@ class ContinuousTrace(Trace):
     def columns(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "ContinuousTrace":
-        names = ("place", "origin", "order", "trials", "failures", "passes", "proposed")
-        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
-        return replace(self, **changed)
-
 
 class _Canvas:
     """The images of a batch as far as they are decoded.

@@ -159,7 +159,7 @@ class Images:
         self.trace.record(draft, verdict, scores, rule, slots)
         self.lengths += emitted
         # `probabilities`: a NaN makes the whole distribution NaN
-        self.report = torch.empty(2, len(emitted), device=emitted.device)
+        self.report = torch.empty(2, len(emitted), dtype=torch.float32, device=emitted.device)
         for row, health in enumerate((scores.p[..., 0].sum(-1), draft.health)):
             torch.add(self.lengths, health, alpha=0, out=self.report[row])
         return emitted

@@ -130,8 +130,10 @@ class Sampling:
 
 
 def _without_less(logits: Tensor, least: Tensor) -> Tensor:
-    """Logits, of which a softmax makes 0 where they are less than `least`. Both [..., V]."""
-    # comparisons to bool, and choices by them, take ten times as long on a CPU
+    """The logits [..., V], with those below `least` [..., 1] so small that a softmax makes them
+    0.
+    """
+    # on a CPU, `where` with a mask takes ten times as long
     less = logits.detach().clone().lt_(least)
     return torch.add(logits, less, alpha=-torch.finfo(logits.dtype).max)
 

@@ -20,8 +20,8 @@ DIAGNOSTICS = 7
 
 @dataclass
 class RunningTrace:
-    """The columns of images of T tokens, [B, T + 1 + L] each; the last entries are for tokens past
-    the image.
+    """The columns of images of T tokens, [B, T + 1 + L] each; the last 1 + L entries are for tokens
+    past the image.
 
     Attributes:
         max_depth: L, depth of the draft.
@@ -97,7 +97,7 @@ def _origins(tree: Tree, stop: Tensor, count: int) -> Tensor:
     """Origins of a round's first `count` tokens, int8 [B, count], for walks that stopped at `stop`,
     int64 [B]. Those after the drawn token are arbitrary.
     """
-    if not tree.per_row:  # constant, but for the choice
+    if not tree.per_row:  # a tape makes this table once, and only chooses rows
         every = torch.arange(1 + tree.nodes, device=stop.device)
         return _origins_after(tree, every, count).index_select(0, stop)
     return _origins_after(tree, stop, count)

@@ -132,12 +132,11 @@ def _binary(variant: OpOverload) -> Callable[..., Bound | None]:
 
 
 def _swapped(variant: OpOverload) -> Callable[..., Bound | None]:
-    """x > y as y < x: rounds have more of the latter, whose code the processor then has at hand."""
-
-    def instead(made: Tensor, x: Tensor, other: Any) -> Bound | None:
-        return (variant, [other, x], {"out": made}) if isinstance(other, Tensor) else None
-
-    return instead
+    """x > y as y < x. Rounds have more of the latter, so its code is more often in the processor's
+    cache.
+    """
+    binary = _binary(variant)
+    return lambda made, x, other: binary(made, other, x) if isinstance(other, Tensor) else None
 
 
 def _as_tensor(number: Any, x: Tensor) -> Any:

@@ -1,5 +1,5 @@
 """A token-by-token record of decoding: accepted drafts, log-probabilities, and bounds on the
-distance of their law from the target's. `running_trace` records it.
+distance of their law from the target's. `running_trace` records that of discrete tokens.
 """
 
 from collections.abc import Callable, Sequence

@@ -86,17 +86,17 @@ def take(x: Tensor, index: Index) -> Tensor:
 
 
 def take_one(x: Tensor, place: Tensor) -> Tensor:
-    """Entries of x [B, N, ...] at one place of each row, int64 [B] -> [B, ...]."""
+    """Entries of x [B, N, ...] at one place of each of its rows, int64 [B] -> [B, ...]."""
     return _copied(x, place.unsqueeze(1)).squeeze(1)
 
 
 def _copied(x: Tensor, index: Tensor) -> Tensor:
-    """Entries of x [B, N, ...] at the places int64 [B, M], as [B, M, ...]. On a CPU `gather` would
-    take five times as long, because it looks up every number of an entry.
+    """Entries of x [B, N, ...] at places int64 [B, M] of the same rows -> [B, M, ...]. On a CPU
+    `gather` would take five times as long, because it looks up every number of an entry.
     """
     if len(x) == 1:
         return x[0].index_select(0, index[0]).unsqueeze(0)
-    starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+    starts = torch.arange(len(x), device=x.device) * x.shape[1]
     places = (starts.unsqueeze(1) + index).flatten()
     return x.flatten(0, 1).index_select(0, places).view(*index.shape, *x.shape[2:])
 
@@ -304,7 +304,8 @@ class Tree:
         [B].
         """
         if self.is_chain:
-            return torch.where(passed, self.nodes, self.ids).amin(-1)
+            first_failed = torch.where(passed, self.nodes, self.ids)
+            return first_failed.amin(-1) if self.nodes else passed.long().sum(-1)
         # nodes are sorted by depth: the last one that is reached is the deepest
         return torch.where(self.reached(passed), 1 + self.ids, 0).amax(-1)
 

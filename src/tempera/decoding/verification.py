@@ -101,7 +101,7 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]
             put(laws, test.parents, target)
         token = take(draft.tokens, test.nodes)
         f = rule.accept_prob(target, take(draft.q, test.nodes), token, take(depths, test.nodes))
-        f = torch.where(at(target, token) < 1, f, 1.0)
+        f = torch.where(at(target, token) >= 1, 1.0, f)
         if tree.is_chain:
             return f, laws
         passing.scatter_(1, test.ids.remainder(1 + tree.nodes).expand_as(f), f)

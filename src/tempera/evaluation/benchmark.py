@@ -347,9 +347,9 @@ def _column(
 
 def bandwidth(device: torch.device, repeats: int = 5) -> float:
     """The device's bandwidth in bytes per second when it reads, in a large sum. A pass reads its
-    weights and writes little; a copy would use a processor's paths for writing as well.
+    weights and writes little; a copy would measure writing, too.
     """
-    numbers = torch.ones(READ // 4, device=device)
+    numbers = torch.ones(READ // 4, dtype=torch.float32, device=device)
     return READ / min(_timed(numbers.sum, device) for _ in range(repeats))
 
 

@@ -103,7 +103,7 @@ def attend_by_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
     """`attend` by two matrix products, with scores rounded to the tensors' dtype. On CPUs that
-    multiply bfloat16 numbers it takes less time, over a single token a quarter.
+    multiply bfloat16 numbers it takes less time, for a single token a quarter of the time.
     """
     grouped = query.unflatten(1, (keys.shape[1], -1))
     # oneDNN takes half as long for k·qᵀ as for q·kᵀ, because there are more keys than queries
