@@ -375,11 +375,11 @@ def test_nothing_is_looked_up_offline(
     [
         (
             "eval/run.py",
-            ["limit=64", "method=ar"],
+            ["limit=640", "method=ar"],
             "interrupted; the same command with hydra.run.d",
         ),
         ("eval/calibrate.py", ["limit=640"], "interrupted; the same command starts again"),
-        ("eval/tune.py", ["limit=64"], "interrupted; the same command goes on"),
+        ("eval/tune.py", ["limit=640"], "interrupted; the same command goes on"),
         ("eval/bench.py", ["repeats=1000"], "interrupted; the same command starts again"),
         ("train_draft/main.py", [], "interrupted; the same command goes on"),
         ("train_draft/prepare.py", [], "interrupted; the same command goes on"),
