@@ -18,7 +18,17 @@ T = TypeVar("T")
 
 
 class TemperaError(ValueError):
-    """A mistake the user can correct. Its message is one sentence: what, where and what to do."""
+    """A mistake the user can correct. Its message is one sentence: what, where and what to do.
+
+    option: the option at fault as the command line spells it, such as "delta" or
+        "metrics.reference"; None if no single option is.
+    """
+
+    option: str | None = None
+
+    def __init__(self, message: str = "", *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 @dataclass(eq=False)
