@@ -9,7 +9,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -252,7 +252,7 @@ class NoRange(TemperaError):
 
     least: float | None
     most: float | None
-    option: str
+    option: str = field()
 
     def __str__(self) -> str:
         return (
@@ -349,7 +349,7 @@ class LengthNotFound(TemperaError):
     the nearest that was measured.
     """
 
-    option: str
+    option: str = field()
     wanted: float
     value: float
     length: float
