@@ -7,13 +7,12 @@ import tiny_networks
 import torch
 from safetensors.torch import save_file
 from tiny_networks import GRID, PREFIX, VOCAB, TextLlama, lively, llamagen, tiny_eagle, tiny_target
-from torch import nn
 
+from tempera.drafters import eagle_fused
 from tempera.drafters.draft_network import torch_dtype
 from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.drafters.eagle_network import EagleModel, eagle_network, shifted
 from tempera.errors import TemperaError
-from tempera.targets.fast_layer import FastLayer
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
 
@@ -85,9 +84,8 @@ def test_a_draft_is_one_layer_and_one_projection():
 def test_drafting_computes_what_training_computes(family, joined, monkeypatch):
     network = families()[family]
     eagle = lively(EagleModel.of(network, "tiny"), 1)
-    assert FastLayer.fits(eagle.layer)
     if not joined:
-        monkeypatch.setattr(FastLayer, "fits", lambda layer: False)
+        monkeypatch.setattr(eagle_fused, "merge", lambda layer: False)
     fast = FastEagle(eagle, torch.device("cpu"), torch.float32)
     embeds, hidden, mask, positions = sequence(eagle)
     heads = eagle.layer.self_attn.k_proj.out_features // eagle.layer.self_attn.head_dim
@@ -119,12 +117,6 @@ def test_drafting_computes_what_training_computes(family, joined, monkeypatch):
             cache,
         )
     torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_other_layers_are_not_fused():
-    eagle = tiny_eagle(tiny_target())
-    eagle.layer.mlp.down_proj.bias = nn.Parameter(torch.zeros(16))
-    assert not FastEagle(eagle, torch.device("cpu"), torch.float32).joined
 
 
 def test_drafting_has_its_own_copy_of_the_weights():

@@ -45,7 +45,7 @@ from tempera.runtime import cost as costing
 from tempera.runtime.cost import Cost, Time
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
-from tempera.targets import frozen_linear
+from tempera.targets import packed_linear
 from tempera.training import estimate as training
 from tempera.training.recipe import Recipe
 from tempera.training.run_time import Drawing
@@ -72,8 +72,7 @@ def _untimed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 @pytest.fixture
 def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay in PyTorch's own tensors, as on a GPU, where a meter counts them."""
-    monkeypatch.setattr(frozen_linear, "packs", lambda weight: False)
-    monkeypatch.setattr(frozen_linear, "is_half", lambda weight: False)
+    monkeypatch.setattr(packed_linear, "packs", lambda weight: False)
 
 
 def test_a_meter_counts_a_storage_once_and_until_it_is_freed() -> None:

@@ -94,9 +94,8 @@ def test_compiled_target_and_draft_decode_like_eager_ones_and_write_in_place(mon
     )  # the cache is not copied
     plain, expected_images, expected_laws = decoded(False, 1, [PROMPTS[:2]])
     assert given == [
-        "_fast_layer",
-        "TokenHead._sampled",
-        "TokenHead._after_guiding",
+        "_decoder_layer",
+        "_logits",
         "Sampling.distribution",
         "HiddenStateDraft._forward",
     ]

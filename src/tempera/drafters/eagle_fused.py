@@ -9,14 +9,14 @@ from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftStep
 from tempera.runtime.processor import arithmetic
-from tempera.targets.fast_layer import FastLayer, turned
-from tempera.targets.frozen_linear import FrozenLinear, freeze
 from tempera.targets.kv_cache import RowCache
+from tempera.targets.merged_layer import merge
+from tempera.targets.packed_linear import PackedLinear, joined
 
 
 class FastEagle(DraftStep):
     """An `EagleModel` or `ParallelModel` for drafting: the same arithmetic with fewer and larger
-    operations, if `FastLayer` fits its layers. It has its own copies of the weights.
+    products (`merged_layer`). It has its own copies of the weights.
 
     Args:
         model: the draft network; later changes to its weights have no effect here.
@@ -25,19 +25,21 @@ class FastEagle(DraftStep):
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        fc, *layers = (_frozen(part, device, dtype) for part in (model.fc, *model.layers))
-        self.joined = all(FastLayer.fits(layer) for layer in layers)
-        self._fc = freeze(fc.weight, fc.bias)
-        self._fc_without: FrozenLinear | None = None
+        fc, rotary, *layers = (
+            _frozen(part, device, dtype) for part in (model.fc, model.rotary, *model.layers)
+        )
+        self._fc = joined(fc)
+        self._fc_without: PackedLinear | None = None
         if model.features:  # drafted tokens have none
-            self._fc_without = freeze(fc.weight[:, : 2 * fc.out_features], fc.bias)
-        self._layers = nn.ModuleList(FastLayer(layer) if self.joined else layer for layer in layers)
-        self._rotary = _frozen(model.rotary, device, dtype)
+            self._fc_without = PackedLinear(fc.weight[:, : 2 * fc.out_features], fc.bias)
+        for layer in layers:
+            merge(layer)
+        self._layers, self._rotary = nn.ModuleList(layers), rotary
 
     @override
     def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotary(like, position_ids)
-        return turned(cos, sin) if self.joined else (cos, sin)
+        return cos, sin
 
     @override
     def forward(
@@ -53,18 +55,14 @@ class FastEagle(DraftStep):
         if self._fc_without is not None and hidden.shape == embeds.shape:
             fc = self._fc_without
         x: Tensor = fc(inputs(embeds, hidden))
-        for index, layer in enumerate(self._layers):
-            entries = cache.layer(index)
-            if self.joined:
-                x = layer(x, mask, rotation, entries)
-            else:
-                x = layer(
-                    x,
-                    attention_mask=mask,
-                    position_embeddings=rotation,
-                    past_key_values=entries,
-                    use_cache=True,
-                )
+        for layer, entries in zip(self._layers, cache.layers, strict=True):
+            x = layer(
+                x,
+                attention_mask=mask,
+                position_embeddings=rotation,
+                past_key_values=entries,
+                use_cache=True,
+            )
         return x
 
 

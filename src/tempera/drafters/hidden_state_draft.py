@@ -15,7 +15,6 @@ from tempera.decoding.trees import take
 from tempera.drafters.cache_slots import Places
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.runtime.processor import arithmetic
-from tempera.targets.frozen_linear import unpack
 from tempera.targets.kv_cache import RowCache
 from tempera.targets.transformer import TransformerTarget
 
@@ -55,8 +54,6 @@ class HiddenStateDraft:
         self.dtype = arithmetic(dtype, target.device)
         self.model = model.drafting(target.device, dtype)
         target.head.copy_to(self.dtype)
-        if target.compiled:
-            unpack(self.model)
         self.session, self.head = target.session, target.head
         self.identity = model.identity
         self._width = (1 + len(model.features)) * target.head.hidden_size

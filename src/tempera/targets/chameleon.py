@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
@@ -226,15 +226,11 @@ def _from_meta(name: str, tensor: Tensor, heads: int) -> Sequence[tuple[str, Ten
     return [(_LAYER_KEYS.get(name, name), tensor)]
 
 
-class _Layer(nn.Module):
+class _Layer(ChameleonDecoderLayer):  # type: ignore[misc]
     """A Chameleon decoder layer that returns only its hidden states, like other families."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.inner = ChameleonDecoderLayer(config, layer_idx=0)
-
     def forward(self, hidden: Tensor, **options: Any) -> Tensor:
-        out: Tensor = self.inner(hidden, **options)[0]
+        out: Tensor = super().forward(hidden, **options)[0]
         return out
 
 
@@ -242,4 +238,4 @@ def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     """A decoder layer and rotary embedding for the fields of a `ChameleonConfig`."""
     sizes = ChameleonConfig(**{**config, "num_hidden_layers": 1})
     sizes._attn_implementation = "sdpa"
-    return _Layer(sizes), Rotary.of(sizes)
+    return _Layer(sizes, layer_idx=0), Rotary.of(sizes)

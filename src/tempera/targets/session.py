@@ -13,10 +13,9 @@ from torch import Tensor
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction, compile_step, cuda_graphed
-from tempera.targets.fast_layer import FastLayer, FastNorm, turned
-from tempera.targets.frozen_linear import unpack
 from tempera.targets.kv_cache import RoundMask, RowCache
 from tempera.targets.masks import causal_mask
+from tempera.targets.merged_layer import merge
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import PromptState
 
@@ -43,7 +42,7 @@ class Session:
         watched: layers whose inputs follow every hidden state, see `watch`.
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E].
         cache: the batch's KV cache; the next batch takes it if it has room enough.
-        fused: whether the decoder layers are `FastLayer`s.
+        fused: whether the projections of the decoder layers are merged.
         compiled: whether the steps of a round are compiled.
     """
 
@@ -62,26 +61,16 @@ class Session:
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
         self.fused = self.compiled = False
         self.watched: tuple[int, ...] = ()
-        self._plain: StepFunction = _decoder_layer
         self._block: StepFunction = _decoder_layer
         self._pass: StepFunction = self._forward
         self._shape: tuple[int, int] | None = None
 
     def fuse(self) -> None:
-        """Replace the network's decoder layers by `FastLayer`s, one by one, and its last norm by a
-        `FastNorm`, if these can do their work. It then serves decoding alone: its weights can no
-        longer be trained or saved.
+        """Merge the projections of the decoder layers, if these are of a known class. The network
+        then serves decoding alone: its weights can no longer be trained or saved.
         """
-        model = self.network.model
-        layers = model.layers
-        self.fused = all(FastLayer.fits(layer) for layer in layers)
-        if not self.fused:
-            return
-        for index, layer in enumerate(layers):
-            layers[index] = FastLayer(layer)
-        if FastNorm.fits(model.norm):
-            model.norm = FastNorm(model.norm)
-        self._plain = self._block = _fast_layer
+        merged = [merge(layer) for layer in self.network.model.layers]
+        self.fused = all(merged)
 
     def compile(self) -> None:
         """Compile the forward pass of all later rounds.
@@ -91,8 +80,7 @@ class Session:
         prefix pass is not compiled.
         """
         self.compiled = True
-        unpack(self.network.model)
-        self._block = compile_step(self._plain)
+        self._block = compile_step(_decoder_layer)
         self._pass = cuda_graphed(self._forward, self.device)
 
     def watch(self, layers: tuple[int, ...]) -> None:
@@ -133,7 +121,7 @@ class Session:
         positions = torch.arange(count, device=self.device).expand(prompt.rows, -1)
         self.cache.place(positions, count)
         mask = causal_mask(prompt.keep[:, :-1], count, self.dtype)
-        self.prefix_hidden = self._layers(self._plain, embeds, mask, positions)
+        self.prefix_hidden = self._layers(_decoder_layer, embeds, mask, positions)
 
     def score(self, embeds: Tensor, layout: "TreeLayout") -> Tensor:
         """Run the network on each row's root and the draft tree below it.
@@ -272,8 +260,6 @@ class Session:
     ) -> Tensor:
         model, hidden, inputs = self.network.model, embeds, list[Tensor]()
         cos, sin = model.rotary_emb(embeds, positions)
-        if self.fused:
-            cos, sin = turned(cos, sin)
         for layer, entries in zip(model.layers, self.cache.layers, strict=True):
             inputs.append(hidden)
             hidden = block(layer, entries, hidden, mask, positions, cos, sin)
@@ -342,16 +328,3 @@ def _decoder_layer(
         use_cache=True,
     )
     return out if isinstance(out, Tensor) else out[0]
-
-
-def _fast_layer(
-    layer: FastLayer,
-    entries: Any,
-    hidden: Tensor,
-    mask: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-) -> Tensor:
-    """As `_decoder_layer`, of a `FastLayer`."""
-    return layer(hidden, mask, (cos, sin), entries)  # type: ignore[no-any-return]

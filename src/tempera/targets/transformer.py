@@ -21,7 +21,6 @@ from tempera.decoding.round_graph import RoundGraphs
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.compiled import round_graphs
-from tempera.targets.frozen_linear import bytes_read
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState, conditioned
 from tempera.targets.session import Session
@@ -68,7 +67,9 @@ class TransformerTarget:
         self.head = TokenHead(network, sampling, self.length, token_ids, token_bias, forced)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
-        self.weight_bytes = sum(weight.nbytes for weight in self._read())
+        decoder, head = network.model, self.head.linear
+        read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head.buffers()
+        self.weight_bytes = sum(weight.nbytes for weight in read)
         if identity is not None:
             self.identity = identity
 
@@ -86,29 +87,19 @@ class TransformerTarget:
         """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
-    def _read(self) -> list[Tensor]:
-        """The weights that a pass reads."""
-        decoder = self.network.model
-        return [
-            *decoder.layers.parameters(),
-            *decoder.norm.parameters(),
-            *self.head.parameters(),
-        ]
-
     @property
     def fused(self) -> bool:
-        """Whether the network's layers were replaced by faster ones."""
+        """Whether the projections of the network's layers are merged."""
         return self.session.fused
 
     def fuse(self) -> None:
-        """Make decoding faster at the expense of everything else: join the small operations of the
-        decoder layers and store weights as products with few rows read them fastest. Weights are
-        replaced, not copied; the network can no longer be trained or saved.
+        """Make decoding faster at the expense of everything else: merge projections
+        (`merged_layer`) and pack weights (`packed_linear`). Weights are replaced, not copied; the
+        network can no longer be trained or saved.
         """
         _ = self.identity  # of the weights as they are now
-        self.weight_bytes = sum(bytes_read(weight) for weight in self._read())
         self.session.fuse()
-        self.head.freeze()
+        self.head.pack()
 
     @property
     def compiled(self) -> bool:
