@@ -83,13 +83,13 @@ def test_two_drafts_of_different_features_need_a_target_each():
     with pytest.raises(TemperaError, match=absent):
         tiny_eagle(target, features=(9,))
     with pytest.raises(TemperaError, match=absent):
-        target.session.watch((9,))
+        target.session.capture_hidden_states((9,))
 
 
 @pytest.mark.parametrize("features", [(), (0, 1)])
 def test_a_draft_without_features_reads_none_where_another_draft_watches(features):
     target = tiny_target(Sampling(3.0))
-    target.session.watch(features)
+    target.session.capture_hidden_states(features)
     drafter = eagle_drafter(target, Tree.chain(3), tiny_eagle(target))
     output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     alone = tiny_target(Sampling(3.0))
@@ -218,7 +218,7 @@ def test_the_next_batch_reuses_the_memory():
     for _ in range(2):
         decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
         storages.append(
-            (target.session.cache.storage.data_ptr(), drafter.model.cache.storage.data_ptr())
+            (target.session.cache.entries[0].data_ptr(), drafter.model.cache.entries[0].data_ptr())
         )
     assert storages[0] == storages[1]
 
@@ -240,8 +240,8 @@ def test_a_draft_in_half_precision_beside_a_target_in_full(frozen):
 
     target, drafter, q = drafts(torch.bfloat16)
     expected = drafts(None)[2][:, 0]  # the root's; later ones follow the tokens drawn
-    assert q.dtype == torch.float32 and drafter.model.cache.storage.dtype == torch.bfloat16
-    assert target.session.cache.storage.dtype == torch.float32
+    assert q.dtype == torch.float32 and drafter.model.cache.entries[0].dtype == torch.bfloat16
+    assert target.session.cache.entries[0].dtype == torch.float32
     assert 0 < (q[:, 0] - expected).abs().max() < 0.05
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
@@ -261,7 +261,7 @@ def test_half_precision_decodes_too(name):
         RandomStreams(0, PROMPTS),
         PROMPTS,
     )
-    assert target.session.cache.storage.dtype == torch.bfloat16 and output.tokens.shape == (
+    assert target.session.cache.entries[0].dtype == torch.bfloat16 and output.tokens.shape == (
         4,
         LENGTH,
     )

@@ -13,7 +13,7 @@ from tempera.drafters.draft_network import torch_dtype
 from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.drafters.eagle_network import EagleModel, eagle_network, shifted
 from tempera.errors import TemperaError
-from tempera.targets.kv_cache import RoundMask, RowCache
+from tempera.targets.cache import KVCache, SlotMask
 from tempera.targets.masks import causal_mask
 
 
@@ -89,7 +89,7 @@ def test_drafting_computes_what_training_computes(family, joined, monkeypatch):
     fast = FastEagle(eagle, torch.device("cpu"), torch.float32)
     embeds, hidden, mask, positions = sequence(eagle)
     heads = eagle.layer.self_attn.k_proj.out_features // eagle.layer.self_attn.head_dim
-    cache = RowCache(
+    cache = KVCache(
         1,
         3,
         heads,
@@ -139,7 +139,7 @@ def test_a_float16_draft_has_its_weights_rounded_and_computes_in_float32_on_a_cp
 
 
 def test_masks_hide_all_padding_in_bfloat16():
-    mask = RoundMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
+    mask = SlotMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
         torch.tensor([3]), 8
     )
     assert mask.dtype == torch.bfloat16 and mask[0, 0].softmax(-1)[0].count_nonzero() == 4

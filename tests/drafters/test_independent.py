@@ -208,7 +208,7 @@ def test_half_precision_decodes_too():
         target, independent(target, TREE, draft), Exact(), RandomStreams(0, PROMPTS), PROMPTS
     )
     assert (
-        draft.session.cache.storage.dtype == torch.bfloat16
+        draft.session.cache.entries[0].dtype == torch.bfloat16
         and torch.isfinite(output.trace.logprob).all()
     )
 
@@ -254,7 +254,7 @@ def test_the_draft_may_have_another_dtype(tmp_path, dtype):
     save_smaller(tmp_path)
     target = tiny_target()
     drafter = build_independent(load_smaller(tmp_path), target, Tree.chain(3), dtype)
-    weight, rounded = drafter.model.draft.head.parameters()[0], getattr(torch, dtype)
+    weight, rounded = drafter.model.draft.head.linear.weight, getattr(torch, dtype)
     assert weight.dtype == (torch.float32 if dtype == "float16" else rounded)
     assert torch.equal(weight.float(), weight.to(rounded).float())
     assert target.dtype == torch.float32

@@ -258,7 +258,7 @@ def test_the_next_batch_reuses_the_memory():
     storages = []
     for _ in range(2):
         decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-        storages.append(drafter.model.cache.storage.data_ptr())
+        storages.append(drafter.model.cache.entries[0].data_ptr())
     assert storages[0] == storages[1]
 
 
@@ -266,7 +266,7 @@ def test_half_precision_decodes_too():
     target = tiny_target(network=llamagen().bfloat16())
     drafter = parallel_drafter(target, TREES["chain"], tiny_parallel(tiny_target()))
     output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert drafter.model.cache.storage.dtype == torch.bfloat16
+    assert drafter.model.cache.entries[0].dtype == torch.bfloat16
     assert output.tokens.shape == (4, LENGTH) and torch.isfinite(output.trace.logprob).all()
 
 
@@ -337,5 +337,5 @@ def test_a_draft_in_half_precision_beside_a_target_in_full():
         PROMPTS,
     )
     plain = decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert draft.cache.storage.dtype == torch.bfloat16
+    assert draft.cache.entries[0].dtype == torch.bfloat16
     assert torch.equal(output.tokens, plain.tokens)

@@ -57,7 +57,8 @@ def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
             column.limit == pytest.approx(1000 * (report.weights + column.cache) / report.bandwidth)
             and column.memory > 0
         )
-    layers, _, rows, heads, _, size = target.session.cache.storage.shape
+    _, rows, heads, _, size = target.session.cache._shape
+    layers = len(target.session.cache.entries)
     middle = target.session.prompt.prefix + LENGTH // 2
     assert rows == 6 and report.columns[1].cache == 2 * layers * rows * heads * middle * size * 4
     assert 3 * report.columns[0].cache == 2 * report.columns[1].cache

@@ -1,5 +1,4 @@
-"""On a GPU: compiled rounds, each recorded as one graph, emit the tokens of eager ones, a
-round is read at most once, and the smallest row of `eval/bench.py preset=gpu` is measured. Run them
+"""On a GPU: compiled rounds emit the tokens of eager ones, a round is read once, and the smallest row of `eval/bench.py preset=gpu` is measured. Run them
 with `pytest -m gpu`.
 """
 
@@ -16,7 +15,6 @@ from tiny_targets import composed
 
 from tempera.commands.bench import main
 from tempera.config.build import build_drafter, build_rule, build_target
-from tempera.decoding.interfaces import StaticRounds
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 
@@ -52,12 +50,8 @@ def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
 def decoded(name: str, compiled: bool, batches: int = 2) -> list[torch.Tensor]:
     """The images of several batches; the second one replays the graphs of the first."""
     target, drafter, rule = parts(name, compiled)
-    graphs = target.round_graphs()
-    assert (graphs is not None) == compiled
     streams = [RandomStreams(seed, PROMPTS, "cuda") for seed in range(batches)]
-    return [
-        decode(target, drafter, rule, one, PROMPTS, graphs=graphs).tokens.cpu() for one in streams
-    ]
+    return [decode(target, drafter, rule, one, PROMPTS).tokens.cpu() for one in streams]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -74,13 +68,11 @@ def test_compiled_rounds_emit_the_tokens_of_eager_ones(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_is_read_once(name: str, compiled: bool) -> None:
     """PyTorch warns of every synchronisation; those of a decode are one per round, and as many
-    more as its beginning and end need. A recorded round waits for an event, of which it need not
-    warn.
+    more as its beginning and end need.
     """
     target, drafter, rule = parts(name, compiled)
-    graphs = target.round_graphs()
     streams = [RandomStreams(seed, PROMPTS, "cuda") for seed in range(2)]
-    decode(target, drafter, rule, streams[0], PROMPTS, graphs=graphs)  # compiles and captures
+    decode(target, drafter, rule, streams[0], PROMPTS)  # compiles and captures
     reads: list[int] = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -92,7 +84,6 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
                 rule,
                 streams[1],
                 PROMPTS,
-                graphs=graphs,
                 progress=lambda rounds, written: reads.append(
                     sum("synchroniz" in str(one.message) for one in seen)
                 ),
@@ -100,8 +91,7 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     later = [after - before for before, after in pairwise(reads)]
-    recorded = graphs is not None and isinstance(drafter, StaticRounds)
-    assert len(later) > 3 and set(later) <= ({0, 1} if recorded else {1})
+    assert len(later) > 3 and set(later) == {1}
 
 
 def test_the_smallest_row_of_the_gpu_table_is_measured(tmp_path: Path) -> None:

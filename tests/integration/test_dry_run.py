@@ -223,7 +223,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(method: str) -> None
         pipeline.pictures(output.tokens)
         del output
         held = meter.live
-    cache = pipeline.target.session.cache.storage.nbytes
+    cache = pipeline.target.session.cache.nbytes()
     assert told.cache == cache
     assert told.weights == pytest.approx(weights, rel=1e-4)
     assert told.peak == pytest.approx(meter.peak, rel=0.1)
@@ -278,7 +278,7 @@ def test_the_memory_of_training_is_what_its_steps_take(tmp_path: Path) -> None:
         accepted_length(run.kept(), target, run.captions, recipe.depth)
         run.step(1)
     assert told.weights == pytest.approx(weights, rel=0.1)
-    assert told.cache == target.session.cache.storage.nbytes
+    assert told.cache == target.session.cache.nbytes()
     assert told.peak == pytest.approx(meter.peak, rel=0.1)
 
 

@@ -45,7 +45,7 @@ EAGLE = (
     "drafters/test_eagle_network.py",
 )
 PARALLEL = ("drafters/test_parallel.py", "training/test_teacher_forcing.py")
-TARGET = ("targets/test_transformer.py", "targets/test_kv_cache.py", "drafters/test_eagle.py")
+TARGET = ("targets/test_transformer.py", "targets/test_cache.py", "drafters/test_eagle.py")
 TAPE = ("decoding/test_tape.py",)
 SHORTENING = ("decoding/test_tape_shortening.py",)
 CALLING = ("decoding/test_tape_calling.py",)
@@ -191,16 +191,16 @@ FAULTS = (
           "self.root_slots.view(self.copies, -1).add_(most)", TARGET),
     Fault("compaction skipped", "targets/transformer.py",
           "if draft.tree.nodes and not draft.tree.is_chain:", "if False:", TARGET),
-    Fault("depth off by one", "targets/session.py",
+    Fault("depth off by one", "targets/forward.py",
           "(slots + layout.depths).clamp_(", "(slots + layout.offsets).clamp_(", TARGET),
-    Fault("a node sees its siblings", "targets/session.py",
-          "visible[..., 1:, 1:] = tree.ancestors", "visible[..., 1:, 1:] = True", TARGET),
-    Fault("padding is seen", "targets/session.py",
+    Fault("a node sees its siblings", "targets/forward.py",
+          "visible[..., 0] = True", "visible[..., :] = True", TARGET),
+    Fault("padding is seen", "targets/forward.py",
           "if self._padding is not None:", "if False:", TARGET),
-    Fault("a round sees one slot more", "targets/kv_cache.py",
-          "strip[..., capacity:].fill_(", "strip[..., capacity + width :].fill_(", TARGET),
-    Fault("compaction overwrites before it reads", "targets/kv_cache.py",
-          "self._places(target), moved)", "self._places(target), moved.flip(1))", TARGET),
+    Fault("a round sees one slot more", "targets/cache.py",
+          "_strip[..., capacity:].fill_(", "_strip[..., capacity + width :].fill_(", TARGET),
+    Fault("compaction overwrites before it reads", "targets/cache.py",
+          "entries.index_select(0, source))", "entries.index_select(0, source).flip(0))", TARGET),
     Fault("rotation of the condition tokens", "targets/llamagen.py",
           "torch.cat([blank, angles.cos()])", "torch.cat([blank + 1, angles.cos()])", LLAMAGEN),
     Fault("rows and columns of the rotation exchanged", "targets/llamagen.py",
@@ -309,10 +309,8 @@ FAULTS = (
           "(lambda: made[0].copy_(results()))", "results", (*TAPE, *CALLING)),
     Fault("a round runs after the last one on a CPU", "decoding/tape.py",
           "runs_ahead = False", "runs_ahead = True", TAPE),
-    Fault("keys and values in one place", "targets/kv_cache.py",
-          "view(2, rows, heads)", "view(rows, 2, heads).transpose(0, 1)", TARGET),
-    Fault("a released cache stays in memory", "targets/kv_cache.py",
-          "self.storage.untyped_storage().resize_(0)", "pass", (*TAPE, *TARGET)),
+    Fault("keys and values in one place", "targets/cache.py",
+          "view(2, rows, heads, 1)", "view(rows, 2, heads, 1).transpose(0, 1)", TARGET),
 )  # fmt: skip
 
 

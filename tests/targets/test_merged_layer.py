@@ -17,7 +17,7 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.runtime import huggingface
 from tempera.runtime.network_identity import identity_of
-from tempera.targets.kv_cache import RowCache
+from tempera.targets.cache import KVCache
 from tempera.targets.masks import causal_mask
 from tempera.targets.merged_layer import MergedAttention, merge
 from tempera.targets.rotary import Rotary
@@ -59,7 +59,7 @@ def in_two_passes(layer: nn.Module, x: torch.Tensor, head_size: int = 8) -> torc
     """The layer over nine tokens, five and then four through a cache of two rows."""
     kv_heads = 4 if isinstance(layer, huggingface.ChameleonDecoderLayer) else 2
     mask = causal_mask(torch.ones(2, 9, dtype=torch.bool), 9, x.dtype)
-    cache = RowCache(1, 2, kv_heads, head_size, 16, dtype=x.dtype, device=x.device)
+    cache = KVCache(1, 2, kv_heads, head_size, 16, dtype=x.dtype, device=x.device)
     out = []
     for first, last in ((0, 5), (5, 9)):
         positions = torch.arange(first, last).expand(2, -1)
@@ -69,7 +69,7 @@ def in_two_passes(layer: nn.Module, x: torch.Tensor, head_size: int = 8) -> torc
             tokens,
             attention_mask=mask[:, :, first:last, :last],
             position_embeddings=Rotary(8, 10000.0)(tokens, positions),
-            past_key_values=cache.layers[0],
+            past_key_values=cache,
             use_cache=True,
         )
         out.append(result if isinstance(result, torch.Tensor) else result[0])

@@ -27,10 +27,10 @@ def test_rows_advance_separately_and_guidance_rows_share_roots():
     assert prompt.root_slots.tolist() == [2] * 4
     prompt.advance(torch.tensor([1, 3]), 4)
     assert prompt.lengths.tolist() == [1, 3] and prompt.root_slots.tolist() == [3, 5, 3, 5]
-    assert prompt.reach == 3  # read where it costs nothing
-    prompt._host = None
+    assert prompt.longest == 4  # it may be
+    prompt.longest = 3  # as the loop read
     prompt.advance(torch.tensor([1, 0]), 4)
-    assert prompt.reach == 5  # elsewhere: at most 3 + 4, and no more than the image
+    assert prompt.longest == 5  # at most 3 + 4, and no more than the image
 
 
 def test_only_padding_is_masked():

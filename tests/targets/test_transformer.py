@@ -2,7 +2,6 @@ import pytest
 import torch
 from round_checks import check_rounds, per_row_tree
 from tiny_networks import (
-    LENGTH,
     PREFIX,
     PROMPTS,
     TREE,
@@ -65,20 +64,11 @@ def test_a_target_accepts_another_batch_size():
             check_rounds(target, prompts, lambda tree=tree: tree, generator)
 
 
-def test_on_other_devices_visible_keys_follow_the_upper_bound():
-    target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        target.begin(PROMPTS[:2], 2)
-        target.session.prompt._host = None
-        check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
-        assert target.session.prompt.reach == LENGTH
-
-
 def test_constant_shapes_on_request():
     target, generator = tiny_target(granularity=1000), torch.Generator().manual_seed(5)
     with torch.no_grad():
         target.begin(PROMPTS[:2], 2)
-        assert target.session.visible() == target.session.cache.capacity
+        assert target.session.kv_length() == target.session.cache.capacity
         check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
 
 

@@ -204,7 +204,7 @@ def _target(cfg: DictConfig) -> Any:
 
 def _method(cfg: DictConfig, target: Any) -> Method:
     drafter = build.build_drafter(cfg, target)
-    return Method(drafter, build.build_rule(cfg, drafter.depth), target.round_graphs())
+    return Method(drafter, build.build_rule(cfg, drafter.depth))
 
 
 def _made_of(cfg: DictConfig) -> dict[str, Any]:

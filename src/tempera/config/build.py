@@ -386,12 +386,10 @@ def _schedule(cfg: DictConfig, depth: int) -> dict[str, Any]:
 
 def build_method(cfg: DictConfig, target: Any) -> Any:
     """Build `decoding`, which decodes the target's tokens; it receives the method's drafter and
-    rule, and graphs of the target's rounds, if it takes them.
+    rule if it takes them.
     """
     drafter: Any = build_drafter(cfg, target)
     offered = {"drafter": drafter}
-    if cfg.model.get("tokens", "discrete") == "discrete":
-        offered["graphs"] = target.round_graphs()
     if "rule" in cfg:
         offered["rule"] = build_rule(cfg, drafter.depth if "schedule" in cfg else 0)
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.trees import Frontier
-from tempera.targets.kv_cache import RoundMask, RowCache
-from tempera.targets.session import Session
+from tempera.targets.cache import KVCache, SlotMask
+from tempera.targets.forward import Session
 
 
 class Places:
@@ -33,13 +33,13 @@ class Places:
 
     def __init__(self, session: Session, dtype: torch.dtype | None = None) -> None:
         self.session, self.dtype = session, dtype or session.dtype
-        self._cache: RowCache | None = None
+        self._cache: KVCache | None = None
 
-    def begin(self, cache: RowCache) -> None:
+    def begin(self, cache: KVCache) -> None:
         """Start a batch that writes into `cache`; call it after the session's `begin`."""
         if cache is not self._cache:
             self._cache = cache
-            self._steps: dict[int, tuple[Tensor, RoundMask]] = {}
+            self._steps: dict[int, tuple[Tensor, SlotMask]] = {}
             self._layouts: dict[int, tuple[Frontier, SlotLayout]] = {}
         self._padding = self.session.prompt.padding(cache.capacity, self.dtype)
 
@@ -83,23 +83,23 @@ class Places:
             self._layouts[id(level)] = level, SlotLayout(level, *arguments)
         return self._layouts[id(level)][1]
 
-    def _place(self, start: Tensor, slots: Tensor, visible: RoundMask) -> tuple[Tensor, Tensor]:
+    def _place(self, start: Tensor, slots: Tensor, visible: SlotMask) -> tuple[Tensor, Tensor]:
         """Place `slots` in the cache; returns them and the mask, whose window begins at `start`
         [R].
         """
         assert self._cache is not None
-        reach = self.session.visible(self._cache)
-        self._cache.place(slots, reach)
-        mask = visible.at(start, reach)
-        return slots, mask if self._padding is None else mask.add_(self._padding[..., :reach])
+        kv_length = self.session.kv_length(self._cache)
+        self._cache.place(slots, kv_length)
+        mask = visible.at(start, kv_length)
+        return slots, mask if self._padding is None else mask.add_(self._padding[..., :kv_length])
 
-    def _steps_of(self, count: int) -> tuple[Tensor, RoundMask]:
+    def _steps_of(self, count: int) -> tuple[Tensor, SlotMask]:
         """0 … count − 1, and the causal mask among them; computed once per cache."""
         assert self._cache is not None
         if count not in self._steps:
             steps = torch.arange(count, device=self.session.device)
             causal = torch.ones(count, count, dtype=torch.bool, device=self.session.device).tril()
-            self._steps[count] = steps, RoundMask(causal, self._cache.capacity, self.dtype)
+            self._steps[count] = steps, SlotMask(causal, self._cache.capacity, self.dtype)
         return self._steps[count]
 
 
@@ -124,7 +124,7 @@ class SlotLayout:
         if level.per_row:
             parents, ancestors = parents.repeat(copies, 1), ancestors.repeat(copies, 1, 1)
         self.parents = None if count == 1 and self.width == level.depth else parents
-        self.mask = RoundMask(ancestors, capacity, dtype)
+        self.mask = SlotMask(ancestors, capacity, dtype)
 
 
 def last_emitted(hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:

@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import WEIGHTS, read_network, sized_network, write_network
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
-from tempera.targets.kv_cache import RowCache
+from tempera.targets.cache import KVCache
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -51,7 +51,7 @@ class DraftStep(nn.Module, ABC):
         hidden: Tensor,
         mask: Tensor,
         rotation: tuple[Tensor, Tensor],
-        cache: RowCache,
+        cache: KVCache,
     ) -> Tensor:
         """Like `DraftNetwork.forward`: [R, S, H]."""
 

@@ -65,7 +65,7 @@ class EagleDraft(HiddenStateDraft):
         mask = causal_mask(prompt.keep, prompt.prefix, self.dtype)
         hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
         rotation = self._rotate(positions)
-        self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.where)[
+        self._above = self._forward(prompt.embeds, hidden, mask, *rotation, self.cache.write_index)[
             :, -1:
         ]
 
@@ -89,7 +89,9 @@ class EagleDraft(HiddenStateDraft):
         above = self._above if layout.parents is None else take(self._above, layout.parents)
         mask = self._places.level(layout)
         cos, sin = (part[:, level.depth - 1 : level.depth] for part in self._rotation)
-        self._above = self._step(self.head.embed(tokens), above, mask, cos, sin, self.cache.where)
+        self._above = self._step(
+            self.head.embed(tokens), above, mask, cos, sin, self.cache.write_index
+        )
         return self._distribution(layout.ahead)
 
     def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class EagleDraft(HiddenStateDraft):
             mask,
             cos[:, :count],
             sin[:, :count],
-            self.cache.where,
+            self.cache.write_index,
         )
         return last_emitted(predicted, emitted)
 

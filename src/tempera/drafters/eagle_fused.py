@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftStep
 from tempera.runtime.processor import arithmetic
-from tempera.targets.kv_cache import RowCache
+from tempera.targets.cache import KVCache
 from tempera.targets.merged_layer import merge
 from tempera.targets.packed_linear import PackedLinear, joined
 
@@ -32,7 +32,8 @@ class FastEagle(DraftStep):
         self._fc_without: PackedLinear | None = None
         if model.features:  # drafted tokens have none
             self._fc_without = PackedLinear(fc.weight[:, : 2 * fc.out_features], fc.bias)
-        for layer in layers:
+        for index, layer in enumerate(layers):
+            layer.self_attn.layer_idx = index
             merge(layer)
         self._layers, self._rotary = nn.ModuleList(layers), rotary
 
@@ -48,19 +49,19 @@ class FastEagle(DraftStep):
         hidden: Tensor,
         mask: Tensor,
         rotation: tuple[Tensor, Tensor],
-        cache: RowCache,
+        cache: KVCache,
     ) -> Tensor:
         """See `DraftStep.forward`."""
         fc = self._fc
         if self._fc_without is not None and hidden.shape == embeds.shape:
             fc = self._fc_without
         x: Tensor = fc(inputs(embeds, hidden))
-        for layer, entries in zip(self._layers, cache.layers, strict=True):
+        for layer in self._layers:
             x = layer(
                 x,
                 attention_mask=mask,
                 position_embeddings=rotation,
-                past_key_values=entries,
+                past_key_values=cache,
                 use_cache=True,
             )
         return x

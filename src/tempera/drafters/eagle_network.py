@@ -19,8 +19,8 @@ from typing_extensions import override
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.eagle_fused import FastEagle, inputs
 from tempera.runtime.network_identity import config_dict, identity_of
+from tempera.targets.forward import check_layers
 from tempera.targets.network import DecoderLayer, TargetNetwork, decoder_layer
-from tempera.targets.session import check_layers
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from tempera.decoding.trees import take
 from tempera.drafters.cache_slots import Places
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.runtime.processor import arithmetic
-from tempera.targets.kv_cache import RowCache
+from tempera.targets.cache import KVCache
+from tempera.targets.compiled import StepFunction
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -42,7 +43,8 @@ class HiddenStateDraft:
         TemperaError: the draft does not belong to the target.
     """
 
-    cache: RowCache
+    cache: KVCache
+    _step: StepFunction
     _shape: tuple[int, int] | None
     _true: tuple[Tensor, Tensor, Tensor] | None
 
@@ -58,7 +60,7 @@ class HiddenStateDraft:
         self.identity = model.identity
         self._width = (1 + len(model.features)) * target.head.hidden_size
         if model.features:
-            self.session.watch(model.features)
+            self.session.capture_hidden_states(model.features)
         self._like = torch.zeros(1, device=target.device, dtype=self.dtype)
         self._cached_layers = model.cached_layers
         self._forget()
@@ -100,8 +102,8 @@ class HiddenStateDraft:
         step refer to each other, so otherwise the memory stays occupied until Python's garbage
         collector runs.
         """
-        self.cache.release()
-        del self._step
+        del self._step, self.cache
+        self._places = Places(self.session, self.dtype)
 
     def _forget(self) -> None:
         """Have no cache, and nothing of a last round."""
@@ -109,10 +111,16 @@ class HiddenStateDraft:
         self._shape, self._true = None, None
 
     def _forward(
-        self, embeds: Tensor, hidden: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, where: Tensor
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        mask: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        write_index: Tensor,
     ) -> Tensor:
-        """The network's forward pass that can be compiled; `where` is the cache's."""
-        self.cache.where = where
+        """The network's forward pass that can be compiled; `write_index` is the cache's."""
+        self.cache.write_index = write_index
         embeds, hidden = embeds.to(self.dtype), hidden.to(self.dtype)
         predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
         return predicted
@@ -133,7 +141,8 @@ class HiddenStateDraft:
         if is_new:
             if self._shape is not None:
                 self._shape = None  # until there is a new cache, for which memory may not suffice
-                self.cache.release()
+                del self.cache
+                self._places = Places(self.session, self.dtype)
             self.cache = session.new_cache(self._cached_layers, shape[1], self.dtype)
             self._shape = shape
             self._step = session.step(self._forward)

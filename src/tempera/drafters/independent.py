@@ -4,7 +4,7 @@
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,25 +98,6 @@ class IndependentDraft:
         positions = (prompt.root_slots[:, None] + layout.ahead).clamp_(max=prompt.last)
         hidden = session.run(head.embed(tokens), mask, positions)
         return head.distribution(hidden, prompt.lengths, layout.ahead)
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """What `observe` stored, the prompts' padding and the draft's own state; see
-        `interfaces.RoundState`.
-        """
-        assert self._decided is not None
-        return *self._decided, *self.draft.carried(), *self._places.carried()
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        tokens, emitted, *rest = tensors
-        self._decided = tokens, emitted
-        count = len(self.draft.carried())
-        self.draft.carry(rest[:count])
-        self._places.carry(rest[count:])
-
-    def expect(self, longest: int) -> Hashable:
-        """See `interfaces.RoundState`."""
-        return self.draft.expect(longest)
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:

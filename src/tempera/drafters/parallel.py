@@ -97,7 +97,7 @@ class ParallelDraft(HiddenStateDraft):
         mask = causal_mask(prompt.keep, count, self.dtype)
         hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
         inputs = self._continued(prompt.embeds, hidden)
-        states = self._forward(*inputs, mask, *self._rotate(positions), self.cache.where)
+        states = self._forward(*inputs, mask, *self._rotate(positions), self.cache.write_index)
         self._slots = states[:, prompt.prefix - 1 :]
 
     @torch.inference_mode()
@@ -133,7 +133,7 @@ class ParallelDraft(HiddenStateDraft):
             torch.where(real, self.head.embed(tokens), self._mask_embed),
             torch.where(real, hidden, self._mask_hidden),
         )
-        states = self._step(*inputs, mask, *self._rotate(slots), self.cache.where)
+        states = self._step(*inputs, mask, *self._rotate(slots), self.cache.write_index)
         return last_emitted(states, emitted, self.depth)
 
     def _continued(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

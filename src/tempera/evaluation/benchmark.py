@@ -9,7 +9,7 @@ rounds are compiled or both are not.
 
 import resource
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -216,18 +216,6 @@ class Excerpt:
         """The target's."""
         self.target.commit(draft, verdict, emitted)
 
-    def carried(self) -> tuple[Tensor, ...]:
-        """The target's."""
-        return self.target.carried()
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self.target.carry(tensors)
-
-    def expect(self, longest: int) -> Hashable:
-        """The target's, for the tokens that were skipped as well."""
-        return self.target.expect(self.start + longest)
-
 
 def measure(
     target: TransformerTarget,
@@ -326,7 +314,7 @@ def _column(
     ar, own = rounds["ar"].round, rounds["method"].round
     parts = _time_parts(target, method, prompts, plan.repeats)
     middle = target.session.prompt.prefix + target.length // 2
-    cache = target.session.cache.storage[..., :middle, :].nbytes
+    cache = target.session.cache.nbytes(middle)
     return BenchmarkColumn(
         batch_size=batch_size,
         compiled=target.compiled,

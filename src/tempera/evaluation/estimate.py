@@ -76,4 +76,4 @@ def _decoded(pipeline: Pipeline, batch: Sequence[Prompt], diagnostics: bool) -> 
         method.rehearse(target, streams, [prompt.text for prompt in batch])  # type: ignore[arg-type]
         return 0
     pipeline.tokens(batch, diagnostics=diagnostics)
-    return int(target.session.cache.storage.nbytes)  # type: ignore[attr-defined]
+    return int(target.session.cache.nbytes())  # type: ignore[attr-defined]

@@ -172,9 +172,7 @@ def predict(
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]
     timed: dict[str, Drafter] = {"": NoDraft(), **drafters}
-    methods = {
-        name: Method(drafter, Exact(), target.round_graphs()) for name, drafter in timed.items()
-    }
+    methods = {name: Method(drafter, Exact()) for name, drafter in timed.items()}
     with target.encoded(texts):
         paces = time_rounds(target, methods, texts, plan.repeats)
     ar = paces[""].round.median

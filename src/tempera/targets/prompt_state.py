@@ -4,12 +4,10 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T c
 hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.targets.network import TargetNetwork
@@ -83,8 +81,8 @@ class PromptState:
         lengths: image tokens that each row has emitted, int64 [B].
         root_slots: slot of each row's root, int64 [R].
         last: the last slot of an image, int64 [1].
-        reach: upper bound of `lengths` that needs no read from the device: on a CPU the maximum,
-            elsewhere the most that the rounds so far can have emitted.
+        longest: upper bound of `lengths` that needs no read from the device: the most that the
+            rounds so far can have emitted, or what the loop has read (`TransformerTarget.longest`).
     """
 
     def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
@@ -96,30 +94,17 @@ class PromptState:
         self.root_slots = torch.full(
             (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device
         )
-        self.reach = 0
-        self._host = _shared(self.lengths)
+        self.longest = 0
 
     def advance(self, emitted: Tensor, most: int) -> None:
         """Advance each row by `emitted` tokens, int64 [B], each at most `most`."""
         self.lengths += emitted
         self.root_slots.view(self.copies, -1).add_(emitted)
-        self.reach = (
-            min(self.length, self.reach + most) if self._host is None else int(self._host.max())
-        )
+        self.longest = min(self.length, self.longest + most)
 
     def by_row(self, values: Tensor) -> Tensor:
         """What belongs to each prompt, [B, ...], for each of its rows: [R, ...]."""
         return torch.cat([values] * self.copies)
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """Lengths, root slots and the last slot; see `interfaces.RoundState`."""
-        return self.lengths, self.root_slots, self.last
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        if tensors[0] is not self.lengths:
-            self._host = _shared(tensors[0])
-        self.lengths, self.root_slots, self.last = tensors
 
     def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [R, 1, 1, S] that hides padded prefix tokens, with S = `capacity` slots;
@@ -130,8 +115,3 @@ class PromptState:
         padding = torch.zeros(self.rows, capacity, dtype=dtype, device=self.keep.device)
         padding[:, : self.prefix].masked_fill_(~self.keep, torch.finfo(dtype).min)
         return padding[:, None, None]
-
-
-def _shared(lengths: Tensor) -> NDArray[np.int64] | None:
-    """The same memory on the host, if it is there."""
-    return lengths.numpy() if lengths.device.type == "cpu" else None

@@ -8,7 +8,6 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T p
 drafted nodes, V vocabulary, H hidden size.
 """
 
-from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
@@ -17,13 +16,11 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling, greedy
-from tempera.decoding.round_graph import RoundGraphs
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
-from tempera.targets.compiled import round_graphs
+from tempera.targets.forward import Session
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState, conditioned
-from tempera.targets.session import Session
 from tempera.targets.token_head import TokenHead
 
 
@@ -37,7 +34,7 @@ class TransformerTarget:
         grid: rows and columns of the image-token grid; by default the network's.
         token_ids, token_bias, forced: see `token_head.TokenHead`.
         identity: names the weights; by default a hash of them.
-        granularity: see `session.Session`.
+        granularity: see `forward.Session`.
 
     Attributes:
         conditioner: the conditioner; inside `encoded` it reuses its result.
@@ -57,7 +54,7 @@ class TransformerTarget:
         token_bias: Tensor | None = None,
         forced: Tensor | None = None,
         identity: str | None = None,
-        granularity: int = 32,
+        granularity: int | None = None,
     ) -> None:
         self.network = network
         self.grid: tuple[int, int] = tuple(network.config.grid if grid is None else grid)
@@ -108,14 +105,21 @@ class TransformerTarget:
 
     def compile(self) -> None:
         """Compile the forward pass and the sampling of all later rounds. A draft built on this
-        target afterwards is compiled too. See `session.Session.compile`.
+        target afterwards is compiled too. See `forward.Session.compile`.
         """
         self.session.compile()
         self.head.compile(self.session.step)
 
-    def round_graphs(self) -> RoundGraphs | None:
-        """New graphs for the rounds of a method on this target, see `compiled.round_graphs`."""
-        return round_graphs(self.device, self.compiled)
+    @property
+    def longest(self) -> int:
+        """Upper bound of the tokens of the batch's longest image. Attention loads as many keys as
+        this image can need, so a caller that reads lengths anyway sets it after each round.
+        """
+        return self.session.prompt.longest
+
+    @longest.setter
+    def longest(self, tokens: int) -> None:
+        self.session.prompt.longest = tokens
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""
@@ -146,19 +150,6 @@ class TransformerTarget:
         # the first root is no token; `score` replaces the embedding of the zeros
         self._first_root: Tensor | None = prompt.embeds[:, -1:]
         self._root = torch.zeros(len(prompts), 1, dtype=torch.int64, device=self.device)
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """The roots and the session's; see `interfaces.RoundState`."""
-        return self._root, *self.session.carried()
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self._root = tensors[0]
-        self.session.carry(tensors[1:])
-
-    def expect(self, longest: int) -> Hashable:
-        """Depend on the sampling and on what the session does; see `interfaces.RoundState`."""
-        return self.sampling, self.session.expect(longest)
 
     @torch.inference_mode()
     def score(self, draft: Draft) -> Scores:

@@ -88,7 +88,7 @@ def _draw(target: TransformerTarget, captions: list[str]) -> int:
     """Decode one round of these images; returns the bytes of the KV cache."""
     names = [str(number) for number in range(len(captions))]
     decode(target, NoDraft(), Exact(), RandomStreams(0, names, target.device), captions)
-    return target.session.cache.storage.nbytes
+    return target.session.cache.nbytes()
 
 
 def _run(
@@ -115,7 +115,7 @@ def _train(run: TrainingRun, fsdp: SplitRehearsal | None, parts: int) -> int:
     imitation(run.kept(), target, run.held, _VALIDATED)
     if recipe.decodes:
         accepted_length(run.kept(), target, run.captions, recipe.depth)
-        cache = target.session.cache.storage.nbytes
+        cache = target.session.cache.nbytes()
     _step(run, fsdp, parts)
     return cache
 
