@@ -14,7 +14,7 @@ os.environ.update(  # before the imports below, which read it
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true"
 )
 
-import tempera.config.families
+import tempera.config.resolvers
 import tempera.runtime.huggingface  # noqa: F401  before any test imports transformers itself
 
 TESTS = Path(__file__).parent

@@ -19,7 +19,6 @@ PINS = [
 MODULES = {
     "pil": "pillow",
     "hydra": "hydra-core",
-    "hydra-plugins": "hydra-joblib-launcher",
     "open-clip": "open-clip-torch",
 }  # where a module is not called as its package
 LAZY = {"open-clip", "wandb-workspaces"}

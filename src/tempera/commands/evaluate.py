@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from tempera.commands import expected_length
 from tempera.commands.costs import AUTO, chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.config import build
-from tempera.config.families import check_suited
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
@@ -100,7 +99,6 @@ def _check(cfg: DictConfig) -> None:
     """Raise TemperaError for wrong options, before the networks' code is imported, which takes
     seconds.
     """
-    check_suited(cfg)
     build.parse_dtype(cfg.dtype, build.parse_device(cfg.device))
     for part in (cfg.pipeline, cfg.speed, cfg.tracking, cfg.drafter):
         check_values(part)

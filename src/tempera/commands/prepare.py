@@ -9,11 +9,9 @@ from tqdm import tqdm
 from tempera.commands.sources import build_source, fetch
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.families import check_suited
-from tempera.config.instantiate import check_options, from_options
+from tempera.config.instantiate import from_options
 from tempera.data.estimate import Estimate
 from tempera.data.shards import Manifest
-from tempera.errors import TemperaError
 from tempera.runtime.cost import check_disks
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
@@ -24,12 +22,8 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """Encode the source, or what is left of it, and return the counts; with dry_run, only estimate
     time and disk space.
     """
-    if not isinstance(cfg.dry_run, bool):
-        raise TemperaError(f"`dry_run={cfg.dry_run}` is not possible; it must be true or false")
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    check_suited(cfg)
-    check_options(cfg, "tempera.data.prepare.prepare")
     source = build_source(cfg)
     if cfg.dry_run and (stored := source.to_store()):
         return _not_fetched(stored, processes.is_main)

@@ -4,19 +4,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from tempera.config.instantiate import check_value
 from tempera.reporting.collect import collect, find_runs
 
 
 def main(cfg: DictConfig) -> list[Path]:
     """Write the report, print the paths of its files and return them."""
-    for name, kind in (
-        ("publish", bool),
-        ("output", Path),
-        ("project", str),
-        ("animate", int | None),
-    ):
-        check_value(cfg, name, cfg[name], kind)
     baseline = None if cfg.baseline is None else str(cfg.baseline)
     runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
     finished, unfinished = find_runs(map(str, runs))

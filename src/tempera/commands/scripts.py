@@ -1,90 +1,72 @@
 """Entry points of the commands `tempera-…` and of the scripts in `eval/` and `train_draft/`.
 
-Each imports its module only when it runs, after composing its configuration, so a wrong option is
-reported before torch is imported.
+Called with a configuration, as in tests and notebooks, each is a plain function: it returns its
+result and raises `TemperaError`. Each imports its module only when it runs: a wrong option is
+reported before torch is imported, and Ctrl-C is answered from the first moment.
 """
 
-from pathlib import Path
-from typing import Any
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
-import tempera.config.instantiate  # noqa: F401  the resolvers of conf/
-from tempera.config.cli import script
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@script("eval")
-def evaluate(cfg: DictConfig) -> dict[str, float]:
+def evaluate(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
-    from tempera.config.build import check_compile, check_method
-
-    check_method(cfg)
-    check_compile(cfg)
-    from tempera.commands.evaluate import main
-
-    return main(cfg)
+    return _script("eval", "evaluate", cfg)
 
 
-@script("report", positional="runs")
-def report(cfg: DictConfig) -> list[Path]:
+def report(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-report`: compare runs."""
-    from tempera.commands.report import main
-
-    return main(cfg)
+    return _script("report", "report", cfg, positional="runs")
 
 
-@script("bench")
-def bench(cfg: DictConfig) -> dict[str, Any]:
+def bench(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-bench`: time a round and its parts."""
-    from tempera.config.build import check_method
-
-    check_method(cfg)
-    from tempera.commands.bench import main
-
-    return main(cfg)
+    return _script("bench", "bench", cfg)
 
 
-@script("calibrate")
-def calibrate(cfg: DictConfig) -> dict[str, float]:
+def calibrate(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
-    from tempera.config.build import check_method
-
-    check_method(cfg)
-    from tempera.commands.calibrate import main
-
-    return main(cfg)
+    return _script("calibrate", "calibrate", cfg)
 
 
-@script("tune")
-def tune(cfg: DictConfig) -> dict[str, Any]:
+def tune(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-tune`: find the fastest setting within a budget."""
-    from tempera.commands.tune import main
-
-    return main(cfg)
+    return _script("tune", "tune", cfg)
 
 
-@script("train_draft")
-def train(cfg: DictConfig) -> dict[str, Any]:
+def train(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-train`: train the EAGLE draft of a model."""
-    from tempera.config.build import check_training
-
-    check_training(cfg)
-    from tempera.commands.train import main
-
-    return main(cfg)
+    return _script("train_draft", "train", cfg)
 
 
-@script("prepare")
-def prepare(cfg: DictConfig) -> dict[str, int]:
+def prepare(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-prepare`: encode captions and images to shards of codes."""
-    from tempera.commands.prepare import main
-
-    return main(cfg)
+    return _script("prepare", "prepare", cfg)
 
 
-@script("build_shapes")
-def build(cfg: DictConfig) -> None:
+def build(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-build`: train the networks of the shipped model."""
-    from tempera.commands.build_shapes import main
+    return _script("build_shapes", "build_shapes", cfg)
 
-    main(cfg)
+
+def _script(
+    config_name: str, module: str, cfg: "DictConfig | None", positional: str | None = None
+) -> Any:
+    """Call the module's `main(cfg)`; without `cfg`, run the command line and return None."""
+
+    def main(cfg: "DictConfig") -> Any:
+        return import_module(f"tempera.commands.{module}").main(cfg)
+
+    if cfg is not None:
+        return main(cfg)
+    try:
+        from tempera.config.cli import run
+
+        return run(config_name, main, positional)
+    except KeyboardInterrupt:
+        print("interrupted; run the command again", file=sys.stderr)
+        sys.exit(130)

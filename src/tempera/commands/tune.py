@@ -14,7 +14,6 @@ from rich.table import Table
 from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, written
-from tempera.config.families import check_suited
 from tempera.config.instantiate import check_value, check_values, instantiate
 from tempera.config.tuned import (
     PLAIN,
@@ -113,7 +112,6 @@ def _checked(cfg: DictConfig) -> Budget:
             f"model={cfg.model.name} are continuous: compare its methods with "
             "experiment=frontier_continuous."
         )
-    check_suited(cfg)
     build.check_compile(cfg)
     for name, kind in KINDS.items():
         check_value(cfg, name, cfg[name], kind)

@@ -10,11 +10,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
-from tempera.config.families import check_suited
 from tempera.config.instantiate import (
     accepted,
     check,
-    check_target,
     check_value,
     check_values,
     from_options,
@@ -23,7 +21,7 @@ from tempera.config.instantiate import (
 )
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.trees import Tree
-from tempera.errors import EmptyDraft, NotAChain, NotADiscreteRule, TemperaError, shortened
+from tempera.errors import TemperaError, shortened
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification, Exact
@@ -68,7 +66,6 @@ def _truncate(cfg: DictConfig, part: str) -> dict[str, Any]:
     """The option `truncate`, for a part of the model that has such an argument."""
     if "truncate" not in cfg:
         return {}
-    check_value(cfg, "truncate", cfg.truncate, bool)
     return accepted(cfg.model[part], {"truncate": cfg.truncate})
 
 
@@ -145,7 +142,6 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
 
 def check_training(cfg: DictConfig) -> None:
     """Raise TemperaError for wrong options of training, before imports that take seconds."""
-    check_suited(cfg)
     check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
     build_recipe(cfg)
     for part in (cfg.loss, cfg.draft, cfg.train_data, cfg.tracking):
@@ -161,7 +157,6 @@ def build_recipe(cfg: DictConfig) -> Any:
     """
     decided: dict[str, Any] = {}
     if cfg.steps is None:
-        check_value(cfg, "epochs", cfg.epochs, float)
         decided["steps"] = 1
     if cfg.gradient_accumulation == "auto":
         decided["gradient_accumulation"] = 1
@@ -175,7 +170,6 @@ def check_compile(cfg: DictConfig) -> None:
     """Raise TemperaError for a `compile` that is neither true nor false, and for true with a model
     of continuous tokens or on a CPU, where it does not pay.
     """
-    check_value(cfg, "compile", cfg.compile, bool)
     if not cfg.compile:
         return
     if cfg.model.get("tokens", "discrete") != "discrete":
@@ -199,7 +193,8 @@ def check_tokens(cfg: DictConfig) -> None:
         raise TemperaError(
             f"model={cfg.model.name} has {kinds[0]} tokens, but the method is for {kinds[1]} "
             "ones; choose another model, or a method for "
-            f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}."
+            f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}.",
+            option="method",
         )
 
 
@@ -228,7 +223,6 @@ def build_sampling(cfg: DictConfig) -> Any:
     """
     if "sampling" not in cfg.model:
         return from_options(cfg, "tempera.decoding.probabilities.Sampling")
-    check_target(cfg.model, "sampling")
     return from_options(cfg, cfg.model.sampling)
 
 
@@ -269,7 +263,9 @@ def _check_drafter(cfg: DictConfig) -> None:
             "a method with a tree, such as method=eagle."
         )
     elif "tree" in cfg and needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
-        raise EmptyDraft("a tree of depth 0")
+        raise TemperaError(
+            "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar", option="depth"
+        )
 
 
 def _check_rule(cfg: DictConfig) -> None:
@@ -290,9 +286,17 @@ def _check_rule(cfg: DictConfig) -> None:
         offered["neighbours"] = Neighbours(torch.empty(0, k, dtype=torch.int64), "l2", "")
     rule = instantiate(cfg.rule, **offered)
     if cfg.model.get("tokens", "discrete") == "discrete" and not isinstance(rule, Rule | JointRule):
-        raise NotADiscreteRule(type(rule).__name__)
+        raise TemperaError(
+            f"{type(rule).__name__} is a rule for continuous tokens, and those of "
+            f"model={cfg.model.name} are discrete: choose rule=exact, relaxed or lantern",
+            option="rule",
+        )
     if isinstance(rule, BlockVerification) and tree.max_children > 1:
-        raise NotAChain(type(rule).__name__)
+        raise TemperaError(
+            f"{type(rule).__name__} accepts one chain by its prefixes, but this tree has branches: "
+            "give tree=chain, or rule=exact",
+            option="tree",
+        )
 
 
 def check_length(cfg: DictConfig) -> None:

@@ -1,143 +1,161 @@
-"""Turn a function of a configuration into a command that reports the user's mistakes in one
-sentence.
+"""Runs a function of a configuration as a command: Hydra composes the configuration, and one
+handler tells every mistake of the user in one sentence.
 """
 
-import functools
+import io
 import logging
 import os
 import re
 import select
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.arguments import check_arguments, check_shape
-from tempera.config.compose import composed_run, pasted, quoted
-from tempera.config.effects import check_effects
-from tempera.config.messages import sentence
+from tempera.config.compose import composed_run, other_hydra, pasted, quoted
+from tempera.config.messages import sentence, text_of
+from tempera.config.options import check_options
 from tempera.config.tuned import is_auto, with_tuned
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.installation import conf_directory
 
-T = TypeVar("T")
-
+log = logging.getLogger("tempera")
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 UNREAD = 141
 """Exit status when nobody reads standard output any more, as in shells after `| head`."""
-AGAIN = "interrupted; run the command again"
-STARTS_AGAIN = ("report", "bench", "calibrate")
-"""Scripts that store no intermediate results and start over after an interruption."""
 LITERAL = ("prompt", "baseline")
 """Options whose values are taken literally, including commas and quotes."""
+FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"),
+    *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
+    "--experimental-rerun",
+)
+"""Hydra's flags."""
+AGAIN = "interrupted; run the command again"
+STARTS_AGAIN = ("report", "bench", "calibrate")
+"""Scripts that start over after an interruption."""
 
 
-def script(
-    config_name: str, positional: str | None = None
-) -> Callable[[Callable[[DictConfig], T]], Callable[..., T | None]]:
-    """Decorator: make `main(cfg)` a Hydra script with the configuration `conf/<config_name>.yaml`
-    (`tempera.runtime.installation.conf_directory`).
+def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | None = None) -> None:
+    """Run the command line in `sys.argv` with `conf/<config_name>.yaml`.
 
-    On the command line, a mistake of the user prints `error: <sentence>` and exits with status 1;
-    Ctrl-C prints a sentence too (`INTERRUPTED`). Other exceptions keep their traceback, and
-    HYDRA_FULL_ERROR=1 shows all tracebacks. Called with a `cfg`, as in tests and notebooks, the
-    script is the plain function: it returns its result and raises `TemperaError`.
+    A mistake of the user prints `error: <sentence>` and exits with status 1, a bug says where to
+    report it, Ctrl-C how to go on (`INTERRUPTED`). HYDRA_FULL_ERROR=1 shows every traceback.
 
     Args:
-        config_name: name of the configuration, without `.yaml`.
+        config_name: of the primary configuration, without `.yaml`.
+        main: called with the composed and checked configuration.
         positional: list option of positional arguments: with `runs`, `DIR DIR` is `runs=[DIR,DIR]`.
     """
+    _prepare_streams()
+    full = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
 
-    def decorate(main: Callable[[DictConfig], T]) -> Callable[..., T | None]:
-        """Wrap `main` as a script."""
-        conf = conf_directory()
+    def job(cfg: DictConfig) -> Any:
+        """One run, or one point of a sweep."""
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
+        try:
+            cfg = _without_auto(cfg, config_name)
+            check_options(cfg, config_name)
+            return main(cfg)
+        except Exception as problem:
+            with other_hydra():
+                told = sentence(problem, config_name, sys.argv[1:])
+            if told is None and not _is_interruption(problem):
+                log.exception("a bug")  # into the run's log file
+            if full or HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise  # the launcher names the point of the sweep
+            _exit_with(problem, config_name, _how_to_resume(config_name))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_to_resume(config_name)) from None
 
-        @functools.wraps(main)
-        def job(cfg: DictConfig) -> T:
-            """Run `main` inside Hydra: once, or for one point of a sweep."""
-            _hide_requests()
-            try:
-                arguments = list(HydraConfig.get().overrides.task)
-                _check(cfg, conf, config_name, arguments)
-                return main(_without_auto(cfg, config_name, arguments))
-            except KeyboardInterrupt:
-                _exit_interrupted(_how_to_resume(config_name))
-            except Exception as problem:
-                if HydraConfig.get().mode == RunMode.MULTIRUN and not _is_interruption(problem):
-                    raise  # the launcher names the point of the sweep
-                _exit_if_mistake(problem, conf, config_name, _how_to_resume(config_name))
-                raise
-
-        run = hydra.main(version_base="1.3", config_path=str(conf), config_name=config_name)(job)
-
-        @functools.wraps(main)
-        def entry(cfg: DictConfig | None = None) -> T | None:
-            """Call `main(cfg)`; without `cfg`, run the command line and return None."""
-            if cfg is not None:
-                return main(cfg)
-            arguments = [literal(argument) for argument in sys.argv[1:]]
-            sys.argv[1:] = arguments if positional is None else named(arguments, positional)
-            with _hydra_raises():
-                try:
-                    check_arguments(conf, config_name, sys.argv[1:])
-                    run()
-                    sys.stdout.flush()
-                except KeyboardInterrupt:
-                    _exit_interrupted(AGAIN)
-                except Exception as problem:
-                    _exit_if_mistake(problem, conf, config_name)
-                    raise
-            return None
-
-        return entry
-
-    return decorate
+    try:
+        sys.argv[1:] = _read(sys.argv[1:], positional)
+        hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=config_name)(
+            job
+        )()
+        sys.stdout.flush()
+    except KeyboardInterrupt as interruption:
+        _exit(INTERRUPTED, str(interruption) or AGAIN)
+    except Exception as problem:
+        if full and full != "0":
+            raise
+        _exit_with(problem, config_name)
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
 
 
-def _check(cfg: DictConfig, conf: Path, config_name: str, arguments: Sequence[str]) -> None:
-    """Check options against each other. Outside of a sweep, refuse what has no effect on a run by
-    itself, and say that an experiment is a sweep.
+def _exit_with(problem: Exception, config_name: str, interrupted: str = AGAIN) -> NoReturn:
+    """Tell a problem in one sentence and exit; if it comes from Ctrl-C, say how to go on."""
+    if isinstance(problem, BrokenPipeError) and _is_unread():
+        sys.exit(UNREAD)
+    if _is_interruption(problem):
+        _exit(INTERRUPTED, interrupted)
+    told = sentence(problem, config_name, sys.argv[1:])
+    if told is None:
+        what = f"{type(problem).__name__}: {shortened(text_of(problem), most=300)}"
+        told = (
+            f"{what} (a bug in tempera: please report it, with the traceback that is in the run's "
+            "log file and that HYDRA_FULL_ERROR=1 shows)"
+        )
+    print(f"error: {told}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _exit(status: int, message: str) -> NoReturn:
+    """Exit with a message of the main process."""
+    if started_as_main():
+        print(message, file=sys.stderr)
+    sys.exit(status)
+
+
+def _prepare_streams() -> None:
+    """Let nothing fail that is printed: on closed streams, or on a terminal of ASCII."""
+    nowhere = Path(os.devnull)
+    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
+    """The command line as Hydra takes it: -m first, literal texts quoted.
 
     Raises:
-        TemperaError: an option has the wrong kind or no effect, or `launcher=` starts nothing.
+        TemperaError: an option is written as a flag.
     """
-    check_shape(cfg, conf, config_name, arguments)
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return
-    check_effects(cfg, config_name, arguments)
-    for argument in arguments:
-        group, _, choice = argument.partition("=")
-        if group == "launcher" and choice != "local":
+    for place, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if argument.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
+            value = value or " ".join(one for one in arguments[place + 1 : place + 2])
+            option = name.strip("-").replace("-", "_")
             raise TemperaError(
-                f"`{argument}` has no effect without -m: it starts the runs of a sweep, and one "
-                "run is a sweep of one with -m"
+                f"options are written without dashes: write {option}={shortened(value) or 'VALUE'}",
+                option=option,
             )
-        if group == "experiment" and choice and started_as_main():
-            print(f"{argument} is a sweep, and this is one run of it: -m makes all its runs")
+    read = sorted(map(literal, arguments), key=lambda one: one not in ("-m", "--multirun"))
+    return read if positional is None else named(read, positional)
 
 
-def _hide_requests() -> None:
-    """Leave out the lines that the hub's library logs for each request."""
-    for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)
-
-
-def _without_auto(cfg: DictConfig, config_name: str, arguments: Sequence[str]) -> DictConfig:
+def _without_auto(cfg: DictConfig, config_name: str) -> DictConfig:
     """The configuration with the options that `method=auto` stands for, which are printed."""
     if not is_auto(cfg):
         return cfg
+    arguments = list(HydraConfig.get().overrides.task)
     found = composed_run(config_name, arguments, str(cfg.get("directory", "")))
-    options = with_tuned(cfg, [])
-    print(f"method=auto is {' '.join(options)}")
+    print(f"method=auto is {' '.join(with_tuned(cfg, []))}")
     return found
 
 
@@ -146,14 +164,10 @@ def literal(argument: str) -> str:
     null. Return other arguments unchanged.
     """
     key, separator, value = argument.partition("=")
-    if (
-        key.lstrip("+") not in LITERAL
-        or not separator
-        or value == "null"
-        or re.fullmatch(r"(['\"]).*\1", value, re.DOTALL)
-    ):
+    whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
+    if key.lstrip("+") not in LITERAL or not separator or value == "null":
         return argument
-    return f"{key}={quoted(value)}"
+    return argument if re.fullmatch(whole, value, re.DOTALL) else f"{key}={quoted(value)}"
 
 
 def named(arguments: Sequence[str], option: str) -> list[str]:
@@ -173,36 +187,21 @@ def _exists(place: str) -> bool:
     """Whether there is such a file or directory; text may be too long for a name."""
     try:
         return Path(place).exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
-@contextmanager
-def _hydra_raises() -> Iterator[None]:
-    """Make `hydra.main` raise exceptions instead of printing them."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-
-
 def _how_to_resume(config_name: str) -> str:
-    """The message after Ctrl-C: whether the same command resumes, and the directory option to add
-    if each start would create a new directory.
-    """
-    if config_name in STARTS_AGAIN:
-        return "interrupted; the same command starts again"
+    """Which command goes on after Ctrl-C."""
     hydra = HydraConfig.get()
+    if config_name in STARTS_AGAIN:
+        return AGAIN
     sweeping = hydra.mode == RunMode.MULTIRUN
     option = "hydra.sweep.dir" if sweeping else "hydra.run.dir"
-    given = any(override.startswith(f"{option}=") for override in hydra.overrides.hydra)
-    if config_name != "eval" or given:
-        return "interrupted; the same command goes on"
     place = str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir)
-    return f"interrupted; the same command with {pasted(option, place)} goes on"
+    given = [one for one in sys.argv[1:] if not one.startswith(f"{option}=")]
+    command = shlex.join([sys.argv[0], *given])
+    return f"interrupted; this goes on: {command} {pasted(option, place)}"
 
 
 def _is_interruption(problem: BaseException | None) -> bool:
@@ -225,30 +224,3 @@ def _is_unread() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return True
-
-
-def _exit_interrupted(message: str) -> NoReturn:
-    """Exit with the status of Ctrl-C; the main process of a run prints a message."""
-    if started_as_main():
-        print(message, file=sys.stderr)
-    sys.exit(INTERRUPTED)
-
-
-def _exit_if_mistake(
-    problem: Exception, conf: Path, config_name: str, interrupted: str = AGAIN
-) -> None:
-    """If the problem is a mistake of the user, print it as one sentence and exit with status 1; if
-    it comes from Ctrl-C, or Ctrl-C comes now, exit with that message. Exit quietly if nobody reads
-    standard output any more.
-    """
-    if isinstance(problem, BrokenPipeError) and _is_unread():
-        sys.exit(UNREAD)
-    if _is_interruption(problem):
-        _exit_interrupted(interrupted)
-    try:
-        message = sentence(problem, conf, config_name, sys.argv[1:])
-    except KeyboardInterrupt:
-        _exit_interrupted(interrupted)
-    if message:
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(1)

@@ -12,8 +12,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tempera.config.arguments import check_arguments, check_shape
+from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
+from tempera.config.options import check_options
 from tempera.config.tuned import is_auto, with_tuned
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
@@ -50,17 +51,15 @@ def _composed(
     """The configuration, the choices and the arguments, which differ from the given ones if the
     method is `auto`.
     """
-    conf = conf_directory()
     with other_hydra(), in_one_sentence(config_name, arguments):
-        check_arguments(conf, config_name, arguments)
-        with initialize_config_dir(str(conf), version_base="1.3"):
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose(config_name, list(arguments), return_hydra_config=True)
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
         with open_dict(cfg):
             del cfg["hydra"]
-        check_shape(cfg, conf, config_name, arguments)
     if is_auto(cfg):
         return _composed(config_name, with_tuned(cfg, arguments))
+    check_options(cfg, config_name)
     return cfg, choices, arguments
 
 
@@ -74,7 +73,7 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
     except TemperaError:
         raise
     except Exception as problem:
-        if said := sentence(problem, conf_directory(), config_name, arguments):
+        if said := sentence(problem, config_name, arguments):
             raise TemperaError(said) from problem
         raise
 
@@ -132,5 +131,6 @@ def quoted(text: str) -> str:
     """Quote a text so that Hydra's grammar reads it literally, including commas, quotes and
     interpolations.
     """
+    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", text)  # OmegaConf's escapes
     text = re.sub(r"(\\*)(\"|$)", lambda match: match[1] * 2 + match[2].replace('"', '\\"'), text)
-    return f'"{text}"'.replace("${", "\\${")
+    return f'"{text}"'

@@ -1,0 +1,149 @@
+"""The types and ranges of each script's own options, the ones at the top of conf/<script>.yaml;
+their defaults stand there alone. Options of a group are checked by the objects that they make.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from tempera.config.instantiate import fitting
+from tempera.errors import TemperaError
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Share = Annotated[float, Field(ge=0, le=1)]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Eval:
+    """conf/eval.yaml."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+    compile: bool
+    batch_size: Positive | Literal["auto"]
+    prompt: str | None
+    truncate: bool
+    limit: Positive | None
+    offset: Count
+    diagnostics: bool
+    replays: Count
+    expected_length: float | None
+    dry_run: bool
+
+
+class Bench:
+    """conf/bench.yaml."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+
+
+class Calibrate:
+    """conf/calibrate.yaml."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+    batch_size: Positive
+    truncate: bool
+    limit: Positive | None
+    offset: Count
+    statistics: Path
+
+
+class Tune:
+    """conf/tune.yaml."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+    budget: str
+    batch_size: Positive
+    parallel: str | None
+    depths: list[int]
+    trees: list[str]
+    prices: list[float]
+    deltas: list[float]
+    compile: bool
+    truncate: bool
+    limit: Positive | None
+    offset: Count
+    runs: Positive
+    images: Positive
+    timed: Positive
+    result: Path
+
+
+class Train:
+    """conf/train_draft.yaml; `tempera.training.recipe.Recipe` holds the ranges of the others."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+    mixed_precision: Literal["no", "bf16", "auto"]
+    start: str | None
+    steps: Positive | None
+    epochs: Annotated[float, Field(gt=0)] | None
+    gradient_accumulation: Positive | Literal["auto"]
+    limit: Positive | None
+    truncate: bool
+    dry_run: bool
+
+
+class Prepare:
+    """conf/prepare.yaml."""
+
+    seed: Seed
+    device: str
+    dtype: DType
+    shard_size: Positive
+    batch_size: Positive
+    limit: Positive | None
+    max_broken: Count
+    dry_run: bool
+    truncate: bool
+
+
+class Report:
+    """conf/report.yaml."""
+
+    runs: str | int | list[str]
+    output: Path
+    baseline: str | None
+    animate: int | None
+    publish: bool
+    project: str
+    entity: str | None
+
+
+KINDS: dict[str, type] = {
+    "eval": Eval,
+    "bench": Bench,
+    "calibrate": Calibrate,
+    "tune": Tune,
+    "train_draft": Train,
+    "prepare": Prepare,
+    "report": Report,
+}
+"""By script, the types of its options."""
+
+
+def check_options(cfg: DictConfig, config_name: str) -> None:
+    """Check a script's own options, and convert their scalars in place: `"7"` becomes 7.
+
+    Raises:
+        TemperaError: an option was removed, or its value does not fit its type.
+    """
+    kinds: Any = KINDS.get(config_name, object)
+    for name, hint in get_type_hints(kinds, include_extras=True).items():
+        if name not in cfg:
+            raise TemperaError(f"`{name}` cannot be removed: leave out ~{name}", option=name)
+        fit = fitting(value := cfg[name], hint, name)
+        if type(fit) is not type(value) and isinstance(fit, bool | int | float | str):
+            OmegaConf.update(cfg, name, fit)

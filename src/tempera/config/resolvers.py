@@ -1,0 +1,126 @@
+"""The resolvers that conf/ uses: `package`, `unique`, `beside`, `at`, `unless_random`, `jobs`,
+`ceil`, `each` and `usage`.
+"""
+
+import math
+import os
+import re
+import secrets
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.installation import SCRIPTS, command, conf_directory
+
+
+def package(path: str) -> str:
+    """`${package:PATH}`: a file or directory that ships inside the package."""
+    return str(Path(__file__).resolve().parent.parent / path)
+
+
+def unique() -> str:
+    """`${unique:}`: four random letters and digits, to tell runs of the same second apart."""
+    return secrets.token_hex(2)
+
+
+def beside(weights: str) -> str:
+    """`${beside:WEIGHTS}`: the directory of a file; a directory, a hub id or `random` as it is."""
+    return str(Path(weights).parent) if Path(str(weights)).is_file() else weights
+
+
+def unless_random(weights: str, other: str) -> str:
+    """`${unless_random:WEIGHTS,OTHER}`: OTHER, or `random` if WEIGHTS is: parts of an untrained
+    model need no files.
+    """
+    return "random" if weights == "random" else other
+
+
+def at(weights: str, revision: str | None) -> str:
+    """`${at:WEIGHTS,REVISION}`: the weights at a commit, branch or tag of their hub repository.
+
+    Raises:
+        TemperaError: the weights are no repository, or name a revision themselves.
+    """
+    if revision is None:
+        return weights
+    if weights == "random" or Path(weights).expanduser().exists() or "@" in weights:
+        raise TemperaError(
+            f"`revision={shortened(str(revision))}` needs a hub repository without a revision of "
+            f"its own, but weights={weights}: leave revision out, or give weights=owner/name",
+            option="revision",
+        )
+    return f"{weights}@{revision}"
+
+
+def jobs(device: str) -> int:
+    """`${jobs:DEVICE}`: how many jobs of a sweep run side by side: one per core on a CPU, one on a
+    GPU.
+    """
+    if str(device) != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ceil(value: object) -> object:
+    """`${ceil:NUMBER}`: the number rounded up; anything else as it is."""
+    finite = isinstance(value, int | float) and math.isfinite(value)
+    return math.ceil(value) if finite else value  # type: ignore[arg-type]
+
+
+def each(values: list[object]) -> str:
+    """`${each:LIST}`: the values of a list as a sweep takes them, `3.5,4.0`."""
+    return ",".join(map(str, values))
+
+
+def usage(config_name: str) -> str:
+    """`${usage:NAME}`, for `--help`: how to call the script, its options with their comments, and
+    the groups that it chooses from.
+    """
+    conf = conf_directory()
+    text = (conf / f"{config_name}.yaml").read_text(encoding="utf-8")
+    head, _, rest = text.partition("\ndefaults:\n")
+    head = re.sub("^# ?", "", head, flags=re.MULTILINE)
+    for name, script in SCRIPTS.items():
+        head = head.replace(f"python {script}", command(name))
+    options = re.split(r"\n(?=\S)", rest)  # each top-level key with the comments above it
+    shown = [option.rstrip() for option in options[1:] if not re.search(r"^hydra:", option, re.M)]
+    own = [one for one in shown if "${hydra:" not in one and "  _target_:" not in one]
+    chosen = [f"  {group}={', '.join(names)}" for group, names in groups(config_name).items()]
+    return "\n".join(
+        (
+            f"{head}\n",
+            "Options (name=value):",
+            *own,
+            "\nGroups (group=choice; some choices add options of their own, see conf/):",
+            *chosen,
+        )
+    )
+
+
+def groups(config_name: str) -> dict[str, list[str]]:
+    """The groups of a script and their choices: those of its defaults list and of what they
+    choose in turn.
+    """
+    conf = conf_directory()
+    found: dict[str, list[str]] = {}
+    files = [conf / f"{config_name}.yaml"]
+    while files:
+        listed = OmegaConf.load(files.pop())
+        for entry in OmegaConf.to_container(listed).get("defaults", ()):  # type: ignore[union-attr]
+            group = (
+                str(next(iter(entry))).split()[-1].lstrip("/") if isinstance(entry, dict) else ""
+            )
+            if group not in found and (conf / group).is_dir() and group:
+                choices = sorted((conf / group).glob("[!_]*.yaml"))
+                found[group] = [path.stem for path in choices]
+                files += choices
+    return dict(sorted(found.items()))
+
+
+for _resolver in (package, beside, unless_random, at, jobs, ceil, each, usage):
+    OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
+OmegaConf.register_new_resolver("unique", unique, replace=True, use_cache=True)

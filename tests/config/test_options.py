@@ -1,0 +1,177 @@
+"""What a command line may not say: one table of command lines and the options at fault."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from tempera.config.build import check_method
+from tempera.config.cli import _read, literal, named
+from tempera.config.compose import composed, quoted
+from tempera.config.messages import sentence
+from tempera.config.resolvers import groups, usage
+from tempera.errors import TemperaError
+
+REFUSED = [
+    # unknown names: the nearest is suggested
+    ("eval", "prompts=x", "`prompt`"),
+    ("eval", "dleta=2", "`delta`"),
+    ("eval", "metod=ar", "`method`"),
+    ("train_draft", "learning_rate=1", "`learning_rate`"),
+    ("eval", "method=eagle delta=2", "rule=relaxed"),
+    ("eval", "foo=1", "`foo`"),
+    # unknown choices
+    ("eval", "method=foo", "coolsd"),
+    ("eval", "method=coolds", "coolsd"),
+    ("eval", "model=shaps", "shapes"),
+    ("eval", "experiment=frontir", "frontier"),
+    ("train_draft", "recipe=foo", "chameleon"),
+    ("eval", "model=null", "choices"),
+    # grammar
+    ("eval", "metrics=real,none", "metrics"),
+    ("eval", "foo", "name=value"),
+    ("eval", "limit=[1", "limit=[1"),
+    # types and ranges of a script's own options
+    ("eval", "seed=abc", "seed"),
+    ("eval", f"seed={10**20}", "seed"),
+    ("eval", "seed=1.5", "seed"),
+    ("eval", "limit=0", "limit"),
+    ("eval", "limit=[1,2]", "limit"),
+    ("eval", "limit=true", "limit"),
+    ("eval", "offset=-1", "offset"),
+    ("eval", "batch_size=0", "batch_size"),
+    ("eval", "batch_size=many", "batch_size"),
+    ("eval", "dtype=float8", "dtype"),
+    ("eval", "truncate=maybe", "truncate"),
+    ("eval", "compile=3", "compile"),
+    ("eval", "~seed", "seed"),
+    ("train_draft", f"seed={10**20}", "seed"),
+    ("train_draft", "epochs=0", "epochs"),
+    ("train_draft", "gradient_accumulation=some", "gradient_accumulation"),
+    ("prepare", "shard_size=abc", "shard_size"),
+    ("prepare", "source=imagefolder dry_run=2", "dry_run"),
+    ("calibrate", "batch_size=[1,2]", "batch_size"),
+    ("tune", "depths=3", "depths"),
+    ("tune", "deltas=[a]", "deltas"),
+    ("report", "runs=x publish=perhaps", "publish"),
+    # values of groups
+    ("eval", "delta=abc", "delta"),
+    ("eval", "delta=null", "delta"),
+    ("eval", "delta=[1,2]", "delta"),
+    ("eval", "delta=true", "delta"),
+    ("eval", "delta=nan", "delta"),
+    ("eval", "delta=-1", "delta"),
+    ("eval", "residual=foo", "residual"),
+    ("eval", "floor=x", "floor"),
+    ("eval", "nu=x", "nu"),
+    ("eval", "depth=-2", "-2"),
+    ("eval", "depth=0", "ar"),
+    ("eval", "top_p=0", "top_p"),
+    ("eval", "guidance=x", "guidance"),
+    ("eval", "method=lantern k=0", "k"),
+    ("eval", "method=lantern delta=2", "delta"),
+    ("eval", "method=lanternpp lam=-1", "lam"),
+    ("eval", "method=gsd ranks=-1", "ranks"),
+    ("eval", "method=optimal_rsd price=-1", "-1"),
+    ("eval", "schedule=linear ell=3", "ell"),
+    # parts that do not fit each other
+    ("eval", "method=eagle rule=density", "rule=exact"),
+    ("eval", "method=eagle rule=coupling", "rule=exact"),
+    ("eval", "method=eagle drafter=mar", "drafter=eagle"),
+    ("eval", "model=shapes_mar method=cspd drafter=eagle", "drafter=mar"),
+    ("eval", "model=shapes_mar method=eagle", "method=ar"),
+    ("eval", "method=sjd drafter=eagle", "+tree=chain"),
+    ("eval", "method=ar rule=relaxed", "rule=exact"),
+    ("eval", "method=block tree=naive_extend_57", "tree=chain"),
+]
+
+
+@pytest.mark.parametrize(("config", "arguments", "named"), REFUSED)
+def test_a_mistake_is_one_sentence_that_names_the_option(
+    config: str, arguments: str, named: str
+) -> None:
+    with pytest.raises(TemperaError) as problem:
+        cfg = composed(config, arguments.split())
+        check_method(cfg)
+    said = sentence(problem.value, config, arguments.split())
+    assert said is not None and named in said, said
+    assert "\n" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "method=coolsd rule=exact",
+        "method=coolsd schedule=linear delta=2",
+        "method=gsd drafter=eagle +tree=chain",
+        "method=eagle rule=relaxed delta=2 schedule=uniform",
+        "schedule=calibrated",
+        "+note=1",
+        "delta='2'",
+        "limit=null",
+        "paper={name:x}",
+        "hydra.run.dir=x",
+    ],
+)
+def test_what_is_possible_is_not_refused(options: str) -> None:
+    check_method(composed("eval", options.split()))
+
+
+def test_a_configuration_is_not_changed_by_its_check() -> None:
+    cfg = composed("eval", ["delta=2"])
+    before = OmegaConf.to_yaml(cfg)
+    check_method(cfg)
+    assert OmegaConf.to_yaml(cfg) == before
+
+
+@pytest.mark.parametrize(("given", "advised"), [("--delta 2", "delta=2"), ("--delta=2", "delta=2")])
+def test_a_flag_is_told_as_an_option(given: str, advised: str) -> None:
+    with pytest.raises(TemperaError, match=f"write {advised}$"):
+        _read(given.split(), None)
+
+
+def test_the_sweep_flag_may_stand_anywhere() -> None:
+    assert _read(["seed=1", "-m", "limit=1"], None) == ["-m", "seed=1", "limit=1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a small red ring",
+        "a dog's ball, and (two) cats: 50%",
+        'the "big" one \\',
+        "${x}",
+        "\\${a}",
+        "\\\\${a}",
+        "'it's'",
+        '"PEACE" beside "LOVE"',
+        "[a, b]",
+    ],
+)
+def test_a_prompt_is_taken_literally(text: str) -> None:
+    assert composed("eval", [literal(f"prompt={text}")]).prompt == text
+
+
+def test_prompts_that_stay_as_they_are() -> None:
+    assert literal("prompt=null") == "prompt=null"
+    assert literal("prompt='a, b'") == "prompt='a, b'"
+    assert literal("delta=1,2") == "delta=1,2"
+
+
+def test_places_of_reports_need_no_name() -> None:
+    long = f"output={5000 * 'x'}"
+    assert named([long, "runs", "-m"], "runs") == [long, "-m", f"runs=[{quoted('runs')}]"]
+
+
+def test_an_error_whose_own_text_fails_is_told_by_its_type() -> None:
+    class Broken(TemperaError):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert sentence(Broken("x"), "eval", []) == "Broken"
+    assert sentence(KeyError("x"), "eval", []) is None
+
+
+def test_help_has_the_options_with_their_comments_and_the_groups_of_the_script() -> None:
+    shown = usage("eval")
+    assert shown.startswith("python eval/run.py ") and "limit: 64             # number" in shown
+    assert "method=ar, " in shown and "schedule=" in shown
+    assert "encoder=" not in shown and "encoder" in groups("prepare")
