@@ -22,17 +22,9 @@ test *arguments:
 test-all *arguments:
     pytest -m "" {{arguments}}
 
-# plant faults into a copy of the sources, one at a time, and say which test sees each
-mutants *arguments:
-    python tests/support/mutants.py {{arguments}}
-
-# mutation testing: `just mutation --sample 100 --seed 1` takes 100 places, without options all
+# mutation testing, for example `just mutation "tempera.rules.standard*"`
 mutation *arguments:
-    python tests/support/mutation.py {{arguments}}
-
-# give the scripts hostile options and damaged files: a sample, or --all as every night
-hostile *arguments:
-    python tests/support/hostile.py {{arguments}}
+    mutmut run {{arguments}}
 
 # the documentation, as CI builds it
 docs:
