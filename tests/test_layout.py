@@ -3,6 +3,7 @@
 import ast
 import io
 import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -93,6 +94,6 @@ def test_an_upward_import_is_seen(monkeypatch, tmp_path):
         "[tool.importlinter]" + settings.partition("[tool.importlinter]")[2]
     )
     script = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
-    done = subprocess.run(["python", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "tempera.decoding -> tempera.rules" in done.stdout
