@@ -94,6 +94,8 @@ def test_an_upward_import_is_seen(monkeypatch, tmp_path):
         "[tool.importlinter]" + settings.partition("[tool.importlinter]")[2]
     )
     script = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "tempera.decoding -> tempera.rules" in done.stdout
