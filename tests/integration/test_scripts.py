@@ -78,14 +78,14 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("method=foo", ["there is no method=foo", "choose one of ar, auto, block, coolsd, "]),
-        ("model=foo", ["there is no model=foo", "shapes"]),
-        ("dleta=2", ["`dleta`", "did you mean `delta`"]),
-        ("delta=abc", ["`delta=abc` is not possible; it must be a number"]),
-        ("delta=-1", ["delta=-1 is not a relaxation budget"]),
+        ("method=foo", ["method=foo", "coolsd"]),
+        ("model=foo", ["model=foo", "shapes"]),
+        ("dleta=2", ["`dleta`", "`delta`"]),
+        ("delta=abc", ["`delta=abc`"]),
+        ("delta=-1", ["delta=-1"]),
         (
             "method=eagle delta=2",
-            ["`delta` with method=eagle", "rule=lantern, relaxed", "method=coolsd"],
+            ["`delta`", "method=eagle", "rule=relaxed"],
         ),
         ("drafter.path=nowhere", ["nowhere"]),
         ("prompt=", ["prompt", "empty"]),
@@ -161,15 +161,15 @@ def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
 def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
     refused(
         *run("train_draft/main.py", "tracking=none", "lr=fast"),
-        "`lr=fast` is not possible; it must be a number",
+        "`lr=fast`",
     )
     refused(
         *run("train_draft/main.py", "tracking=none", "learning_rate=1"),
-        "there is no option `learning_rate`",
+        "`learning_rate`",
     )
     refused(
         *run("train_draft/prepare.py", "source=imagefolder"),
-        "`source.path` has no value; give source.path=",
+        "source.path=",
     )
     nothing_written(tmp_path)
 
@@ -178,12 +178,10 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["method=eagle", "delta=2"],
-            ["it belongs to rule=lantern, relaxed (method=coolsd, lantern, uniform_rsd)"],
-        ),
+        (["--delta", "2"], ["write delta=2"]),
+        (["method=eagle", "delta=2"], ["`delta`", "rule=relaxed"]),
         (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
-        (["-m", "delta=2,-1"], ["delta=-1 is not a relaxation budget"]),
+        (["-m", "delta=2,-1"], ["delta=-1"]),
     ],
 )
 def test_in_a_separate_process(arguments: list[str], words: list[str], tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_help_begins_with_the_usage(script: str) -> None:
     command = [sys.executable, str(ROOT / script), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.startswith(f"python {script} ")
-    assert "\n\n== Configuration groups ==\n" in done.stdout
+    assert "\nOptions (name=value):\n" in done.stdout and "\nGroups (" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
@@ -261,3 +259,31 @@ def test_an_answer_does_not_wait_for_imports(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == ("--help" not in arguments)
     assert done.stdout.splitlines()[-1] == "imported []"
+
+
+def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    code = (
+        "import sys, tempera.commands.evaluate as evaluate, tempera.commands.scripts as scripts\n"
+        "evaluate.main = lambda cfg: {}['lost']\n"
+        "sys.argv = ['eval/run.py', 'hydra.run.dir=run']\n"
+        "scripts.evaluate()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "KeyError" in done.stderr and "HYDRA_FULL_ERROR=1" in done.stderr
+    assert "Traceback" in (tmp_path / "run" / "eval.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(streams: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} {ROOT / 'eval/run.py'} --cfg job {streams}"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, timeout=300).returncode == 0
+
+
+def test_a_terminal_of_ascii_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "eval/run.py"), "--help"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=tmp_path, env=ascii_only, capture_output=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.isascii()

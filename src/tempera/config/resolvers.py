@@ -89,8 +89,12 @@ def usage(config_name: str) -> str:
     options = re.split(r"\n(?=\S)", rest)  # each top-level key with the comments above it
     shown = [option.rstrip() for option in options[1:] if not re.search(r"^hydra:", option, re.M)]
     own = [one for one in shown if "${hydra:" not in one and "  _target_:" not in one]
-    chosen = [f"  {group}={', '.join(names)}" for group, names in groups(config_name).items()]
-    return "\n".join(
+    chosen = [
+        f"  {group}={', '.join(names)}"
+        for group, names in groups(config_name).items()
+        if len(names) > 1
+    ]
+    text = "\n".join(
         (
             f"{head}\n",
             "Options (name=value):",
@@ -99,6 +103,7 @@ def usage(config_name: str) -> str:
             *chosen,
         )
     )
+    return text.replace("$", "$$")  # Hydra fills in a template
 
 
 def groups(config_name: str) -> dict[str, list[str]]:
