@@ -21,15 +21,6 @@ def test_intervals_of_means_ratios_and_medians() -> None:
     assert bootstrap.counts(7, 5).sum(1).tolist() == [7.0] * 5
 
 
-def test_a_mean_of_ratios_weights_columns_alike() -> None:
-    above = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]])
-    below = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
-    interval = bootstrap.mean_of_ratios(above, below, 200)
-    assert (interval.value, interval.n) == (pytest.approx((0.5 + 1) / 2), 3)
-    assert interval.low < interval.value <= interval.high
-    assert bootstrap.mean_of_ratios(above[:0], below[:0]).n == 0
-
-
 def test_an_interval_is_the_middle_95_percent_of_the_replicates() -> None:
     interval = bootstrap.percentile(3.0, np.arange(1001.0), 7)
     assert interval.low == pytest.approx(25) and interval.high == pytest.approx(975)
@@ -48,21 +39,6 @@ def test_a_ratio_is_that_of_each_resamples_sums() -> None:
     assert bootstrap.mean(above, 200) == bootstrap.ratio(above, np.ones(4), 200)
     assert bootstrap.mean(above) == bootstrap.mean(above, 1000)
     assert bootstrap.ratio(above, below) == bootstrap.ratio(above, below, 1000)
-
-
-def test_a_mean_of_ratios_is_that_of_each_resamples_columns() -> None:
-    above = np.array([[1.0, 4.0], [2.0, 0.0], [5.0, 3.0], [0.0, 8.0]])
-    below = np.array([[2.0, 1.0], [1.0, 0.0], [3.0, 2.0], [4.0, 2.0]])
-    drawn = bootstrap.counts(4, 300)
-    with np.errstate(invalid="ignore"):
-        columns = (drawn @ above) / (drawn @ below)
-    expected = bootstrap.percentile((0.8 + 3.0) / 2, np.nanmean(columns, 1), 4)
-    found = bootstrap.mean_of_ratios(above, below, 300)
-    assert (found.low, found.high, found.n) == (expected.low, expected.high, 4)
-    assert found.value == pytest.approx(expected.value)
-    assert bootstrap.mean_of_ratios(above, below) == bootstrap.mean_of_ratios(above, below, 1000)
-    none = bootstrap.mean_of_ratios(above[:0], below[:0])
-    assert np.isnan([none.value, none.low, none.high]).all()
 
 
 def test_a_median_resamples_every_value() -> None:
@@ -85,9 +61,3 @@ def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
     skewed = np.array([0.0] * 999 + [1e6])
     assert bootstrap.centred(5.0, skewed, 9).high == 5.0
     assert bootstrap.centred(5.0, -skewed, 9).low == 5.0
-
-
-def test_each_resample_has_its_own_statistic() -> None:
-    found = bootstrap.replicate(lambda drawn: float(drawn[0]), 5, 20)
-    assert found.tolist() == bootstrap.counts(5, 20)[:, 0].tolist()
-    assert not np.array_equal(bootstrap.counts(5, 20), bootstrap.counts(5, 20, 1))

@@ -1,11 +1,10 @@
-"""CLIP score, HPSv2, PickScore and the aesthetic score, on tiny random checkpoints in the official
+"""CLIP score and HPSv2, on tiny random checkpoints in the official
 layouts, against a second writing of the networks (`reference_clip`).
 """
 
 import logging
-import math
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -24,21 +23,18 @@ from reference_clip import (
     write_open_clip,
 )
 from safetensors.torch import save_file
-from tiny_metrics import write_aesthetic, write_pick_score
 from torch import Tensor
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import linear
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import clip_model, hps, pick_score
-from tempera.metrics.aesthetic import Aesthetic
+from tempera.metrics import clip_model, hps
 from tempera.metrics.clip import ClipScore, clip_scorer
 from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.hps import HPS
 from tempera.metrics.linear_chain import linear_chain
-from tempera.metrics.pick_score import PickScore
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
 
@@ -74,11 +70,6 @@ class Means(torch.nn.Module):
     """Embeds a picture as its mean colour, and a text as powers of its length."""
 
     visual = SimpleNamespace(image_size=(4, 5))
-    logit_scale = torch.tensor(1.3)
-    config = SimpleNamespace(
-        vision_config=SimpleNamespace(image_size=4),
-        text_config=SimpleNamespace(max_position_embeddings=9),
-    )
 
     def encode_image(self, images: Tensor) -> Tensor:
         assert images.shape == (2, 3, 4, 4)
@@ -86,11 +77,6 @@ class Means(torch.nn.Module):
 
     def encode_text(self, ids: Tensor) -> Tensor:
         return torch.stack([ids, ids**2, torch.ones_like(ids)], 1)
-
-    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(
-            image_embeds=self.encode_image(pixel_values), text_embeds=self.encode_text(input_ids)
-        )
 
 
 def lengths(texts: list[str]) -> Tensor:
@@ -101,21 +87,9 @@ def floats(image: Image.Image) -> Tensor:
     return torch.from_numpy(numpy.asarray(image).copy()).permute(2, 0, 1).float()
 
 
-def transform(size: int, is_train: bool) -> object:
-    assert size == 4 and not is_train
-    return floats
-
-
-def tokenizer(context_length: int) -> object:
-    assert context_length == 9
-    return lengths
-
-
 OPEN_CLIP = SimpleNamespace(
     constants=SimpleNamespace(OPENAI_DATASET_MEAN=[0.0] * 3, OPENAI_DATASET_STD=[1.0] * 3),
     get_tokenizer=lambda name: lengths,
-    image_transform=transform,
-    SimpleTokenizer=tokenizer,
 )
 
 
@@ -130,28 +104,11 @@ def test_a_clip_score_is_the_cosine_of_picture_and_prefixed_prompt() -> None:
     torch.testing.assert_close(found["clip_score"], cosines_of_means(images, "a "))
 
 
-@pytest.mark.parametrize(
-    ("adapter", "module", "factor"),
-    [(HPS(), hps, 100.0), (PickScore(), pick_score, math.exp(1.3))],
-    ids=["hps", "pick_score"],
-)
-def test_scores_of_preference_are_multiples_of_the_cosine(
-    adapter: Adapter, module: ModuleType, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(adapter), "network", lambda self: Means())
-    monkeypatch.setattr(module, "import_open_clip", lambda: OPEN_CLIP)
+def test_hpsv2_is_100_times_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HPS, "network", lambda self: Means())
+    monkeypatch.setattr(hps, "import_open_clip", lambda: OPEN_CLIP)
     images = pictures(4)
-    torch.testing.assert_close(scored(adapter, images), factor * cosines_of_means(images))
-
-
-def test_the_aesthetic_score_is_that_of_a_unit_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = torch.nn.Linear(3, 2)
-    monkeypatch.setattr(Aesthetic, "network", lambda self: head)
-    monkeypatch.setattr(ClipModel, "tools", lambda self: (Means(), lengths, floats))
-    images = pictures(4)
-    means = images.float().mean((2, 3))
-    expected = head(means / means.norm(dim=1, keepdim=True))[:, 0]
-    torch.testing.assert_close(scored(Aesthetic(), images), expected)
+    torch.testing.assert_close(scored(HPS(), images), 100 * cosines_of_means(images))
 
 
 def test_files_of_a_tag_are_where_it_is_published(
@@ -315,25 +272,6 @@ def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_aesthetic_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    save_file(state, tmp_path / "clip.safetensors")
-    head = write_aesthetic(tmp_path)
-    expected = normalize(embed_images(normalised(pictures()), state), dim=-1)
-    for number in (0, 2, 4, 6, 7):
-        expected = linear(expected, head[f"layers.{number}.weight"], head[f"layers.{number}.bias"])
-    adapter = Aesthetic(str(tmp_path), tiny, str(tmp_path / "clip.safetensors"))
-    assert torch.allclose(scored(adapter), expected[:, 0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_pick_score(state: dict[str, Tensor], tmp_path: Path) -> None:
-    write_pick_score(tmp_path, state)
-    image = embed_images(normalised(pictures()), state)
-    expected = torch.tensor(3.2).exp() * cosines(image, embed_texts(tokens(TEXTS), state))
-    assert torch.allclose(scored(PickScore(str(tmp_path))), expected, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_weights_of_another_model_are_refused(
     tiny: str, state: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -348,9 +286,6 @@ def test_weights_of_another_model_are_refused(
     torch.save({"state_dict": {"other": torch.zeros(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
         HPS(str(tmp_path), tiny).network()
-    torch.save({"other": torch.zeros(2)}, tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
-    with pytest.raises(TemperaError, match="does not hold the weights of the aesthetic predictor"):
-        Aesthetic(str(tmp_path), tiny, str(path)).network()
 
 
 @pytest.mark.slow

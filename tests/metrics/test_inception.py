@@ -10,21 +10,20 @@ import torch
 from tiny_metrics import write_inception
 from torch import Tensor
 from torch.nn.functional import (
-    adaptive_avg_pool2d,
     avg_pool2d,
     batch_norm,
     conv2d,
-    interpolate,
     linear,
     max_pool2d,
 )
 
 from tempera.errors import TemperaError
+from tempera.metrics import vgg
 from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import Inception
 from tempera.metrics.vgg import VGG
-from tempera.metrics.vgg_layers import vgg16
+from tempera.runtime.torchvision import import_torchvision
 
 CPU = torch.device("cpu")
 POOLS = {"Mixed_5": "average", "Mixed_6": "average", "Mixed_7b": "average", "Mixed_7c": "largest"}
@@ -160,54 +159,14 @@ def test_vgg_sees_224_pixels_that_are_normalised(monkeypatch: pytest.MonkeyPatch
     assert networks.distances["recall_vgg"](left, right, 5) == recall(left, right, 3, 5)
 
 
-def test_vggs_layers_are_as_wide_as_the_checkpoints() -> None:
-    numbers = [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]
-    widths = [3, *range(2, 15)]
-    state = {
-        f"features.{number}.weight": torch.empty(out, into, 3, 3)
-        for number, into, out in zip(numbers, widths, widths[1:], strict=False)
-    }
-    state |= {"features.0.bias": torch.empty(2), "classifier.0.weight": torch.empty(9, 14 * 49)}
-    state["classifier.3.weight"] = torch.empty(8, 9)
-    network = vgg16(state)
-    kinds = {torch.nn.Conv2d: "C", torch.nn.MaxPool2d: "M", torch.nn.ReLU: ""}
-    assert "".join(kinds[type(layer)] for layer in network.features) == "CCMCCMCCCMCCCMCCCM"
-    found = [layer.out_channels for layer in network.features if hasattr(layer, "out_channels")]
-    assert found == widths[1:]
-    shapes = [tuple(layer.weight.shape) for layer in network.classifier if hasattr(layer, "weight")]
-    assert shapes == [(9, 14 * 49), (8, 9)]
-    with pytest.raises(KeyError, match=r"features\.0\.weight"):
-        vgg16({})
-
-
-@pytest.mark.slow
-def test_vgg(tmp_path: Path) -> None:
-    """torchvision's layout with fewer channels."""
-    widths, pools = [2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6], {2, 4, 7, 10}
-    numbers = [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]
-    state, before = {}, 3
-    for number, width in zip(numbers, widths, strict=True):
-        state[f"features.{number}.weight"] = torch.randn(width, before, 3, 3) * 0.4
-        state[f"features.{number}.bias"] = torch.randn(width)
-        before = width
-    for number, (into, out) in {0: (6 * 49, 9), 3: (9, 8), 6: (8, 5)}.items():
-        state[f"classifier.{number}.weight"] = torch.randn(out, into)
-        state[f"classifier.{number}.bias"] = torch.randn(out)
-    torch.save(state, tmp_path / "vgg16-397923af.pth")
-    pictures = torch.randint(0, 256, (2, 3, 256, 256)).to(torch.uint8)
-    x = interpolate(pictures.float() / 255, 224, mode="bilinear", antialias=True)
-    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    x = (x - mean[:, None, None]) / deviation[:, None, None]
-    for place, number in enumerate(numbers):
-        x = max_pool2d(x, 2) if place in pools else x
-        name = f"features.{number}"
-        x = conv2d(x, state[f"{name}.weight"], state[f"{name}.bias"], padding=1).relu()
-    x = adaptive_avg_pool2d(max_pool2d(x, 2), 7).flatten(1)
-    x = linear(x, state["classifier.0.weight"], state["classifier.0.bias"]).relu()
-    expected = linear(x, state["classifier.3.weight"], state["classifier.3.bias"])
-    networks = VGG(str(tmp_path)).load(CPU)
-    assert torch.allclose(features(networks, pictures), expected, rtol=1e-3, atol=1e-3)
-    assert set(networks.distances) == {"precision_vgg", "recall_vgg"}
+def test_vgg_ends_after_its_second_fully_connected_layer() -> None:
+    with torch.device("meta"):
+        state = import_torchvision().models.vgg16().state_dict()
+        network = vgg._until_second_layer()
+    kinds = [type(layer).__name__ for layer in network.classifier]
+    assert kinds == ["Linear", "ReLU", "Dropout", "Linear"]
+    left = state.keys() - network.state_dict().keys()
+    assert left == {"classifier.6.weight", "classifier.6.bias"}
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ from tempera.metrics import table
 from tempera.metrics import weights as weight_files
 from tempera.metrics.distances import frechet
 from tempera.metrics.evaluators import BATCH, Networks, NoEvaluator
-from tempera.metrics.geneval import GenEval
 from tempera.metrics.inception import Inception
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
@@ -280,8 +279,6 @@ def test_options_out_of_range(file: Path, images: Path) -> None:
         Inception(splits=0)
     with pytest.raises(TemperaError, match="neighbours=-1 is too small"):
         VGG(neighbours=-1)
-    with pytest.raises(TemperaError, match="sure=2 is no score of an object"):
-        GenEval(sure=2)
 
 
 def test_weights_of_another_model_are_refused_first(file: Path) -> None:

@@ -4,9 +4,7 @@ A resample is a row of counts: how often each of n prompts was drawn. The same s
 resamples, so intervals are reproducible.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,23 +62,6 @@ def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: i
         return percentile(float(above.sum() / below.sum()), replicates, len(above))
 
 
-def mean_of_ratios(
-    numerators: Array, denominators: NDArray[Any], resamples: int = 1000, seed: int = 0
-) -> Interval:
-    """The mean over columns of Σ numerators ÷ Σ denominators, both [n, columns], with a percentile
-    interval. Units and columns whose denominators are 0 are left out.
-    """
-    below = np.asarray(denominators, np.float64)
-    rows, columns = below.any(1), below.any(0)
-    above, below = numerators[rows][:, columns], below[rows][:, columns]
-    if not len(above):
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
-    drawn = counts(len(above), resamples, seed)
-    with np.errstate(invalid="ignore"):  # a column may be empty in a resample
-        replicates = np.nanmean((drawn @ above) / (drawn @ below), axis=1)
-    return percentile(float((above.sum(0) / below.sum(0)).mean()), replicates, len(above))
-
-
 def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
     """Median with a percentile interval."""
     values = np.asarray(values, np.float64)
@@ -113,8 +94,3 @@ def centred(
         min(max(interval.high, value), bounds[1]),
         n,
     )
-
-
-def replicate(statistic: Callable[[Array], float], n: int, resamples: int, seed: int = 0) -> Array:
-    """`statistic(counts [n])` for every resample, [resamples]."""
-    return np.array([statistic(row) for row in counts(n, resamples, seed)])

@@ -155,10 +155,7 @@ def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Inter
     for metric in table.METRICS:
         values = np.array([[_number(row.get(name)) for name in metric.columns] for row in rows])
         known = ~np.isnan(values)
-        if metric.macro:
-            interval = bootstrap.mean_of_ratios(np.nan_to_num(values), known, resamples)
-        else:
-            interval = bootstrap.ratio(np.nansum(values, 1), known.sum(1), resamples)
+        interval = bootstrap.ratio(np.nansum(values, 1), known.sum(1), resamples)
         if interval.n:
             metrics[metric.key] = interval
     return metrics

@@ -1,14 +1,17 @@
-"""The table of metrics. The console, report.md, results.csv, the Pareto plots, the paper tables and
-the W&B report are all derived from its entries.
+"""The table of metrics, which lies in metrics.yaml. The console, report.md, results.csv, the Pareto
+plots, the paper tables and the W&B report are all derived from its entries.
 
-A new metric is one entry here and the function that computes it: a score of each picture or a
+A new metric is one entry there and the function that computes it: a score of each picture or a
 distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a number from the
 records of decoding (`tempera.metrics.acceptance`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from omegaconf import OmegaConf
 
 from tempera.errors import TemperaError
 
@@ -39,7 +42,6 @@ class Metric:
             excluded; `key` by default.
         per_token: divide a prompt's value by its number of tokens.
         weight: column that weights the prompts' values; equal weights by default.
-        macro: average the columns' means, rather than all their entries.
         of_set: its column holds pseudo-values of the whole set of images, so runs are compared only
             if they have the same prompts.
     """
@@ -56,7 +58,6 @@ class Metric:
     scores: tuple[str, ...] = ()
     per_token: bool = False
     weight: str = ""
-    macro: bool = False
     of_set: bool = False
 
     @property
@@ -80,267 +81,12 @@ class Metric:
         return (value / len(row["tokens"]) if self.per_token else value), weight
 
 
-def _speedup_at(batch: int) -> Metric:
-    return Metric(
-        f"speedup_{batch}",
-        f"speed-up at batch {batch}",
-        "seconds per image, paired with AR",
-        ".2f",
-        section="speed",
-        in_report=True,
-    )
+def _read(path: Path) -> tuple[Metric, ...]:
+    rows: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return tuple(Metric(**{**row, "scores": tuple(row.get("scores", ()))}) for row in rows)
 
 
-def _accuracy(
-    name: str,
-    *attributes: str,
-    unit: str = "",
-    in_report: bool = False,
-    in_pareto: Literal["quality"] | None = None,
-    paired: bool = False,
-) -> Metric:
-    """The share of the attributes named in the prompts that the pictures show."""
-    return Metric(
-        f"{name}_accuracy",
-        f"{name} accuracy",
-        unit,
-        ".3f",
-        higher_is_better=True,
-        in_report=in_report,
-        in_pareto=in_pareto,
-        paired=paired,
-        scores=attributes,
-    )
-
-
-def _preference(key: str, title: str, form: str) -> Metric:
-    """A network's estimate of human preference."""
-    return Metric(
-        key,
-        title,
-        "",
-        form,
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="more",
-        paired=True,
-    )
-
-
-_TASKS = {
-    "single_object": "one object",
-    "two_object": "two objects",
-    "counting": "counting",
-    "colors": "colours",
-    "position": "position",
-    "color_attr": "colours of two objects",
-}
-_SHAPE, _COLOUR = ("shape1", "shape2"), ("colour1", "colour2")
-
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "accepted_length",
-        "accepted length",
-        "tokens per round; AR has 1.00",
-        ".2f",
-        section="acceptance",
-        in_report=True,
-        in_pareto="gain",
-        paired=True,
-        weight="rounds",
-    ),
-    Metric("tau", "τ", "accepted draft tokens per round", ".2f", section="acceptance"),
-    Metric(
-        "acceptance_rate",
-        "α",
-        "accepted ÷ tested draft tokens",
-        section="acceptance",
-        in_report=True,
-    ),
-    Metric(
-        "target_passes",
-        "passes of the target",
-        "per image",
-        ".1f",
-        section="acceptance",
-        in_report=True,
-    ),
-    Metric(
-        "proximity",
-        "proximity set",
-        "codes in LANTERN's A, first draft",
-        ".1f",
-        section="acceptance",
-    ),
-    Metric("residual_trials", "residual trials", "per image", ".1f", section="acceptance"),
-    Metric(
-        "trials_per_rejection",
-        "residual trials per rejection",
-        "",
-        ".2f",
-        section="acceptance",
-        in_report=True,
-    ),
-    Metric(
-        "residual_failures",
-        "residual failures",
-        "per image; the target draws instead",
-        ".2f",
-        section="acceptance",
-    ),
-    Metric("tv", "TV(p, q)", "draft against target", section="divergence"),
-    Metric(
-        "tv_bound",
-        "TV bound",
-        "summed over an image",
-        ".2f",
-        higher_is_better=False,
-        section="divergence",
-        in_pareto="more",
-        paired=True,
-    ),
-    Metric(
-        "kl_per_token",
-        "KL bound per token",
-        "nats, emitted distribution against target",
-        ".4f",
-        higher_is_better=False,
-        section="divergence",
-        in_report=True,
-        in_pareto="quality",
-        paired=True,
-    ),
-    Metric(
-        "logprob_per_token",
-        "log-probability per token",
-        "nats, under the target",
-        section="divergence",
-        paired=True,
-        scores=("logprob",),
-        per_token=True,
-    ),
-    Metric(
-        "logprob_deviation",
-        "deviation of log-probability",
-        "nats, over all tokens",
-        section="divergence",
-    ),
-    Metric(
-        "top1", "target's top-1", "mean probability of the likeliest token", section="divergence"
-    ),
-    Metric("top10", "target's top-10", "mean mass of the ten likeliest", section="divergence"),
-    Metric("entropy", "target's entropy", "nats", ".2f", section="divergence"),
-    Metric("throughput", "throughput", "tokens per second, in batches", ".0f", section="speed"),
-    Metric("latency_ar", "latency, AR", "seconds per image, batch 1", section="speed"),
-    Metric("latency", "latency", "seconds per image, batch 1", section="speed"),
-    Metric(
-        "speedup",
-        "speed-up",
-        "batch 1, paired with AR",
-        ".2f",
-        section="speed",
-        in_report=True,
-        in_pareto="gain",
-    ),
-    *map(_speedup_at, BATCHES),
-    Metric(
-        "efficiency",
-        "speed-up ÷ accepted length",
-        "1 is the limit",
-        ".2f",
-        section="speed",
-        in_report=True,
-    ),
-    Metric(
-        "fid",
-        "FID",
-        "",
-        ".2f",
-        higher_is_better=False,
-        in_report=True,
-        in_pareto="quality",
-        paired=True,
-        of_set=True,
-    ),
-    Metric(
-        "kid",
-        "KID",
-        "",
-        ".4f",
-        higher_is_better=False,
-        in_report=True,
-        in_pareto="more",
-        paired=True,
-        of_set=True,
-    ),
-    Metric(
-        "precision",
-        "precision",
-        "",
-        ".3f",
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="more",
-        paired=True,
-    ),
-    Metric("recall", "recall", "", ".3f", True, in_report=True, in_pareto="more"),
-    Metric(
-        "inception_score",
-        "inception score",
-        "",
-        ".2f",
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="more",
-    ),
-    Metric("precision_vgg", "precision, VGG", "", ".3f", True, in_report=True, paired=True),
-    Metric("recall_vgg", "recall, VGG", "", ".3f", True, in_report=True),
-    Metric(
-        "clip_score",
-        "CLIP score",
-        "cosine",
-        ".4f",
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="quality",
-        paired=True,
-    ),
-    _preference("hpsv2", "HPSv2.1", ".2f"),
-    _preference("image_reward", "ImageReward", ".4f"),
-    _preference("pick_score", "PickScore", ".2f"),
-    _preference("aesthetic", "aesthetic score", ".3f"),
-    Metric(
-        "geneval",
-        "GenEval",
-        "mean of its six tasks",
-        ".3f",
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="more",
-        scores=tuple(f"geneval_{task}" for task in _TASKS),
-        macro=True,
-    ),
-    *(
-        Metric(f"geneval_{task}", f"GenEval, {title}", "", ".3f", higher_is_better=True)
-        for task, title in _TASKS.items()
-    ),
-    _accuracy(
-        "attribute",
-        *_SHAPE,
-        *_COLOUR,
-        "background",
-        unit="shape, colour, background",
-        in_report=True,
-        in_pareto="quality",
-        paired=True,
-    ),
-    _accuracy("shape", *_SHAPE, paired=True),
-    _accuracy("colour", *_COLOUR, paired=True),
-    _accuracy("background", "background", paired=True),
-    _accuracy("size", "size1", "size2"),
-    _accuracy("relation", "relation"),
-    _accuracy("pattern", "pattern"),
-)
+METRICS: tuple[Metric, ...] = _read(Path(__file__).with_name("metrics.yaml"))
 """All metrics, in the order of the console and of results.csv."""
 
 
@@ -353,7 +99,7 @@ def find(key: str) -> Metric:
     found = next((metric for metric in METRICS if metric.key == key), None)
     if found is None:
         raise TemperaError(
-            f"there is no metric `{key}`: add an entry to METRICS in tempera/metrics/table.py."
+            f"there is no metric `{key}`: add an entry to tempera/metrics/metrics.yaml."
         )
     return found
 

@@ -10,9 +10,9 @@ from typing_extensions import override
 from tempera.metrics.distances import manifold_distances
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
-from tempera.metrics.vgg_layers import vgg16
-from tempera.metrics.weights import WeightsFile, filled, not_of
+from tempera.metrics.weights import WeightsFile, filled
 from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.torchvision import import_torchvision
 
 NAME = "vgg16-397923af.pth"
 EDGE = 224
@@ -48,13 +48,9 @@ class VGG(Adapter):
 
     @override
     def network(self) -> nn.Module:
-        path = self.files[0].path()
-        state = read_tensors(path)
-        kept = {name: one for name, one in state.items() if not name.startswith("classifier.6")}
-        try:
-            return filled(lambda: vgg16(kept), kept, path, "torchvision's VGG-16")
-        except KeyError as missing:
-            raise not_of(path, "torchvision's VGG-16", f"it lacks {missing}") from None
+        path, last = self.files[0].path(), "classifier.6"
+        state = {name: one for name, one in read_tensors(path).items() if not name.startswith(last)}
+        return filled(_until_second_layer, state, path, "torchvision's VGG-16")
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -71,3 +67,9 @@ class VGG(Adapter):
             return found
 
         return Networks(features, distances=manifold_distances(self.neighbours, "_vgg"))
+
+
+def _until_second_layer() -> nn.Module:
+    network: nn.Module = import_torchvision().models.vgg16()
+    network.classifier = network.classifier[:4]  # type: ignore[index]
+    return network
