@@ -1,5 +1,5 @@
-"""On a GPU: compiled rounds emit the tokens of eager ones, a round is read once, and the smallest row of `eval/bench.py preset=gpu` is measured. Run them
-with `pytest -m gpu`.
+"""On a GPU: compiled rounds emit the tokens of eager ones, a round is read once, and the smallest
+row of `eval/bench.py preset=gpu` is measured. Run them with `pytest -m gpu`.
 """
 
 import warnings

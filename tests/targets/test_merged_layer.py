@@ -97,6 +97,23 @@ def test_no_further_from_the_truth_in_bfloat16_than_the_layer_itself():
     assert (in_two_passes(half, y).float() - truth).square().mean() < 2 * plain
 
 
+@pytest.mark.parametrize("head_size", [8, 16])
+@torch.no_grad()
+def test_attention_asks_for_nothing_that_cuda_computes_slowly(head_size, monkeypatch):
+    """With a mask, grouped keys and odd head sizes fall to the math kernel there."""
+    layer, x = layer_of("emu3"), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    expected, inner = in_two_passes(layer, x), nn.functional.scaled_dot_product_attention
+    assert merge(layer)
+
+    def spy(query, key, value, **options):
+        assert "enable_gqa" not in options and query.shape[1] == key.shape[1] == value.shape[1]
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1] == head_size
+        return inner(query, key, value, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
+    torch.testing.assert_close(in_two_passes(layer, x, head_size), expected, atol=2e-5, rtol=1e-4)
+
+
 def test_layers_of_other_classes_are_left_alone():
     layer = nn.Linear(2, 2)
     assert not merge(layer) and not hasattr(layer, "mlp")

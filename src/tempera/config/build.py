@@ -29,7 +29,7 @@ from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, check_files
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
-from tempera.runtime.processor import arithmetic
+from tempera.runtime.processor import arithmetic, computes_bfloat16
 from tempera.runtime.rehearsal import META
 from tempera.runtime.tracking import Tracker
 
@@ -153,7 +153,7 @@ def check_training(cfg: DictConfig) -> None:
 
 def build_recipe(cfg: DictConfig) -> Any:
     """Build the `tempera.training.recipe.Recipe` of the top-level options. Its `steps` are 1 if
-    epochs will set them; mixed_precision=auto means bfloat16 on CUDA.
+    epochs will set them; mixed_precision=auto means bfloat16 where dtype=auto does.
     """
     decided: dict[str, Any] = {}
     if cfg.steps is None:
@@ -161,8 +161,8 @@ def build_recipe(cfg: DictConfig) -> Any:
     if cfg.gradient_accumulation == "auto":
         decided["gradient_accumulation"] = 1
     if cfg.mixed_precision == "auto":
-        cuda = parse_device(cfg.device).type == "cuda"
-        decided["mixed_precision"] = "bf16" if cuda else "no"
+        dtype = parse_dtype("auto", parse_device(cfg.device))
+        decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, "tempera.training.recipe.Recipe", **decided)
 
 
@@ -517,9 +517,10 @@ def parse_device(name: str) -> torch.device:
 
 
 def parse_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` (float32 on a CPU, bfloat16 on CUDA), float32, bfloat16 or float16."""
+    """`auto` (bfloat16 on a GPU that computes it, else float32), float32, bfloat16 or float16."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        fast = device.type == "cuda" and computes_bfloat16(device)
+        return torch.bfloat16 if fast else torch.float32
     if name not in DTYPES:
         raise TemperaError(
             f"`dtype={shortened(str(name))}` is not possible; it must be one of auto, "

@@ -42,8 +42,8 @@ def estimate(
         weights, target = meter.live, pipeline.target
         with Rehearsal(len(batch) * target.length):
             cache = _decoded(pipeline, batch, diagnostics)
-            tokens = blank_tokens(target, len(batch)).to(META).unflatten(1, target.grid)
-            height, width = pipeline.image_decoder.decode_codes(tokens).shape[-2:]
+            tokens = blank_tokens(target, len(batch)).to(META)
+            height, width = pipeline.decoded(tokens).shape[-2:]
         del tokens
         scored = meter.live + scoring(height, width)
     return Cost(

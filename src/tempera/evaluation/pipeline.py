@@ -32,6 +32,10 @@ class ImageDecoder(Protocol):
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
 
 
+DECODED_CODES = 2**12
+"""Codes that the image decoder takes at a time, those of about a million pixels."""
+
+
 class DecodingMethod(Protocol):
     """How a model's tokens are decoded: a `Method`, or a `tempera.continuous.loop.Decoding`."""
 
@@ -153,12 +157,18 @@ class Pipeline:
             drafts=drafts,
         )
 
+    def decoded(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T], or [B, T, D] -> images [B, 3, H, W], about [−1, 1]. The decoder's
+        activations take gigabytes for a large image, so it takes few of these at a time.
+        """
+        codes = tokens.to(self.device).unflatten(1, self.target.grid)
+        chunks = codes.split(max(1, DECODED_CODES // self.target.length))
+        return torch.cat([self.image_decoder.decode_codes(chunk) for chunk in chunks])
+
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
         """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]."""
-        images = self.image_decoder.decode_codes(
-            tokens.to(self.device).unflatten(1, self.target.grid)
-        )
+        images = self.decoded(tokens)
         return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
 
     def now(self) -> float:

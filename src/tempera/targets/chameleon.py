@@ -20,7 +20,7 @@ from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer, stated_sizes
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -78,27 +78,36 @@ def anole() -> ModelSpec:
     )
 
 
+SIZES = {
+    "vocab_size": 65536,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "swin_norm": False,
+    "model_parallel_size": None,
+}
+"""The sizes of the 7B models."""
+
+
 def load_chameleon(
     spec: ModelSpec,
     weights: str,
     files: list[str],
     hub: str,
-    vocab_size: int = 65536,
-    hidden_size: int = 4096,
-    intermediate_size: int = 11008,
-    num_hidden_layers: int = 32,
-    num_attention_heads: int = 32,
-    rope_theta: float = 10000.0,
+    sizes: Mapping[str, int | float] | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """Load a Chameleon with published weights; a `config.json` beside them states
-    the sizes, which are by default those of the 7B model.
+    """Load a Chameleon with published weights.
 
     Args:
         spec: format of its sequences.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging
             Face's layout or in Meta's.
+        sizes: in place of `SIZES`; those of a `config.json` beside the weights come first.
         device, dtype: device and dtype of random weights; published weights keep those of their
             files.
 
@@ -106,54 +115,29 @@ def load_chameleon(
         TemperaError: the files are missing, do not fit, or are of an unsupported variant.
     """
     published = PretrainedFiles(weights, files, hub)
-    sizes = published.stated(
-        {
-            "vocab_size": vocab_size,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": num_hidden_layers,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_attention_heads,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": rope_theta,
-            "swin_norm": False,
-            "model_parallel_size": None,
-        },
-        kind="chameleon",
-    )
-    partitions = sizes.pop("model_parallel_size")
-    if sizes["swin_norm"]:
+    stated = stated_sizes(published, "chameleon", SIZES, sizes)
+    partitions, heads = stated.pop("model_parallel_size"), stated["num_attention_heads"]
+    if stated["swin_norm"]:
         raise TemperaError(
             f"{weights} is a Chameleon with swin_norm (norms after attention and MLP, as in the "
             "34B models), which is not supported: give a model without it, such as a 7B."
         )
-    config, heads = _config(sizes), sizes["num_attention_heads"]
+    config = ChameleonConfig(**stated, vocabulary_map={})
+
+    def make() -> SharedVocabularyLM:
+        model = ChameleonModel(config)
+        del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
+        model.rotary_emb = Rotary.of(config)
+        return SharedVocabularyLM(model, config, spec, family="chameleon")
+
     return load_pretrained(
-        lambda: _network(config, spec),
+        make,
         published,
         lambda state: from_official(state, heads, partitions),
         device,
         dtype,
         ignore=("model.vqmodel.", "rope."),
     )
-
-
-def _config(sizes: Mapping[str, Any]) -> Any:
-    """Hugging Face's configuration of these sizes, among them `rope_theta`."""
-    others = {name: value for name, value in sizes.items() if name != "rope_theta"}
-    return ChameleonConfig(
-        **others,
-        rope_parameters={"rope_type": "default", "rope_theta": sizes["rope_theta"]},
-        vocabulary_map={},
-        attn_implementation="sdpa",
-    )
-
-
-def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
-    model = ChameleonModel(config)
-    del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
-    model.rotary_emb = Rotary.of(config)
-    return SharedVocabularyLM(model, config, spec, family="chameleon")
 
 
 _LAYER_KEYS = {**LAYER_KEYS, "attention.wv.weight": "self_attn.v_proj.weight"}
@@ -236,6 +220,4 @@ class _Layer(ChameleonDecoderLayer):  # type: ignore[misc]
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     """A decoder layer and rotary embedding for the fields of a `ChameleonConfig`."""
-    sizes = ChameleonConfig(**{**config, "num_hidden_layers": 1})
-    sizes._attn_implementation = "sdpa"
-    return _Layer(sizes, layer_idx=0), Rotary.of(sizes)
+    return single_layer(ChameleonConfig, _Layer, config)

@@ -16,7 +16,7 @@ from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3Te
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer, stated_sizes
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -58,56 +58,42 @@ def emu3(
     )
 
 
+SIZES = {
+    "vocab_size": 184622,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+"""The sizes of the 8B model."""
+
+
 def load_emu3(
     spec: ModelSpec,
     weights: str,
     files: list[str],
     hub: str,
-    vocab_size: int = 184622,
-    hidden_size: int = 4096,
-    intermediate_size: int = 14336,
-    num_hidden_layers: int = 32,
-    num_attention_heads: int = 32,
-    num_key_value_heads: int = 8,
-    rope_theta: float = 1e6,
+    sizes: Mapping[str, int | float] | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
-    """Load Emu3 with published weights; the default sizes are those of the 8B model. For the
-    arguments see `tempera.targets.chameleon.load_chameleon`.
+    """Load Emu3 with published weights. For the arguments see
+    `tempera.targets.chameleon.load_chameleon`.
     """
     published = PretrainedFiles(weights, files, hub)
-    sizes = published.stated(
-        {
-            "vocab_size": vocab_size,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": num_hidden_layers,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_key_value_heads,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": rope_theta,
-        },
-        kind="emu3",
-    )
-    theta = sizes.pop("rope_theta")
-    config = Emu3TextConfig(
-        **sizes,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        attention_dropout=0.0,
-        attn_implementation="sdpa",
-    )
-    return load_pretrained(lambda: _network(config, spec), published, device=device, dtype=dtype)
+    config = Emu3TextConfig(**stated_sizes(published, "emu3", SIZES, sizes), attention_dropout=0.0)
 
+    def make() -> SharedVocabularyLM:
+        model = Emu3TextModel(config)
+        model.rotary_emb = Rotary.of(config)
+        return SharedVocabularyLM(model, config, spec, family="emu3")
 
-def _network(config: Any, spec: ModelSpec) -> SharedVocabularyLM:
-    model = Emu3TextModel(config)
-    model.rotary_emb = Rotary.of(config)
-    return SharedVocabularyLM(model, config, spec, family="emu3")
+    return load_pretrained(make, published, device=device, dtype=dtype)
 
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     """A decoder layer and rotary embedding for the fields of an `Emu3TextConfig`."""
-    sizes = Emu3TextConfig(**{**config, "num_hidden_layers": 1})
-    sizes._attn_implementation = "sdpa"
-    return Emu3DecoderLayer(sizes, layer_idx=0), Rotary.of(sizes)
+    return single_layer(Emu3TextConfig, Emu3DecoderLayer, config)

@@ -26,6 +26,8 @@ from tempera.targets.shared_vocabulary import (
     chosen_prompt,
     is_not_padding,
     load_prompts,
+    single_layer,
+    stated_sizes,
 )
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -149,9 +151,19 @@ class Janus(nn.Module):
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     """A decoder layer and rotary embedding for the fields of a `LlamaConfig`."""
-    sizes = LlamaConfig(**{**config, "num_hidden_layers": 1})
-    sizes._attn_implementation = "sdpa"
-    return LlamaDecoderLayer(sizes, layer_idx=0), Rotary.of(sizes)
+    return single_layer(LlamaConfig, LlamaDecoderLayer, config)
+
+
+SIZES = {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+"""The sizes of the 1B model."""
 
 
 def load_janus(
@@ -159,40 +171,15 @@ def load_janus(
     weights: str,
     files: list[str],
     hub: str,
-    vocab_size: int = 102400,
-    hidden_size: int = 2048,
-    intermediate_size: int = 5632,
-    num_hidden_layers: int = 24,
-    num_attention_heads: int = 16,
-    rope_theta: float = 10000.0,
+    sizes: Mapping[str, int | float] | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Janus:
-    """Load a Janus-Pro with published weights; a `config.json` beside them gives the sizes; the
-    default sizes are those of the 1B model. For the arguments see
+    """Load a Janus-Pro with published weights. For the arguments see
     `tempera.targets.chameleon.load_chameleon`.
     """
     published = PretrainedFiles(weights, files, hub)
-    sizes = published.stated(
-        {
-            "vocab_size": vocab_size,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": num_hidden_layers,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_attention_heads,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": rope_theta,
-        },
-        kind="janus",
-    )
-    theta = sizes.pop("rope_theta")
-    config = LlamaConfig(  # type: ignore[call-arg]
-        **sizes,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        pad_token_id=None,
-        attn_implementation="sdpa",
-    )
+    config = LlamaConfig(**stated_sizes(published, "janus", SIZES, sizes), pad_token_id=None)
     unused = ("model.vision_model.", "model.aligner.", "model.vqmodel.")
     return load_pretrained(
         lambda: Janus(config, spec), published, from_huggingface, device, dtype, unused

@@ -4,7 +4,7 @@
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough
 from tempera.targets.network import DecoderLayer, decoder_layer
 from tempera.targets.prompt_state import Conditioner
+from tempera.targets.rotary import Rotary
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -219,3 +220,39 @@ def prompted_target(
         forced=spec.forced,
         identity=identity,
     )
+
+
+def stated_sizes(
+    files: PretrainedFiles,
+    kind: str,
+    defaults: Mapping[str, Any],
+    given: Mapping[str, int | float] | None = None,
+) -> dict[str, Any]:
+    """Arguments of a Hugging Face configuration: the sizes that `config.json` beside the weights
+    states, else those given, else the defaults.
+
+    Args:
+        files, kind: see `PretrainedFiles.stated`.
+        defaults: of a published model, by their names in `config.json`, `rope_theta` among them.
+        given: sizes that replace defaults.
+
+    Raises:
+        TemperaError: there is no such size, or the file states an unsupported network.
+    """
+    sizes = {"num_key_value_heads": None, **defaults, **(given or {})}
+    unknown = [name for name in sizes if name not in {"num_key_value_heads", *defaults}]
+    if unknown:
+        raise TemperaError(
+            f"a {kind} has no size {unknown[0]}: give {', '.join(defaults)}.", option="model"
+        )
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    sizes = files.stated(sizes, kind)
+    rope = {"rope_type": "default", "rope_theta": sizes.pop("rope_theta")}
+    return {**sizes, "rope_parameters": rope, "attn_implementation": "sdpa"}
+
+
+def single_layer(make_config: Any, make_layer: Any, config: Mapping[str, Any]) -> DecoderLayer:
+    """A decoder layer and rotary embedding for the fields of a Hugging Face configuration."""
+    sizes = make_config(**{**config, "num_hidden_layers": 1})
+    sizes._attn_implementation = "sdpa"
+    return make_layer(sizes, layer_idx=0), Rotary.of(sizes)
