@@ -9,7 +9,7 @@ def computes_bfloat16(device: torch.device) -> bool:
     float32's speed.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return True
     available = torch.backends.mkldnn.is_available()
