@@ -14,19 +14,20 @@ from paths import SUPPORT
 from tiny_targets import ldm_name
 from torch import Tensor, nn
 
-from tempera.continuous import diffusion, loop, residual_sampler, rules
+from tempera.continuous import diffusion, loop, residual_sampler
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import (
     Context,
     ContinuousTrace,
-    DraftAlone,
     Parallel,
     Speculative,
     counts,
+    draft_alone,
 )
 from tempera.continuous.mar import MAR, SIZES, MARConfig, initialise, load_mar
-from tempera.continuous.noise import Noise
+from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.rules import (
+    ContinuousVerdict,
     CSpD,
     CSpDReferenceCode,
     DensityRule,
@@ -307,52 +308,26 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     assert torch.equal(alone.trace.depth[0], trace.depth[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "sampling"), RULES)
-def test_a_device_draws_what_a_cpu_draws(
-    rule: DensityRule, sampling: DiffusionSampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All trials in batches, with what is missing read once a batch, instead of one by one."""
-    made = MARTarget(network().double(), ClassLabels(5).encode, sampling)
-    method = Speculative(draft(made, network(seed=1)), rule, 3, 0.0)
-    decoded = []
-    for free in (True, False):
-        for part in (diffusion, residual_sampler, rules):
-            monkeypatch.setattr(part, "reads_are_free", lambda device, free=free: free)
-        decoded.append(method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"]))
-    cpu, device = decoded
-    torch.testing.assert_close(device.tokens, cpu.tokens, rtol=1e-3, atol=1e-3)
-    for name, column in {**cpu.trace.columns(), **cpu.trace.summary()}.items():
-        other = {**device.trace.columns(), **device.trace.summary()}[name]
-        assert torch.equal(other, column), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trials", [1, 3, 1 << 14])
-def test_a_token_whose_paths_take_several_batches_is_the_same(
-    trials: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An easy draft needs many paths after a rejection; a bound of 3 does not divide into
-    batches of 2.
-    """
-    head = gaussians.Linear(3, 1)
-    drafting = gaussians.Toy(head.imitation(0.05))
-    method = Speculative(drafting, PathCoupling(trials), gamma=2, prefill=0.0)
-    names = [str(row) for row in range(200)]
-    monkeypatch.setattr(residual_sampler, "PATHS", 2)
-    decoded = []
-    for free in (True, False):
-        for part in (diffusion, residual_sampler, rules):
-            monkeypatch.setattr(part, "reads_are_free", lambda device, free=free: free)
-        decoded.append(method.decode(gaussians.Toy(head), RandomStreams(0, names), names))
-    cpu, device = decoded
-    assert isinstance(cpu.trace, ContinuousTrace) and isinstance(device.trace, ContinuousTrace)
-    assert torch.equal(device.trace.trials, cpu.trace.trials)
-    assert torch.equal(device.trace.failures, cpu.trace.failures)
-    assert torch.equal(device.trace.origin, cpu.trace.origin)
-    torch.testing.assert_close(device.tokens, cpu.tokens)
-    most = int(cpu.trace.trials.max())
-    assert most == trials if trials < 10 else most > 50
+@pytest.mark.parametrize("bound", [3, 100])
+def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int) -> None:
+    """However many run at once. An easy draft, of which a rejection needs many paths."""
+    head, rows = gaussians.Linear(3, 1), 40
+    other, noise = head.imitation(0.05), Noise(RandomStreams(0, [str(row) for row in range(40)]))
+    none, wanted = torch.zeros(rows, 1), torch.arange(rows) > 0
+    found = residual_sampler.redraw_paths((head, none), (other, none), wanted, noise, bound)
+    draws = noise.trials(torch.arange(rows), 1, 0, bound, 5)
+    path = diffusion.denoise_all(
+        head, none.unsqueeze(1).expand(-1, bound, -1), normal_of(draws[..., :4]).unsqueeze(-1)
+    )
+    q = diffusion.kernels_of_paths(other, none.unsqueeze(1).expand(-1, bound, -1), path.states)
+    ratio = residual_sampler.path_ratio(q, path.kernels, path.states, True)
+    for row in range(rows):
+        hits = (draws[row, :, 4] < 1 - ratio[row].exp()).nonzero().flatten().tolist()
+        taken = (hits[0] if hits else bound - 1) if wanted[row] else 0
+        torch.testing.assert_close(found.x[row], path.token[row, taken])
+        assert int(found.trials[row]) == (taken + 1) * bool(wanted[row])
+        assert bool(found.failed[row]) == (bool(wanted[row]) and not hits)
+    assert int(found.trials.max()) > 20 if bound == 100 else bool(found.failed.any())
 
 
 def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:
@@ -393,28 +368,20 @@ def test_without_last_noise_the_coupling_is_plain_decoding() -> None:
     assert output.trace.rounds.tolist() == [12]
 
 
-class Sick(Parallel):
-    """Decodes with weights of which one is NaN."""
-
-    def _begin(self, target: Any, prompts: list[str]) -> None:
-        super()._begin(target, prompts)
-        target.network.head.final_layer.linear.bias.data[0] = torch.nan
+def sick(made: MARTarget) -> MARTarget:
+    made.network.head.final_layer.linear.bias.data[0] = torch.nan
+    return made
 
 
 def test_nan_is_reported_with_its_prompt() -> None:
     with pytest.raises(
         TemperaError, match="^the target gave NaN or infinite tokens for prompt 'a'"
     ):
-        Sick().decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
-
-
-def sick(made: MARTarget) -> MARTarget:
-    made.network.head.final_layer.linear.bias.data[0] = torch.nan
-    return made
+        Parallel().decode(sick(target()), RandomStreams(0, IDS), ["0", "1", "2"])
 
 
 def test_nan_of_a_draft_alone_is_the_draft_s() -> None:
-    method = DraftAlone(sick(target(seed=1)))
+    method = draft_alone(sick(target(seed=1)))
     with pytest.raises(TemperaError, match="^the draft gave NaN or infinite tokens for prompt 'a'"):
         method.decode(target(), RandomStreams(0, IDS), ["0", "1", "2"])
 
@@ -438,15 +405,41 @@ def test_nan_ends_a_round_and_names_the_network(rule: DensityRule, who: str) -> 
 
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
-    canvas = loop._Canvas(target(), Noise(RandomStreams(0, ["a", "b"])), 2, torch.device("cpu"))
-    canvas.context = replace(canvas.context, known=torch.tensor([12, 3]))
-    drafted = torch.zeros(2, 2, 4)
+    images = loop._Images(target(), Noise(RandomStreams(0, ["a", "b"])), 2, torch.device("cpu"))
+    images.context = replace(images.context, known=torch.tensor([12, 3]))
+    drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
-    canvas.check(drafted)
-    assert canvas.look(None) == (3, [])
-    canvas.check(drafted.flip(0))
+    ones = torch.ones(2, dtype=torch.int64)
+    verdict = ContinuousVerdict(torch.zeros(2, 3, 4), none, ones, none, none)
+    images.append(verdict, 3, drafted)
+    assert images.least() == 4
+    images.append(verdict, 3, drafted.flip(0))
     with pytest.raises(TemperaError, match="the draft gave NaN or infinite tokens for prompt 'b'"):
-        canvas.look(None)
+        images.least()
+
+
+@pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode(), MaximalCoupling(), PathCoupling(64)])
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_a_batch_that_failed_leaves_nothing_to_the_next(
+    rule: DensityRule, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN from the middle of an image on, then sound networks again."""
+    made = target()
+    method = Speculative(small := draft(made, network(seed=1)), rule, gamma=2, prefill=0.0)
+    fresh = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
+    broken = made if who == "target" else small
+
+    def fails_later(context: Context, places: Tensor, after: Tensor) -> Tensor:
+        found = MARTarget.conditions(broken, context, places, after)
+        return found * torch.nan if context.reach > 4 else found
+
+    with monkeypatch.context() as patch, pytest.raises(TemperaError, match=f"the {who} gave NaN"):
+        patch.setattr(broken, "conditions", fails_later)
+        method.decode(made, RandomStreams(1, IDS), ["3", "3", "3"])
+    again = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"])
+    assert torch.equal(again.tokens, fresh.tokens)
+    for name, column in fresh.trace.columns().items():
+        assert torch.equal(again.trace.columns()[name], column), name
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])
@@ -456,9 +449,9 @@ def test_nan_ends_the_search_for_a_path(who: str) -> None:
     heads = (broken, sound) if who == "target" else (sound, broken)
     none, wanted = torch.zeros(1, 1), torch.tensor([True])
     noise = Noise(RandomStreams(0, ["a"]))
-    redraw = residual_sampler.PathRedraw(heads[0], none, heads[1], none, wanted, noise, 64)
-    redraw.draw(torch.tensor([0]))
-    assert redraw.trials.tolist() == [1] and not redraw.missing.any()
+    target, draft = ((head, none) for head in heads)
+    redrawn = residual_sampler.redraw_paths(target, draft, wanted, noise, 64)
+    assert redrawn.trials.tolist() == [1] and not redrawn.failed.any()
 
 
 # What is refused
@@ -512,7 +505,7 @@ def test_bad_input_raises_one_sentence(changes: dict[str, Any], message: str) ->
 )
 def test_a_draft_alone_has_the_target_s_tokens(config: MARConfig, message: str) -> None:
     with pytest.raises(TemperaError, match=message):
-        DraftAlone(target(config=config)).decode(target(), RandomStreams(0, ["a"]), ["0"])
+        draft_alone(target(config=config)).decode(target(), RandomStreams(0, ["a"]), ["0"])
 
 
 def test_other_bad_input() -> None:

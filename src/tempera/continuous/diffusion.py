@@ -272,7 +272,7 @@ def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise
     Returns:
         the tokens, [N, D].
     """
-    first = int(done.min()) if reads_are_free(done.device) else 0
+    first = int(done.min())
     for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
         x = torch.where(
             (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x
@@ -298,11 +298,6 @@ def kernels_of_paths(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> 
     """
     along = kernels_along(denoiser, conditions.flatten(0, 1), states[:, :, :-1].flatten(0, 1))
     return Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
-
-
-def reads_are_free(device: torch.device) -> bool:
-    """Whether the host can read a value without waiting for the device."""
-    return device.type == "cpu"
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

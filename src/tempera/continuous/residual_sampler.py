@@ -13,16 +13,13 @@ from tempera.continuous.diffusion import (
     denoise_all,
     kernels_of_paths,
     pick,
-    reads_are_free,
 )
 from tempera.continuous.noise import Noise, normal_of
 
 _FIRST, _MOST = 16, 1024
 """Trials per batch: of the first batch, and at most."""
 PATHS = 8
-"""Paths per row and batch on a device whose values are not free to read. A token needs more with
-probability at most 1/(8e) = 4.6%.
-"""
+"""Most paths that are drawn at once, per row of the batch."""
 
 
 class Resampled(NamedTuple):
@@ -51,9 +48,8 @@ def reject_until(
 
     This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is
     geometric; for s = 1 a trial succeeds with probability Z = TV(p, q), so all fail with
-    probability (1 − Z)^bound. On a CPU, sampling stops when all tokens are drawn; on other devices
-    all trials run, without a host read. The result is the same, because the draws of a trial depend
-    only on its number.
+    probability (1 − Z)^bound. The draws of a trial depend on its number alone, so the result does
+    not depend on how many run at once.
 
     Args:
         p: the proposal, leaves [R, D], with R / B consecutive tokens for each of the B rows.
@@ -80,75 +76,52 @@ def reject_until(
         missing[left] &= ~found
         done += size
         size = min(4 * size, _MOST, bound - done)
-        if reads_are_free(missing.device):
-            left = missing.nonzero().squeeze(-1)
+        left = missing.nonzero().squeeze(-1)
     return Resampled(x, trials, missing)
 
 
-class PathRedraw:
-    """Draws of one token per row as whole denoising paths of the target: from the residual Norm[p −
+def redraw_paths(
+    target: tuple[Denoiser, Tensor],
+    draft: tuple[Denoiser, Tensor],
+    wanted: Tensor,
+    noise: Noise,
+    bound: int,
+) -> Resampled:
+    """Draw one token per row as a whole denoising path of the target: from the residual Norm[p −
     q]₊ of paths where `wanted`, else from the target.
 
     Args:
-        target, conditions: the target's head and its conditions, [B, C].
-        draft, draft_conditions: the draft's, likewise.
+        target, draft: a head and its conditions, [B, C].
         wanted: rows that draw from the residual, bool [B].
         noise: the trials' random draws.
         bound: most paths per token, after which the last one is taken.
-
-    Attributes:
-        tokens: [B, D]; undefined where `missing`.
-        trials: paths that the residual took, int64 [B].
-        missing: rows that found none yet, bool [B].
     """
-
-    def __init__(
-        self,
-        target: Denoiser,
-        conditions: Tensor,
-        draft: Denoiser,
-        draft_conditions: Tensor,
-        wanted: Tensor,
-        noise: Noise,
-        bound: int,
-    ) -> None:
-        self._target, self._draft, self._noise, self._bound = target, draft, noise, bound
-        self._conditions, self._draft_conditions = conditions, draft_conditions
-        self._done = 0
-        self.tokens = conditions.new_zeros(len(wanted), target.channels, dtype=torch.float32)
-        self.trials, self.missing = torch.zeros_like(wanted, dtype=torch.int64), wanted.clone()
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether fewer than `bound` paths were drawn."""
-        return self._done < self._bound
-
-    def draw(self, rows: Tensor) -> None:
-        """Draw the next paths of some rows, int64 [R], the first time of all: one of each on a
-        CPU, elsewhere as many as fit the memory that `PATHS` of all rows need.
-        """
-        target, many = self._target, PATHS * len(self.missing) // len(rows)
-        size = min(1 if reads_are_free(rows.device) else many, self._bound - self._done)
-        width = (target.stages + 1) * target.channels
-        uniform = self._noise.trials(rows, 1, self._done, size, width + 1)
-        drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, target.channels))
-        conditions, draft_conditions = (
-            values[rows].unsqueeze(1).expand(-1, size, -1)
-            for values in (self._conditions, self._draft_conditions)
+    (head, conditions), (other, draft_conditions) = target, draft
+    width, batch = (head.stages + 1) * head.channels, len(wanted)
+    left, done, size = torch.arange(batch, device=wanted.device), 0, 1
+    x = conditions.new_zeros(batch, head.channels, dtype=torch.float32)
+    trials, missing = torch.zeros_like(left), wanted.clone()
+    while done < bound and len(left):
+        uniform = noise.trials(left, 1, done, size, width + 1)
+        drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, head.channels))
+        given, draft_given = (
+            values[left].unsqueeze(1).expand(-1, size, -1)
+            for values in (conditions, draft_conditions)
         )
-        path = denoise_all(target, conditions, drawn)
-        q = kernels_of_paths(self._draft, draft_conditions, path.states)
-        ratio = -path_ratio(path.kernels, q, path.states, target.last_noise)  # log q/p
+        path = denoise_all(head, given, drawn)
+        q = kernels_of_paths(other, draft_given, path.states)
+        ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
         accept = ~(uniform[..., width].double() >= 1 - ratio.exp())
-        missing = self.missing[rows]
         found, first = accept.any(-1), accept.int().argmax(-1)
-        taken = torch.where(missing, torch.where(found, first, size - 1), 0)
-        replaced = (missing | (self._done == 0)).unsqueeze(-1)
-        self.tokens[rows] = torch.where(replaced, pick(path.token, taken), self.tokens[rows])
-        self.trials[rows] += (taken + 1) * missing
-        self.missing[rows] &= ~found
-        self._done += size
+        taken = torch.where(missing[left], torch.where(found, first, size - 1), 0)
+        x[left] = pick(path.token, taken)
+        trials[left] += (taken + 1) * missing[left]
+        missing[left] &= ~found
+        done += size
+        left = missing.nonzero().squeeze(-1)
+        size = min(2 * size, PATHS * batch // max(1, len(left)), bound - done)
+    return Resampled(x, trials, missing)
 
 
 def path_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor:

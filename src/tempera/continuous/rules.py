@@ -22,14 +22,13 @@ from tempera.continuous.diffusion import (
     denoise_all,
     kernels_of_paths,
     pick,
-    reads_are_free,
     resume,
 )
 from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import (
-    PathRedraw,
     Resampled,
     path_ratio,
+    redraw_paths,
     reflected,
     reject_until,
 )
@@ -62,7 +61,6 @@ class ContinuousVerdict(NamedTuple):
         emitted: number of emitted tokens, int64 [B].
         trials: proposals of the residual sampler for each token, int64 [B, M + 1].
         failures: 1 if it gave up, int64 [B, M + 1].
-        unfinished: draws the tokens of rows that emit nothing yet; None if there can be none.
     """
 
     tokens: Tensor
@@ -70,25 +68,6 @@ class ContinuousVerdict(NamedTuple):
     emitted: Tensor
     trials: Tensor
     failures: Tensor
-    unfinished: "Unfinished | None" = None
-
-
-class Unfinished(Protocol):
-    """A round in which some rows need more trials of the residual sampler than have been made."""
-
-    @property
-    def missing(self) -> Tensor:
-        """These rows, bool [B]."""
-
-    def go_on(self, rows: list[int]) -> ContinuousVerdict:
-        """Make more trials.
-
-        Args:
-            rows: the rows of `missing`, or those of them that are still needed.
-
-        Returns:
-            the verdict of the round, in which the rows that the new trials finish emit theirs.
-        """
 
 
 @runtime_checkable
@@ -372,11 +351,6 @@ class PathCoupling(_SeesDrafts):
     Without noise in the last stage, the ratio is that of x_S … x₁ and the target's x₀ is emitted.
     The tokens drafted after it depend on the draft's x₀, so the round ends there.
 
-    The number of paths is random. On a CPU they are drawn one by one, only for the rows that need
-    another. Other devices draw `PATHS` at once for all rows, and further ones only if the read that
-    ends the round shows a row that needs them. The result is the same, because the draws of a path
-    depend only on its number.
-
     Args:
         trials: most paths of the target, after which the last one is emitted. The law is off by at
             most 1/(e · trials) in total variation per round; failures are counted.
@@ -403,61 +377,16 @@ class PathCoupling(_SeesDrafts):
         most = count if denoiser.last_noise else 1
         accepted = kept[:, :most].int().cumprod(-1).sum(-1)
         at = accepted.clamp(max=count - 1)
-        redraw = PathRedraw(
-            denoiser,
-            pick(conditions, accepted),
-            proposal.denoiser,
-            pick(proposal.conditions, at),
+        redrawn = redraw_paths(
+            (denoiser, pick(conditions, accepted)),
+            (proposal.denoiser, pick(proposal.conditions, at)),
             accepted < most,
             noise,
             self.trials,
         )
+        verdict = _cut(tokens, accepted, redrawn.x, redrawn.trials, redrawn.failed)
         emitted = accepted + 1 if denoiser.last_noise else torch.ones_like(accepted)
-        return _PathRound(tokens, accepted, emitted, redraw).begin()
-
-
-@dataclass
-class _PathRound:
-    """A round of `PathCoupling`. Implements `Unfinished`.
-
-    Attributes:
-        tokens: drafted, [B, M, D].
-        accepted, emitted: numbers of tokens, int64 [B].
-        redraw: draws the token after the accepted ones.
-    """
-
-    tokens: Tensor
-    accepted: Tensor
-    emitted: Tensor
-    redraw: PathRedraw
-
-    @property
-    def missing(self) -> Tensor:
-        """See `Unfinished`."""
-        return self.redraw.missing
-
-    def begin(self) -> ContinuousVerdict:
-        """The verdict after the first trials; on a CPU after all."""
-        left = torch.arange(len(self.tokens), device=self.tokens.device)
-        self.redraw.draw(left)
-        if reads_are_free(left.device):
-            while self.redraw.goes_on and len(left := self.missing.nonzero().squeeze(-1)):
-                self.redraw.draw(left)
-        return self._verdict(torch.ones_like(self.missing))
-
-    def go_on(self, rows: list[int]) -> ContinuousVerdict:
-        """See `Unfinished`."""
-        waited = self.missing.clone()
-        self.redraw.draw(torch.tensor(rows, device=self.tokens.device))
-        return self._verdict(waited)
-
-    def _verdict(self, waited: Tensor) -> ContinuousVerdict:
-        """Of the rows that waited for their token, bool [B], those emit that do not go on."""
-        redraw = self.redraw
-        verdict = _cut(self.tokens, self.accepted, redraw.tokens, redraw.trials, redraw.missing)
-        if not redraw.goes_on:
-            return verdict._replace(emitted=self.emitted * waited)
-        return verdict._replace(emitted=self.emitted * (waited & ~self.missing), unfinished=self)
+        return verdict._replace(emitted=emitted)
 
 
 def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 14) -> DensityRule:

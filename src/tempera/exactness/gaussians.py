@@ -209,7 +209,8 @@ class Toy:
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """See `Model`."""
         known = torch.arange(self.length) < context.known.unsqueeze(1)
-        seen = torch.where(known.unsqueeze(-1), context.tokens, torch.zeros(()))
+        tokens = context.tokens[:, : self.length]
+        seen = torch.where(known.unsqueeze(-1), tokens, torch.zeros(()))
         mixed = self.weights[context.order.gather(1, places)] @ seen
         return self.offsets[context.order.gather(1, places)] + mixed
 

@@ -2,12 +2,14 @@
 measured chains of p and q.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
@@ -19,8 +21,8 @@ CEILING = 100.0
 could draw.
 """
 
-_GRID = 33
-"""Values of ω that are tried at each of two depths."""
+Array = NDArray[np.float64]
+Measured = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,22 @@ class Chains:
 
     def expected_emitted(self, schedule: Sequence[float]) -> float:
         """E[τ + 1] of a round (Eq. 7)."""
-        return 1 + float(self.weights @ self.kept(schedule).cumprod(-1).sum(-1))
+        return float(self.emitted(torch.tensor(schedule, dtype=torch.float64)))
 
     def tv_bound(self, schedule: Sequence[float]) -> float:
         """The bound on TV(P̂, P) of a round with the optimal residual (Eq. 8)."""
-        kept = self.kept(schedule)
-        reach = torch.nn.functional.pad(kept.cumprod(-1), (1, -1), value=1.0)
-        return float(
-            self.weights @ (reach * (kept - self.ratios.clamp(max=1)).clamp(min=0)).sum(-1)
-        )
+        return float(self.bound(torch.tensor(schedule, dtype=torch.float64)))
 
-    def kept(self, schedule: Sequence[float]) -> Tensor:
-        """f at the drafted tokens, [C, L]."""
-        return (self.ratios * torch.tensor(schedule, dtype=torch.float64)).clamp(max=1)
+    def emitted(self, omegas: Tensor) -> Tensor:
+        """`expected_emitted` of ω by depth, float64 [L] -> []; differentiable."""
+        kept = (self.ratios * omegas).clamp(max=1)
+        return 1 + self.weights @ kept.cumprod(-1).sum(-1)
+
+    def bound(self, omegas: Tensor) -> Tensor:
+        """`tv_bound`, likewise."""
+        kept = (self.ratios * omegas).clamp(max=1)
+        reach = torch.nn.functional.pad(kept.cumprod(-1), (1, -1), value=1.0)
+        return self.weights @ (reach * (kept - self.ratios.clamp(max=1)).clamp(min=0)).sum(-1)
 
 
 def optimal_schedule(
@@ -120,33 +125,57 @@ def optimal_schedule(
 
 
 def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Omegas:
-    """`optimal_schedule` on chains.
+    """`optimal_schedule` on chains, by sequential quadratic programming (SLSQP) over log ω.
 
-    At a given E the bound is E - 1 minus the expected number of visited drafts that exact decoding
-    would also accept (*honest* drafts), so the search maximises that number. It has three starts:
-    a uniform schedule, one relaxed from the first depth down, and one relaxed from the last depth
-    up. From each it trades relaxation between two depths at a time at constant E, on an ever finer
-    grid, until no pair improves. The result is a stationary point of the constrained problem (the
-    exchange argument of the paper's Proposition 2). The problem is not convex, so the tests compare
-    with brute force. ω < 1 is excluded: it has the same bias as ω = 1 and accepts fewer honest
-    drafts.
+    The problem is not convex, so the search starts L + 1 times: from the uniform schedule, and from
+    all relaxation at one depth. The tests compare with brute force. ω < 1 is excluded: it has the
+    same bias as ω = 1 and accepts fewer drafts.
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
         raise LengthBeyondDraft(expected_length, chains.length, low, high)
     if expected_length <= low:
         return (1.0,) * chains.length
-    depths = range(chains.length)
-    starts = [_spent(chains, order, expected_length, ceiling) for order in (depths, depths[::-1])]
-    starts.append(_uniform(chains, expected_length, ceiling))
-    best = min(
-        (_exchanged(chains, start, expected_length, ceiling) for start in starts),
-        key=chains.tv_bound,
-    )
+    most = math.log(ceiling)
+
+    def slopes(measured: Measured) -> Callable[[Array], Array]:
+        def at(logs: Array) -> Array:
+            omegas = torch.tensor(logs).exp().requires_grad_()
+            (slope,) = torch.autograd.grad(measured(omegas), omegas)
+            return (slope * omegas).detach().numpy()
+
+        return at
+
+    def longer(logs: Array) -> float:
+        return chains.expected_emitted(np.exp(logs).tolist()) - expected_length
+
+    def at_length(logs: Array) -> Array:
+        """The nearest schedule of the expected length on the line to the longest or the shortest
+        one.
+        """
+        end = np.full(chains.length, most if longer(logs) < 0 else 0.0)
+        if longer(end) * longer(logs) >= 0:
+            return end if abs(longer(end)) < abs(longer(logs)) else logs
+        share = brentq(lambda share: longer(logs + share * (end - logs)), 0, 1, xtol=1e-13)
+        return logs + share * (end - logs)
+
+    found = []
+    for start in np.vstack([np.zeros(chains.length), most * np.eye(chains.length)]):
+        solved = minimize(
+            lambda logs: chains.tv_bound(np.exp(logs).tolist()),
+            at_length(start),
+            jac=slopes(chains.bound),
+            method="SLSQP",
+            bounds=[(0, most)] * chains.length,
+            constraints={"type": "eq", "fun": longer, "jac": slopes(chains.emitted)},
+            options={"ftol": 1e-10},
+        )
+        found += [at_length(start), at_length(solved.x.clip(0, most))]
+    best = np.exp(min(found, key=lambda logs: chains.tv_bound(np.exp(logs).tolist())))
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
     # at this ω a depth accepts every token that the target could draw
     needless = (1 / least).clamp(min=1).tolist()
-    return tuple(min(omega, limit) for omega, limit in zip(best, needless, strict=True))
+    return tuple(min(omega, limit) for omega, limit in zip(best.tolist(), needless, strict=True))
 
 
 def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
@@ -156,131 +185,3 @@ def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
     )
-
-
-def _uniform(chains: Chains, expected_length: float, ceiling: float) -> Omegas:
-    """The same ω at every depth."""
-
-    def emitted(omega: float) -> float:
-        return chains.expected_emitted((omega,) * chains.length)
-
-    return (_solve(emitted, expected_length, ceiling),) * chains.length
-
-
-def _spent(chains: Chains, order: Sequence[int], expected_length: float, ceiling: float) -> Omegas:
-    """Relax depths fully in this order, the last one partly, up to the expected length."""
-    schedule = [1.0] * chains.length
-    for depth in order:
-        schedule[depth] = ceiling
-        if chains.expected_emitted(schedule) >= expected_length:
-            return _adjusted(chains, schedule, depth, expected_length, ceiling)
-    return tuple(schedule)
-
-
-def _adjusted(
-    chains: Chains, schedule: Sequence[float], depth: int, expected_length: float, ceiling: float
-) -> Omegas:
-    """The schedule with ω at one depth (from 0) changed so that E is the expected length, or as
-    near to it as ω in 1..ceiling allows.
-    """
-    before, after = tuple(schedule[:depth]), tuple(schedule[depth + 1 :])
-
-    def emitted(omega: float) -> float:
-        return chains.expected_emitted((*before, omega, *after))
-
-    return *before, _solve(emitted, expected_length, ceiling), *after
-
-
-def _solve(emitted: Callable[[float], float], expected_length: float, ceiling: float) -> float:
-    """The ω in 1..ceiling at which the increasing function `emitted` is `expected_length`, by
-    bisecting log ω.
-    """
-    low, high = 0.0, math.log(ceiling)
-    for _ in range(36):
-        middle = (low + high) / 2
-        low, high = (middle, high) if emitted(math.exp(middle)) < expected_length else (low, middle)
-    return math.exp(high)
-
-
-def _exchanged(chains: Chains, schedule: Omegas, expected_length: float, ceiling: float) -> Omegas:
-    """Trade relaxation between pairs of depths while the bound falls, over an ever narrower range
-    of ω.
-    """
-    span = math.log(ceiling)
-    best = chains.tv_bound(schedule)
-    while span > 1e-3:
-        before = best
-        for first, second in itertools.combinations(range(chains.length), 2):
-            tried = _traded(chains, schedule, (first, second), expected_length, ceiling, span)
-            bound = chains.tv_bound(tried)
-            if bound < best and abs(chains.expected_emitted(tried) - expected_length) < 1e-6:
-                schedule, best = tried, bound
-        if before - best < 1e-3 * before:
-            span /= 4
-    return schedule
-
-
-def _traded(
-    chains: Chains,
-    schedule: Omegas,
-    pair: tuple[int, int],
-    expected_length: float,
-    ceiling: float,
-    span: float,
-) -> Omegas:
-    """The best schedule that differs at two depths only, of which `pair` names the upper one first.
-    log ω of that one is tried on a grid within `span`; ω of the other follows from the expected
-    length.
-
-    E and the number H of honest drafts are bilinear in the f of the two depths, so a matrix product
-    evaluates a grid of both.
-    """
-    early, late = pair
-    here, most = math.log(schedule[early]), math.log(ceiling)
-    ends = (max(here - span, 0.0), min(here + span, most)), (0.0, most)
-    grids = [torch.linspace(*end, _GRID, dtype=torch.float64).exp() for end in ends]
-    kept, exact = chains.kept(schedule), chains.ratios.clamp(max=1)
-    blocked = kept.clone()
-    blocked[:, late] = 0
-    before = chains.weights * kept[:, :early].prod(-1)
-    across = before * kept[:, early + 1 : late].prod(-1)
-    f_early, f_late = (
-        (grid[:, None] * chains.ratios[:, depth]).clamp(max=1)
-        for grid, depth in zip(grids, pair, strict=True)
-    )
-    tables = []
-    for onward, ended in zip(_onward(kept, exact), _onward(blocked, exact), strict=True):
-        tables.append(
-            (f_early @ (before * ended[:, early]))[:, None]
-            + (f_early * (across * onward[:, late])) @ f_late.T
-        )
-    emitted, honest = tables
-    wanted = expected_length - 1 - float(chains.weights @ kept[:, :early].cumprod(-1).sum(-1))
-    moved = list(schedule)
-    moved[early] = float(grids[0][_matched(emitted, honest, wanted).argmax()])
-    return _adjusted(chains, moved, late, expected_length, ceiling)
-
-
-def _onward(kept: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
-    """Given that a depth's draft is accepted: the expected number of accepted drafts from there on,
-    and of honest drafts after it, each [C, L].
-    """
-    emitted, honest = [torch.ones_like(kept[:, 0])], [torch.zeros_like(kept[:, 0])]
-    for f, e in zip(kept.T[1:].flip(0), exact.T[1:].flip(0), strict=True):
-        emitted.append(1 + f * emitted[-1])
-        honest.append(e + f * honest[-1])
-    return torch.stack(emitted[::-1], -1), torch.stack(honest[::-1], -1)
-
-
-def _matched(emitted: Tensor, values: Tensor, wanted: float) -> Tensor:
-    """In each row, interpolate the value at which `emitted`, which increases, equals `wanted`; -∞
-    if it never does. [A, B] -> [A].
-    """
-    after = torch.searchsorted(emitted, torch.full_like(emitted[:, :1], wanted)).clamp(
-        1, emitted.shape[1] - 1
-    )
-    low, high = emitted.gather(1, after - 1), emitted.gather(1, after)
-    share = ((wanted - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    there = values.gather(1, after - 1) * (1 - share) + values.gather(1, after) * share
-    inside = (emitted[:, 0] <= wanted + 1e-9) & (emitted[:, -1] >= wanted - 1e-9)
-    return torch.where(inside, there[:, 0], -torch.inf)
