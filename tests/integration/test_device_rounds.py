@@ -3,13 +3,12 @@ cannot be mixed with the host's or copied to the host, so a round that runs stay
 what the host reads can be counted: one read per round is allowed.
 """
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_targets import FAMILIES, composed, write_mar
+from tiny_targets import FAMILIES, composed
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,13 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from tempera.config.build import (
     build_drafter,
-    build_method,
     build_rule,
     build_target,
     without_weights,
 )
-from tempera.continuous.loop import Speculative
-from tempera.continuous.rules import PathCoupling
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -52,14 +48,6 @@ METHODS = {
     "gsd": [WINDOW, "k=5"],
     "scd": [WINDOW],
     "sjd_pac": ["window=12", "branches=2"],
-}
-CONTINUOUS = {
-    "cspd": ["gamma=2"],
-    "cspd alignment": ["gamma=2", "rule.alignment=false"],
-    "cspd_published": ["gamma=2", "steps=6"],
-    "cspd_exact": ["gamma=2", "coupling=path"],
-    "cspd_exact stage": ["gamma=2", "coupling=stage", "trials=64"],
-    "cspd_exact mean": ["gamma=2", "coupling=path", "last_noise=false"],
 }
 ROUNDS = 3
 """The third is like all that follow: nothing is made for the first time."""
@@ -168,35 +156,6 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
             rule = build_rule(cfg, drafter.depth)
             found[method] = rounds(target, drafter, rule, prompts)
     assert found == dict.fromkeys(METHODS, ([1] * ROUNDS, 0))
-
-
-def continuous_rounds(method: Speculative, target: Any) -> tuple[list[int], int]:
-    """Decode ROUNDS rounds -> the reads of all but the first, and the copies of the last."""
-    prompts = ["3", "7"]
-    missing = [0, 0] if isinstance(method.rule, PathCoupling) else []
-    known = [[least, least, *missing] for least in [*range(2, 2 * ROUNDS, 2), target.length]]
-    ends = list[tuple[int, int]]()
-    with Copies() as copies, Reads(known) as reads:
-        method.decode(
-            target,
-            RandomStreams(0, prompts, META),
-            prompts,
-            progress=lambda *_: ends.append((len(reads.seen), len(copies.seen))),
-        )
-    ends = ends[-ROUNDS:]  # the public code starts with steps of the target alone
-    counts = [after[0] - before[0] for before, after in pairwise(ends)]
-    return counts, ends[-1][1] - ends[-2][1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", CONTINUOUS)
-def test_a_round_of_continuous_tokens_is_read_once(method: str, tmp_path: Path) -> None:
-    options = [*write_mar(tmp_path), f"method={method.split()[0]}", "denoising_steps=4"]
-    options += ["prefill=0", *CONTINUOUS[method]]
-    with without_weights(composed(*options)) as (sized, _):
-        target: Any = build_target(sized)
-        found = continuous_rounds(build_method(sized, target), target)
-    assert found == ([1] * (ROUNDS - 1), 0)
 
 
 def test_a_second_read_and_a_copy_are_seen() -> None:

@@ -27,7 +27,6 @@ from tempera.commands.prepare import main as prepare
 from tempera.commands.train import main as train
 from tempera.config import build
 from tempera.config.instantiate import instantiate
-from tempera.continuous import diffusion, residual_sampler, rules
 from tempera.data.laion_coco import LaionCoco
 from tempera.data.prompts import Prompt
 from tempera.decoding.timing import batch_seconds
@@ -233,11 +232,9 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_takes(method: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "cspd trials=99", "cspd_published", "cspd_exact"])
 def test_the_memory_of_continuous_tokens_is_what_a_decode_takes(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    method: str, tmp_path: Path
 ) -> None:
     """A round verifies all drafts at once, each with a context of its own."""
-    for module in (diffusion, residual_sampler, rules):  # as on CUDA
-        monkeypatch.setattr(module, "reads_are_free", lambda device: False)
     options = [*write_mar(tmp_path), *f"method={method}".split(), "denoising_steps=8"]
     options += ["gamma=4"] * (method != "ar")
     cfg = composed(*options, "device=cpu", "batch_size=16")

@@ -240,10 +240,12 @@ class CSpDReferenceCode:
         above, below = (
             kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)
         )
-        kept = noise.uniform(count).double().log() <= before + above - below
+        ratio = before + above - below
+        kept = noise.uniform(count).double().log() <= ratio
         p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
         drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
+        drawn = drawn.masked_fill(ratio.isnan().unsqueeze(-1), torch.nan)  # not zeros: an error
         trials, failed = redrawn.trials.view_as(kept), redrawn.failed.view_as(kept).long()
         return ContinuousVerdict(
             _one_more(torch.where(kept.unsqueeze(-1), token, drawn)),

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tempera.continuous.loop import Decoding
+from tempera.continuous.loop import Context, Decoding, Speculative
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ImageModel
-from tempera.decoding.random_streams import RandomStreams
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.cost import Cost
 from tempera.runtime.rehearsal import META, Meter, Rehearsal
@@ -72,8 +71,21 @@ def _decoded(pipeline: Pipeline, batch: Sequence[Prompt], diagnostics: bool) -> 
     """
     target, method = pipeline.target, pipeline.method
     if isinstance(method, Decoding):
-        streams = RandomStreams(pipeline.seed, [prompt.id for prompt in batch], pipeline.device)
-        method.rehearse(target, streams, [prompt.text for prompt in batch])  # type: ignore[arg-type]
+        assert isinstance(target, MARTarget)
+        target.begin([prompt.text for prompt in batch])
+        _score_whole_images(target, method, len(batch))
         return 0
     pipeline.tokens(batch, diagnostics=diagnostics)
     return int(target.session.cache.nbytes())  # type: ignore[attr-defined]
+
+
+def _score_whole_images(target: MARTarget, method: Decoding, batch: int) -> None:
+    """The target's largest pass: whole images but one token, for each context of a round."""
+    sees = isinstance(method, Speculative) and method.rule.sees_drafts
+    contexts = 1 + method.depth(target.length) if sees else 1  # type: ignore[union-attr]
+    rows = torch.arange(batch, device=target.device).repeat(contexts)
+    tokens = blank_tokens(target, len(rows)).to(target.device)
+    known = torch.full_like(rows, target.length - 1)
+    order = torch.zeros_like(tokens[..., 0], dtype=torch.int64)
+    context = Context(rows, tokens, order, known, target.length - 1)
+    target.conditions(context, known.unsqueeze(1), known.unsqueeze(1) + 1)
