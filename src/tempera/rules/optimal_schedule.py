@@ -142,7 +142,8 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
         def at(logs: Array) -> Array:
             omegas = torch.tensor(logs).exp().requires_grad_()
             (slope,) = torch.autograd.grad(measured(omegas), omegas)
-            return (slope * omegas).detach().numpy()
+            found: Array = (slope * omegas).detach().numpy()
+            return found
 
         return at
 
