@@ -11,7 +11,6 @@ from paths import ROOT
 
 from tempera.config.compose import composed
 
-
 SCRIPTS = {
     "eval/run.py": "eval",
     "eval/report.py": "report",

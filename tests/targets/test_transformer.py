@@ -14,6 +14,7 @@ from tiny_networks import (
     llamagen,
     random_draft,
     random_verdict,
+    tiny_eagle,
     tiny_target,
 )
 
@@ -21,7 +22,9 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.runtime.network_identity import identity_of
@@ -65,6 +68,21 @@ def test_a_target_accepts_another_batch_size():
         ):
             target.begin(prompts, tree.nodes)
             check_rounds(target, prompts, lambda tree=tree: tree, generator)
+
+
+def test_attention_loads_the_keys_that_the_longest_image_can_reach():
+    target, loaded = tiny_target(granularity=1), []
+    drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(5))
+    score = target.score
+
+    def scored(draft):
+        lengths = target.session.prompt.lengths
+        loaded.append((target.session.kv_length(), PREFIX - 1 + int(lengths.max()) + 2 + 5))
+        return score(draft)
+
+    target.score = scored
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    assert len(loaded) > 4 and all(found == needed for found, needed in loaded)
 
 
 def test_constant_shapes_on_request():

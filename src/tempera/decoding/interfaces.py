@@ -178,6 +178,11 @@ class Target(ImageModel, TokenModel, Protocol):
     rows.
     """
 
+    longest: int
+    """Tokens of the batch's longest image, which the loop sets after each round: attention needs no
+    more keys than this image has.
+    """
+
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
 

@@ -84,6 +84,7 @@ def decode(
     else:
         rounds = _recorded_rounds(graphs, play, drafter, rule, images, streams, states, clock)
     for number, written in enumerate(rounds, start=1):
+        target.longest = images.longest
         if progress is not None:
             progress(number, written)
     return Output(images.tokens[:, : target.length], images.trace.finished())
@@ -148,6 +149,11 @@ class Images:
             torch.zeros(batch, dtype=torch.int64, device=device),
             RunningTrace.blank(batch, length, depth, device, diagnostics),
         )
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the longest image had when the host last read."""
+        return max(self._known)
 
     def add(self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule) -> Tensor:
         """Add a round; returns how many tokens each row emits, see `Target.commit`."""

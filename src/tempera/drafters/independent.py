@@ -77,6 +77,7 @@ class IndependentDraft:
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
         session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
+        self.draft.longest = self.target.longest
         self._places.start()
         if self._decided is None:
             rows = torch.empty(len(prompt.lengths), 0, device=session.device)

@@ -196,6 +196,15 @@ class Excerpt:
         """The target's."""
         return self.target.compiled
 
+    @property
+    def longest(self) -> int:
+        """The target's, without what was skipped."""
+        return self.target.longest - self.start
+
+    @longest.setter
+    def longest(self, tokens: int) -> None:
+        self.target.longest = self.start + tokens
+
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """The target's."""
         return self.target.encoded(prompts)

@@ -54,7 +54,7 @@ class TableTarget:
         grid: rows and columns of the image, for drafters that use neighbours; by default one line.
     """
 
-    identity, dtype, compiled = "tables", torch.float32, False
+    identity, dtype, compiled, longest = "tables", torch.float32, False, 0
 
     def __init__(
         self,
