@@ -93,7 +93,7 @@ class TokenHead:
 
     def lm_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the V tokens, [..., H] -> [..., V]. Features behind the H numbers of a hidden
-        state (`Session.watch`) are not read.
+        state (`forward.Session.capture_hidden_states`) are not read.
         """
         return _logits(self._linear_of(hidden), hidden[..., : self.hidden_size], 1.0)
 

@@ -1,7 +1,7 @@
 """The `Target` for any causal network in Hugging Face's style.
 
 It has three parts, each in its own file: the prompts and the position of each image
-(`prompt_state`), the forward passes with their cache (`session`), and embedding, head and sampling
+(`prompt_state`), the forward passes with their cache (`forward`), and embedding, head and sampling
 (`token_head`). Drafts use the parts that they need.
 
 Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T prefix tokens, N
