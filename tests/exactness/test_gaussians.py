@@ -472,8 +472,8 @@ def test_the_distance_and_its_p_value_are_kolmogorovs() -> None:
 def test_a_comparison_states_its_result() -> None:
     shown = gaussians.SampleComparison(0.012, 0.003, 0.5, 1000, 1.5, 2.25)
     assert shown.agrees and str(shown) == (
-        "agrees: KS 0.0120 ± 0.0030, p = 0.5, 1000 rows, accepted length 1.50, 2.25 residual "
-        "trials per image"
+        "agrees: p = 0.5 (rejects below 0.0001), KS 0.0120 ± 0.0030, 1000 rows, accepted length "
+        "1.50, 2.25 residual trials per image"
     )
     assert not gaussians.SampleComparison(0.1, 0.003, 1e-4, 1000, 1.5, 2.25).agrees
     assert gaussians.SampleComparison(0.1, 0.003, 1.1e-4, 1000, 1.5, 2.25).agrees

@@ -345,7 +345,7 @@ def test_too_many_outcomes_are_refused(vocab_size, length):
 
 
 def test_a_report_states_its_result():
-    assert str(check(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: TV 0.")
+    assert str(check(Exact(), Tree.chain(1), rows=1000)).startswith("agrees: p = 0.")
     assert RandomStreams(0, ["a"]).next(1).shape == (1, 1)
 
 

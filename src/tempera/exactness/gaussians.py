@@ -36,6 +36,7 @@ from tempera.continuous.rules import (
 )
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
+from tempera.exactness.tables import LEVEL
 
 
 class ToyHead(Denoiser, Protocol):
@@ -255,13 +256,13 @@ class SampleComparison:
     @property
     def agrees(self) -> bool:
         """Whether the law is not rejected at the level 10⁻⁴."""
-        return self.p_value > 1e-4
+        return self.p_value > LEVEL
 
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DIFFERS"
         return (
-            f"{verdict}: KS {self.distance:.4f} ± {self.margin:.4f}, p = {self.p_value:.2g}, "
-            f"{self.rows} rows, "
+            f"{verdict}: p = {self.p_value:.2g} (rejects below {LEVEL:g}), "
+            f"KS {self.distance:.4f} ± {self.margin:.4f}, {self.rows} rows, "
             f"accepted length {self.accepted_length:.2f}, {self.trials:.2f} residual trials per "
             "image"
         )

@@ -35,6 +35,9 @@ from tempera.exactness.theory import sequence_law
 
 UNGUIDED = Sampling(guidance=1.0)
 
+LEVEL = 1e-4
+"""A law is rejected where its p-value is at most this."""
+
 
 class TableTarget:
     """A target whose conditional distributions are random: independent normal logits after every
@@ -156,6 +159,15 @@ class TableDraft:
         return by_length(self.table, self.length)
 
 
+def random_tables(seed: int, vocab_size: int = 5, length: int = 3) -> tuple[Tables, Tables]:
+    """A target's distributions after prefixes of 0 … L tokens, and a draft's up to L - 1: what
+    `tempera.exactness.theory` takes for chains of L.
+    """
+    target = TableTarget(vocab_size, length + 1, seed=seed)
+    draft = TableDraft(target, seed=100 + seed).conditionals()
+    return target.conditionals(), draft[:length]
+
+
 class FirstRoundOnly:
     """A drafter that drafts in the first round only; the target continues alone (Cool-SD, the P̂ of
     Theorem 2).
@@ -231,12 +243,13 @@ class LawComparison:
         """Whether the law is not rejected at the level 10⁻⁴; a true law fails for one seed in
         10,000.
         """
-        return self.p_value > 1e-4
+        return self.p_value > LEVEL
 
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DIFFERS"
+        test = f"p = {self.p_value:.2g} (rejects below {LEVEL:g})"
         found = f"TV {self.tv:.4f} where chance alone gives {self.noise:.4f}"
-        return f"{verdict}: {found}, p = {self.p_value:.2g}, {self.rows} rows"
+        return f"{verdict}: {test}, {found}, {self.rows} rows"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which relaxation is optimal, and for what: every relaxation at the same accepted length, on
 tables, where all is exact (docs/optimal.md).
 
-    python -m tempera.exactness.relaxations [FIGURE.png]
+    python docs/optimal_figure.py [FIGURE.png]
 
 prints a table of the TV bound and the KL bound and, given a file, draws both against the length.
 """
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables, kl_divergence, total_variation
-from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.exactness.tables import random_tables
 from tempera.exactness.theory import expected_emitted, kl_bound, tv_bound
 from tempera.rules.optimal import Priced, scale
 from tempera.rules.optimal_prices import PricedRounds, prices_for
@@ -49,13 +49,6 @@ STYLES = {
     "Cool-SD, floored": ("tab:green", "^", "--"),
     "least possible": ("black", "", "-"),
 }
-
-
-def random_tables(seed: int) -> tuple[Tables, Tables]:
-    """A target and a draft."""
-    target = TableTarget(VOCABULARY, LENGTH + 1, seed=seed)
-    draft = TableDraft(target, seed=100 + seed).conditionals()
-    return target.conditionals(), draft[:LENGTH]
 
 
 def at_length(p: Tables, q: Tables, share: float) -> dict[str, Point]:
@@ -143,7 +136,7 @@ def curves(tables: int = 5) -> dict[str, Tensor]:
     """Mean length, TV bound and KL bound over some tables at each of `SHARES`: [S, 3] by name."""
     found: dict[str, list[list[Point]]] = {}
     for seed in range(tables):
-        p, q = random_tables(seed)
+        p, q = random_tables(seed, VOCABULARY, LENGTH)
         for share in SHARES:
             for name, point in at_length(p, q, share).items():
                 places = found.setdefault(name, [[] for _ in SHARES])
