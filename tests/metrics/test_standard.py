@@ -2,11 +2,14 @@
 pictures to numbers; on networks of this file, and a hub on loopback.
 """
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +35,7 @@ from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
 from tempera.metrics.vgg import VGG
-from tempera.metrics.weights import NoMetricWeights, WeightsFile, filled
+from tempera.metrics.weights import WeightsFile, filled
 from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.row_store import Store
 
@@ -165,47 +168,57 @@ def test_the_reference_is_downloaded_for_metrics_that_compare(
 
 
 def test_a_server_is_asked_for_the_size_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    there, heads = WeightsFile("https://example.org/a.pth", ("a.pth",)), [{"Content-Length": "17"}]
+    there = WeightsFile("https://example.org/a.pth", ("b.pth",))
+    request, headers = httpx.Request("HEAD", there.place), {"Content-Length": "17"}
 
-    class Answer:
-        headers = heads[0]
+    def head(*_: object, **__: object) -> httpx.Response:
+        return httpx.Response(200, headers=headers, request=request)
 
-        def __enter__(self) -> "Answer":
-            return self
-
-        def __exit__(self, *problem: object) -> None:
-            assert problem == (None, None, None)
-
+    monkeypatch.setattr(httpx, "head", head)
     monkeypatch.setattr(weight_files.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(weight_files.urllib.request, "urlopen", lambda *_, **__: Answer())
     assert there.local is None and there.size() == 17
-    Answer.headers = {}
+    headers.clear()
     assert there.size() == 0
     monkeypatch.setattr(weight_files.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(NoMetricWeights, match=r"cannot be downloaded .*HF_HUB_OFFLINE=1"):
-        there.check()
+    with pytest.raises(TemperaError, match=r"a.pth.*cannot be downloaded .*HF_HUB_OFFLINE=1"):
+        there.size()
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"),
-    [("inception-2015-12-05-6726825d.pth", "6726825d"), ("vgg-12.pth", None), ("vgg.pth", None)],
-)
-def test_a_digest_in_a_files_name_is_checked(
-    name: str, digest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_url_has_its_own_place_unless_its_name_states_the_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
     def download(url: str, path: str, hash_prefix: str | None) -> None:
         asked.append(hash_prefix)
-        Path(path).write_text("weights")
+        Path(path).write_text(url)
 
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "own"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    monkeypatch.setattr(WeightsFile, "check", lambda self: None)
-    there = WeightsFile("https://example.org/any", (name, "another"))
+    monkeypatch.setattr(weight_files.WeightsFile, "size", lambda self: 1)
+    official = WeightsFile("https://a.org/vgg16-397923af.pth", ("vgg16-397923af.pth",))
     for _ in range(2):
-        assert there.path() == tmp_path / "checkpoints" / name
-    assert asked == [digest] and there.size() == 7
+        assert official.path() == tmp_path / "checkpoints" / "vgg16-397923af.pth"
+    for url in ("https://a.org/mine.pth", "https://b.org/mine.pth", "https://b.org/mine.pth?v=2"):
+        there = WeightsFile(url, official.names)
+        assert there.local is None
+        assert there.path().read_text() == url and there.path() == there.local
+    assert asked == ["397923af", None, None, None]
+
+
+def test_a_full_disk_is_not_an_unreachable_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path))
+    monkeypatch.setattr(weight_files.WeightsFile, "size", lambda self: 1)
+    for problem, words in (
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write .*free some space"),
+        (TimeoutError(), r"cannot be downloaded .*\(TimeoutError\)"),
+    ):
+        monkeypatch.setattr(torch.hub, "download_url_to_file", Mock(side_effect=problem))
+        with pytest.raises(TemperaError, match=words):
+            WeightsFile("https://a.org/b.pth", ("b.pth",)).path()
 
 
 def test_the_first_name_that_a_repository_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +230,10 @@ def test_the_first_name_that_a_repository_has_is_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(Repository, "size", size)
     monkeypatch.setattr(Repository, "cached", lambda self, name: None)
     there = WeightsFile("some/model@v2", ("usual.bin", "other.bin"))
-    there.check()
+    there.size()
     assert there.size() == 5
     with pytest.raises(TemperaError, match=r"some/model at v2 has no usual.bin"):
-        WeightsFile("some/model@v2", ("usual.bin", "older.bin")).check()
+        WeightsFile("some/model@v2", ("usual.bin", "older.bin")).size()
 
 
 def test_tables_that_no_file_holds_are_computed(tmp_path: Path) -> None:
@@ -235,11 +248,6 @@ def test_tables_that_no_file_holds_are_computed(tmp_path: Path) -> None:
     assert found["0.position_ids"].tolist() == [[0, 1, 2, 3]]
     never = -float("inf")
     assert found["0.attn_mask"].tolist() == [[0, never, never], [0, 0, never], [0, 0, 0]]
-
-
-def test_an_error_of_weights_can_be_told_apart_from_others_of_its_kind() -> None:
-    one, other = (NoMetricWeights(WeightsFile("a", ("b",)), "is not there", "go") for _ in range(2))
-    assert one != other and len({one, other}) == 2
 
 
 def test_names(file: Path, images: Path) -> None:
@@ -382,18 +390,20 @@ def test_files_behind_a_url(
     hub: Hub, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "own"))
     hub.add("some/brightness", {"brightness.safetensors": file})
     url = f"{hub.url}/some/brightness/resolve/main/brightness.safetensors"
     there = WeightsFile(url, ("brightness.safetensors",))
-    there.check()
+    there.size()
     assert there.local is None and there.size() == file.stat().st_size
     assert load_file(there.path()).keys() == weights().keys()
     there.path()
     assert len(hub.downloads()) == 1
-    missing = WeightsFile(f"{hub.url}/gone/weights-2015-6726825d.pth", ("weights-6726825d.pth",))
+    missing = WeightsFile(f"{hub.url}/gone/weights-2015-6726825d.pth", ("any.pth",))
     with pytest.raises(TemperaError, match="cannot be downloaded from .*put it at .*checkpoints"):
-        missing.check()
-    named = WeightsFile(url, ("weights-00000000.pth",))
+        missing.size()
+    hub.add("some/other", {"weights-00000000.pth": file})
+    named = WeightsFile(f"{hub.url}/some/other/resolve/main/weights-00000000.pth", ("any",))
     with pytest.raises(TemperaError, match="invalid hash value"):
         named.path()
     assert named.local is None

@@ -2,8 +2,10 @@
 sentence.
 """
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hub import Hub
@@ -112,3 +114,20 @@ def test_a_file_that_is_not_there(hub: Hub) -> None:
     hub.add("owner/name", FILES, kind="datasets")
     with pytest.raises(TemperaError, match=r"owner/name has no file no\.json: see https://"):
         REPOSITORY.file("no.json")
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (TimeoutError(), r"the hub cannot be reached \(TimeoutError\)"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write .*free some space"),
+    ],
+)
+def test_a_full_disk_and_an_error_without_text(
+    problem: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=problem))
+    with pytest.raises(TemperaError, match=words):
+        REPOSITORY.file("config.json")

@@ -204,7 +204,7 @@ def standard_evaluator(
 def _check(adapter: Adapter) -> None:
     """Check that all files are available; those on this machine are checked against the network."""
     for file in adapter.files:
-        file.check()
+        file.size()
     if _is_here(adapter):
         adapter.network()
 

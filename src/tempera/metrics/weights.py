@@ -2,19 +2,20 @@
 checked before anything is generated; the weights are downloaded once.
 """
 
+import hashlib
 import re
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import torch
 from huggingface_hub import constants
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
+from tempera.runtime.files import cache_directory, is_unwritable, reason, unwritable
 from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
 from tempera.runtime.pretrained import fill, on_meta
@@ -23,18 +24,6 @@ Told = TypeVar("Told")
 
 SECONDS = 20
 """Time limit for a server's answer whether it has a file."""
-
-
-@dataclass(eq=False)
-class NoMetricWeights(TemperaError):
-    """A metric's weights are unavailable. file: which; problem: why; advice: what to do."""
-
-    file: "WeightsFile"
-    problem: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.file.names[0]}, which a metric reads, {self.problem}: {self.advice}."
 
 
 @dataclass(frozen=True)
@@ -56,25 +45,10 @@ class WeightsFile:
         place, repository = Path(self.place).expanduser(), self._repository
         if place.is_file():
             return place
-        if self._is_url:
-            return self._kept if self._kept.is_file() else None
-        for name in self.names:
-            if (place / name).is_file():
-                return place / name
-            if repository is not None and (found := repository.cached(name)) is not None:
-                return found
-        return None
-
-    def check(self) -> None:
-        """Raise TemperaError unless the file is on this machine or its server offers it. Downloads
-        nothing.
-        """
-        if self.local is not None:
-            return
-        if self._is_url:
-            self._asked()
-        else:
-            self._first(lambda repository, name: repository.size(name))
+        here = [self._kept] if self._is_url else [place / name for name in self.names]
+        if repository is not None:
+            here += [found for name in self.names if (found := repository.cached(name))]
+        return next((path for path in here if path.is_file()), None)
 
     def size(self) -> int:
         """Bytes of the file, on this machine or as its server says; downloads nothing.
@@ -84,54 +58,42 @@ class WeightsFile:
         """
         if self.local is not None:
             return self.local.stat().st_size
-        if self._is_url:
-            return int(self._asked().get("Content-Length", 0))
-        return self._first(lambda repository, name: repository.size(name))
+        if not self._is_url:
+            return self._first(lambda repository, name: repository.size(name))
+        try:
+            if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
+                raise httpx.ConnectError("HF_HUB_OFFLINE=1")
+            answer = httpx.head(self.place, follow_redirects=True, timeout=SECONDS)
+            return int(answer.raise_for_status().headers.get("content-length", 0))
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
+            raise self._unreachable(problem) from None
 
     def path(self) -> Path:
         """The file on this machine, downloaded first if necessary.
 
         Raises:
-            TemperaError: it is unavailable.
+            TemperaError: it is unavailable, or not the file that its name's digest says.
         """
-        found = self.local
-        if found is None and self._is_url:
-            found = self._downloaded()
-        return found or self._first(lambda repository, name: repository.file(name))
-
-    def _asked(self) -> Message:
-        """The headers with which the URL's server offers the file.
-
-        Raises:
-            NoMetricWeights: it does not.
-        """
-        if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
-            raise self._unreachable(OSError("HF_HUB_OFFLINE=1"))
-        request = urllib.request.Request(self.place, method="HEAD")
+        if self.local is not None:
+            return self.local
+        if not self._is_url:
+            return self._first(lambda repository, name: repository.file(name))
+        self.size()
         try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-                headers: Message = answer.headers
-        except (OSError, ValueError) as problem:
-            raise self._unreachable(problem) from None
-        return headers
-
-    def _downloaded(self) -> Path:
-        self.check()
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        digest = re.search(r"-([0-9a-f]{8,})\.\w+$", self.names[0])
-        try:
-            torch.hub.download_url_to_file(
-                self.place, str(self._kept), hash_prefix=digest[1] if digest else None
-            )
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(self.place, str(self._kept), self._digest)
         except (OSError, RuntimeError) as problem:
+            if is_unwritable(problem):
+                raise unwritable(self._kept, problem) from None
             raise self._unreachable(problem) from None
         return self._kept
 
     def _first(self, ask: Callable[[Repository, str], Told]) -> Told:
         """The answer of `ask` for the first of the names that the repository has."""
         if self._repository is None:
-            raise NoMetricWeights(
-                self, f"is not at {self.place}", "give the file, its directory or a hub id"
+            raise TemperaError(
+                f"{self.names[0]}, which a metric reads, is not at {self.place}: give the file, "
+                "its directory or a hub id."
             )
         problems = []
         for name in self.names:
@@ -153,15 +115,30 @@ class WeightsFile:
         return Repository(name, revision=revision or None)
 
     @property
-    def _kept(self) -> Path:
-        """Where torch.hub, torch-fidelity and torchvision store the file of a URL."""
-        return Path(torch.hub.get_dir()) / "checkpoints" / self.names[0]
+    def _name(self) -> str:
+        """The file's name in its URL."""
+        return self.place.partition("?")[0].rpartition("/")[2]
 
-    def _unreachable(self, problem: Exception) -> NoMetricWeights:
-        return NoMetricWeights(
-            self,
-            f"cannot be downloaded from {self.place} ({problem})",
-            f"fetch it on a machine with network and put it at {self._kept}",
+    @property
+    def _digest(self) -> str | None:
+        """The digest in the file's name, which torch.hub checks after the download."""
+        found = re.search(r"-([0-9a-f]{8,})\.\w+$", self._name)
+        return found[1] if found else None
+
+    @property
+    def _kept(self) -> Path:
+        """Where the file of a URL is stored: with those of torch.hub if its name states its
+        content, else apart from files of all other URLs.
+        """
+        if self._digest:
+            return Path(torch.hub.get_dir(), "checkpoints", self._name)
+        url = hashlib.sha256(self.place.encode()).hexdigest()[:16]
+        return cache_directory() / "weights" / f"{url}-{self._name}"
+
+    def _unreachable(self, problem: Exception) -> TemperaError:
+        return TemperaError(
+            f"{self._name}, which a metric reads, cannot be downloaded from {self.place} "
+            f"({reason(problem)}): fetch it on a machine with network and put it at {self._kept}."
         )
 
 

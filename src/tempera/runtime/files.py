@@ -29,10 +29,12 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{_writer()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(_usual_mode())
+        temporary.chmod(mode)  # safetensors makes its files private to the owner
         temporary.replace(path)
     except (OSError, SafetensorError) as problem:  # safetensors raises its own
         raise unwritable(path, problem) from problem
@@ -73,6 +75,18 @@ def unwritable(path: Path, problem: Exception) -> TemperaError:
     return TemperaError(f"cannot write {path}: {shortened(reason)}; {advice}.")
 
 
+def is_unwritable(problem: BaseException) -> bool:
+    """Whether an error says that this machine's disk is full or may not be written."""
+    denied = {errno.EACCES, errno.EPERM, errno.EROFS}
+    return isinstance(problem, OSError) and problem.errno in FULL | denied
+
+
+def reason(problem: BaseException) -> str:
+    """The first sentence of an error, or its type if it says nothing, as a time-out does."""
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return lines[0].partition(". ")[0][:160]
+
+
 def regular_file(path: Path) -> Path:
     """The path of a file that can be read to its end, links followed.
 
@@ -85,13 +99,6 @@ def regular_file(path: Path) -> Path:
         kind = "a directory" if path.is_dir() else "a pipe or a device"
         raise TemperaError(f"{path} is {kind}: give the path of a file.")
     return path
-
-
-def _usual_mode() -> int:
-    """The default permissions of new files; safetensors makes its files private to the owner."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def check_readable(path: Path) -> None:

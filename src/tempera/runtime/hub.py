@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tempera.errors import TemperaError
+from tempera.runtime.files import is_unwritable, reason, unwritable
 
 
 @dataclass(eq=False)
@@ -84,20 +85,20 @@ class Repository:
         """
         from huggingface_hub import HfApi, constants, errors, file_download
 
-        name = self.revision or constants.DEFAULT_REVISION
-        folder = file_download.repo_folder_name(repo_id=self.id, repo_type=self.kind)
         with self._in_one_sentence(patterns):
             try:
                 if constants.HF_HUB_OFFLINE:
                     raise errors.OfflineModeIsEnabled("HF_HUB_OFFLINE=1")
-                return str(HfApi().repo_info(self.id, repo_type=self.kind, revision=name).sha)
-            except Exception as problem:  # the hub's HTTP library has exceptions of its own
-                if isinstance(problem, errors.HfHubHTTPError):
-                    raise
-                known = Path(constants.HF_HUB_CACHE, folder, "refs", name)
-                if known.is_file():
+                return str(HfApi().repo_info(self.id, **self._options).sha)
+            except errors.HfHubHTTPError:
+                raise
+            except Exception:  # the hub's HTTP library has exceptions of its own
+                folder = file_download.repo_folder_name(repo_id=self.id, repo_type=self.kind)
+                name = self.revision or constants.DEFAULT_REVISION
+                place = Path(constants.HF_HUB_CACHE, folder)
+                if (known := place / "refs" / name).is_file():
                     return known.read_text(encoding="utf-8").strip()
-                if Path(constants.HF_HUB_CACHE, folder, "snapshots", name).is_dir():
+                if (place / "snapshots" / name).is_dir():
                     return name
                 raise
 
@@ -110,7 +111,7 @@ class Repository:
         from huggingface_hub import HfApi
 
         with self._in_one_sentence([pattern]):
-            names = HfApi().list_repo_files(self.id, repo_type=self.kind, revision=self.revision)
+            names = HfApi().list_repo_files(self.id, **self._options)
         return sorted(name for name in names if fnmatch(name, pattern))
 
     def file(self, name: str) -> Path:
@@ -122,13 +123,13 @@ class Repository:
         from huggingface_hub import hf_hub_download
 
         with self._in_one_sentence([name]):
-            return Path(hf_hub_download(self.id, name, repo_type=self.kind, revision=self.revision))
+            return Path(hf_hub_download(self.id, name, **self._options))
 
     def cached(self, name: str) -> Path | None:
         """One file in the cache; None if it is not there. Sends no requests."""
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.id, name, repo_type=self.kind, revision=self.revision)
+        found = try_to_load_from_cache(self.id, name, **self._options)
         return Path(found) if isinstance(found, str) else None
 
     def size(self, name: str) -> int:
@@ -140,10 +141,7 @@ class Repository:
         from huggingface_hub import hf_hub_download
 
         with self._in_one_sentence([name]):
-            found = hf_hub_download(
-                self.id, name, repo_type=self.kind, revision=self.revision, dry_run=True
-            )
-        return int(found.file_size or 0)
+            return hf_hub_download(self.id, name, **self._options, dry_run=True).file_size or 0
 
     def snapshot(self, patterns: Sequence[str]) -> Path:
         """A directory with all files that match the patterns, downloaded unless the cache has them.
@@ -155,14 +153,8 @@ class Repository:
         from huggingface_hub import snapshot_download
 
         with self._in_one_sentence(patterns):
-            return Path(
-                snapshot_download(
-                    self.id,
-                    repo_type=self.kind,
-                    revision=self.revision,
-                    allow_patterns=list(patterns),
-                )
-            )
+            wanted = list(patterns)
+            return Path(snapshot_download(self.id, **self._options, allow_patterns=wanted))
 
     def to_download(self, patterns: Sequence[str]) -> int:
         """Bytes of these files that the cache lacks; downloads nothing.
@@ -174,17 +166,17 @@ class Repository:
 
         with self._in_one_sentence(patterns):
             files = snapshot_download(
-                self.id,
-                repo_type=self.kind,
-                revision=self.revision,
-                allow_patterns=list(patterns),
-                dry_run=True,
+                self.id, **self._options, allow_patterns=list(patterns), dry_run=True
             )
         return sum(file.file_size or 0 for file in files if file.will_download)
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"repo_type": self.kind, "revision": self.revision}
+
     @contextmanager
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
-        from huggingface_hub import errors, get_token
+        from huggingface_hub import constants, errors, get_token
 
         try:
             yield
@@ -205,5 +197,6 @@ class Repository:
                 f"the hub repository {self.id} has no file {patterns[0]}: see {self.page}."
             ) from None
         except Exception as problem:  # the hub's HTTP library has exceptions of its own
-            reason = str(problem).strip().splitlines()[0].partition(". ")[0][:160]
-            raise CannotReach(self, patterns, reason) from None
+            if is_unwritable(problem):
+                raise unwritable(Path(constants.HF_HUB_CACHE), problem) from None
+            raise CannotReach(self, patterns, reason(problem)) from None
