@@ -64,3 +64,12 @@ def test_the_interval_of_a_deviation_resamples_prompts() -> None:
     assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 2)
     flat = rows(logprob=-8.0, logprob_squares=7.9)  # rounding: less than the square of the mean
     assert acceptance(flat)["logprob_deviation"].value == 0
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+@pytest.mark.parametrize("name", ["tv", "target_passes", "logprob"])
+def test_a_metric_stays_if_the_first_prompt_has_none(name: str, missing: float | None) -> None:
+    key = "logprob_per_token" if name == "logprob" else name
+    lacking = [{**ROWS[0], name: missing}, {**ROWS[1], name: -4.0}]
+    found = acceptance(lacking)[key]
+    assert found.value == (-0.5 if name == "logprob" else -4.0) and found.n == 1

@@ -234,30 +234,6 @@ def test_openais_weights_get_their_activation(
 
 
 @pytest.mark.slow
-def test_openais_own_program(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    """The TorchScript file that OpenAI publishes: float16, and sizes beside the weights."""
-
-    class Program(torch.nn.Module):
-        pass
-
-    program = Program()
-    for name, tensor in state.items():
-        module = program
-        *parents, last = name.split(".")
-        for parent in parents:
-            if not hasattr(module, parent):
-                module.add_module(parent, Program())
-            module = getattr(module, parent)
-        module.register_buffer(last, tensor.half())
-    program.register_buffer("input_resolution", torch.tensor(EDGE))
-    torch.jit.script(program).save(str(tmp_path / "ViT.pt"))
-    half = {name: tensor.half().float() for name, tensor in state.items()}
-    image = embed_images(normalised(pictures()), half, quick_gelu)
-    expected = cosines(image, embed_texts(tokens(TEXTS), half, quick_gelu))
-    assert torch.allclose(scored(ClipScore(tiny, str(tmp_path / "ViT.pt"))), expected, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     """Pictures become floats before they are resized."""
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")

@@ -1,4 +1,5 @@
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tempera.errors import TemperaError
+from tempera.runtime import pretrained
 from tempera.runtime.convert_checkpoint import convert, main, read_tensors
 
 
@@ -89,3 +91,13 @@ def test_the_command(
     with pytest.raises(SystemExit, match="1"):
         main()
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("read", [read_tensors, pretrained.read_tensors])
+def test_programs_are_refused_and_not_run(
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "a.pt"))
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("run"))
+    with pytest.raises(TemperaError, match="is a TorchScript program"):
+        read(tmp_path / "a.pt")

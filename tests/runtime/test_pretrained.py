@@ -34,6 +34,7 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime import pretrained
 from tempera.runtime.files import sha256_file
+from tempera.runtime.network_directory import read_network, write_network
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import (
     PretrainedFiles,
@@ -408,3 +409,27 @@ def write_options(directory: Path) -> list[str]:
 )
 def test_impossible_sizes(choice: list[str], message: str) -> None:
     assert message in refusal([*choice, "model.weights=random"])
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (torch.ones(2, 2, dtype=torch.int8), "holds weight as int8: give weights in floating"),
+        (torch.ones(2, 2, dtype=torch.int32), "holds weight as int32"),
+        (torch.ones(2, 2, dtype=torch.complex64), "holds weight as complex64"),
+        (torch.full((2, 2), float("inf")), "holds infinite numbers or NaN in weight"),
+        (torch.full((2, 2), float("nan")), "holds infinite numbers or NaN in weight"),
+        (torch.zeros(2, 2), "are all zero"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["published", "directory"])
+def test_weights_that_mean_nothing_are_refused(
+    kind: str, weight: torch.Tensor, words: str, tmp_path: Path
+) -> None:
+    state = {"weight": weight, "bias": torch.zeros(2)}
+    with pytest.raises(TemperaError, match=words):
+        if kind == "published":
+            fill(on_meta(lambda: torch.nn.Linear(2, 2)), state, "a.pt")
+        else:
+            write_network(tmp_path, state, {})
+            read_network(tmp_path, lambda _: torch.nn.Linear(2, 2), "a layer", "train one")

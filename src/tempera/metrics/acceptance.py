@@ -8,15 +8,21 @@ import numpy as np
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
 
+MEANS = (
+    "target_passes", "residual_trials", "residual_failures", "tv", "tv_bound", "kl_per_token",
+    "top1", "top10", "entropy", "proximity",
+)  # fmt: skip
+"""Columns whose means over the prompts that have a value are metrics."""
+
 
 def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """Acceptance, throughput and divergence by metric key, from one record per prompt (see
     `tempera.evaluation.pipeline.records`). Metrics whose columns are missing are left out.
     """
     column = {
-        name: np.array([row[name] for row in rows], np.float64)
+        name: np.array([row[name] for row in rows], np.float64)  # None, of NaN, becomes NaN
         for name in rows[0]
-        if isinstance(rows[0][name], int | float)
+        if any(isinstance(row[name], int | float) for row in rows)
     }
     tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
     kept, tested = (
@@ -27,22 +33,20 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         "tau": bootstrap.ratio(kept, column["rounds"]),
         "throughput": bootstrap.ratio(tokens, column["seconds"]),
     }
-    if "logprob" in column:
-        metrics["logprob_per_token"] = bootstrap.ratio(column["logprob"], tokens)
     if tested.any():
         metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
-    for name in ("target_passes", "residual_trials", "residual_failures"):
-        if name in column:
-            metrics[name] = bootstrap.mean(column[name])
     if "residual_trials" in column and (tested > kept).any():
         metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
-    for name in ("tv", "tv_bound", "kl_per_token", "top1", "top10", "entropy", "proximity"):
-        if name in column and not np.isnan(column[name]).all():
-            metrics[name] = bootstrap.mean(column[name][~np.isnan(column[name])])
-    if "logprob" in column and "logprob_squares" in column:
-        metrics["logprob_deviation"] = _deviation(
-            column["logprob"], column["logprob_squares"], tokens
-        )
+    for name in MEANS:
+        if name in column and len(known := column[name][~np.isnan(column[name])]):
+            metrics[name] = bootstrap.mean(known)
+    if "logprob" in column:
+        known = ~np.isnan(column["logprob"])
+        sums, lengths = column["logprob"][known], tokens[known]
+        metrics["logprob_per_token"] = bootstrap.ratio(sums, lengths)
+        if "logprob_squares" in column:
+            squares = column["logprob_squares"][known]
+            metrics["logprob_deviation"] = _deviation(sums, squares, lengths)
     return metrics
 
 

@@ -1,7 +1,6 @@
 """open_clip models, given by a tag, a `hf-hub:` id, a directory or a file."""
 
 import logging
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +74,14 @@ class ClipModel:
         open_clip = import_open_clip()
         *config, weights = (file.path() for file in self.files)
         name = f"local-dir:{config[0].parent}" if config else self.model
-        quick = not config and (self._tag.get("quick_gelu", False) or _of_openai(weights))
+        quick = not config and (
+            self._tag.get("quick_gelu", False) or "openai" in str(weights.resolve()).lower()
+        )
         if not config:
             self._check_activation(weights, quick)
 
-        network = filled(lambda: architecture(name, quick), _read(weights), weights, self.model)
+        state = {key.removeprefix("module."): one for key, one in read_tensors(weights).items()}
+        network = filled(lambda: architecture(name, quick), state, weights, self.model)
         preprocess = {**network.visual.preprocess_cfg, **_preprocess_of(self._tag)}  # type: ignore[union-attr,dict-item]
         open_clip.model.set_model_preprocess_cfg(network, preprocess)
         return network
@@ -146,25 +148,3 @@ def _preprocess_of(tag: dict[str, Any]) -> dict[str, Any]:
     return {
         name: tag[name] for name in ("mean", "std", "interpolation", "resize_mode") if name in tag
     }
-
-
-def _of_openai(path: Path) -> bool:
-    """Whether a file has the format, or the name, in which OpenAI publishes its weights."""
-    return _is_archive(path) or "openai" in str(path.resolve()).lower()
-
-
-def _is_archive(path: Path) -> bool:
-    """Whether a file is a TorchScript program."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as file:
-        return any(name.endswith("/constants.pkl") for name in file.namelist())
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of open_clip, or of a TorchScript program as OpenAI publishes it."""
-    if _is_archive(path):
-        program = torch.jit.load(str(path), map_location="cpu").state_dict()
-        sizes = ("input_resolution", "context_length", "vocab_size")
-        return {name: tensor for name, tensor in program.items() if name not in sizes}
-    return {name.removeprefix("module."): tensor for name, tensor in read_tensors(path).items()}

@@ -9,6 +9,7 @@ Whatever is neither a tensor nor a plain container is replaced by an empty stand
 import argparse
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         TemperaError: the file cannot be read or holds no named tensors.
     """
     check_readable(path)
+    refuse_programs(path)
     only_tensors: Any = SimpleNamespace(
         __name__=__name__,
         Unpickler=TensorUnpickler,
@@ -81,6 +83,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} is no PyTorch checkpoint ({type(problem).__name__}): download it again."
         ) from None
     return named_tensors(loaded, path)
+
+
+def refuse_programs(path: Path) -> None:
+    """Raise TemperaError for a TorchScript archive, which torch would load as a program."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise TemperaError(
+                    f"{path} is a TorchScript program, not a checkpoint: give the weights alone."
+                )
 
 
 def named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:

@@ -124,7 +124,43 @@ def _fill(network: nn.Module, weights: dict[str, Tensor], directory: Path) -> No
             f"{directory / WEIGHTS} does not fit {directory / CONFIG} (first at {wrong[0]}): take "
             "both files from one training run."
         )
+    check_values(expected, weights, str(directory / WEIGHTS))
     network.load_state_dict(weights)
+
+
+def check_values(
+    expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str
+) -> None:
+    """Refuse weights that load but mean nothing: integers without their scales, complex numbers,
+    infinities and NaN, or matrices that are zero everywhere. Of a large tensor about a million
+    evenly spaced entries are looked at.
+
+    Args:
+        expected: the network's tensors; those that are no floating-point numbers are not checked.
+        weights: the file's, under the same names.
+        source: what errors call the file.
+
+    Raises:
+        TemperaError: names the first such tensor.
+    """
+    zero: list[bool] = []
+    for name, wanted in expected.items():
+        tensor = weights[name]
+        if not wanted.is_floating_point() or tensor.is_meta:
+            continue
+        if not tensor.is_floating_point():
+            raise TemperaError(
+                f"{source} holds {name} as {str(tensor.dtype).removeprefix('torch.')}: give "
+                "weights in floating point, before any quantisation."
+            )
+        flat = tensor.flatten()
+        sample = flat[:: max(1, flat.numel() >> 20)]
+        if not sample.float().isfinite().all():
+            raise TemperaError(f"{source} holds infinite numbers or NaN in {name}: get it again.")
+        if tensor.dim() > 1:
+            zero.append(not sample.any())
+    if zero and all(zero):
+        raise TemperaError(f"the weights in {source} are all zero: get the file again.")
 
 
 def check_files(directory: Path, advice: str) -> None:

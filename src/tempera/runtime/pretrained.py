@@ -24,17 +24,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tempera.errors import MissingWeights, TemperaError
-from tempera.runtime.convert_checkpoint import named_tensors
+from tempera.runtime.convert_checkpoint import named_tensors, refuse_programs
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import (
     cache_directory,
     check_readable,
     read_json,
+    reason,
     sha256_file,
     write_text,
 )
 from tempera.runtime.hub import CannotReach, Repository
-from tempera.runtime.network_directory import NetworkType
+from tempera.runtime.network_directory import NetworkType, check_values
 
 RANDOM = "random"
 """The value of `weights` that asks for an untrained network, to measure speed and memory."""
@@ -277,6 +278,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     """Tensors of a PyTorch file, taken from the `model`, `module` or `state_dict` entry that
     trainers write; averaged weights are preferred.
     """
+    refuse_programs(path)
     try:
         # LlamaGen's trainer saves its options with the weights
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -295,8 +297,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         ) from None
     except (RuntimeError, EOFError, LookupError, struct.error) as problem:
         raise TemperaError(
-            f"{path} is cut off or no PyTorch file ({str(problem).splitlines()[0]}): download it "
-            "again."
+            f"{path} is cut off or no PyTorch file ({reason(problem)}): download it again."
         ) from None
     return named_tensors(loaded, path)
 
@@ -385,6 +386,7 @@ def fill(
             f"{source} holds {len(left)} tensors that this model lacks, first {left[0]}: "
             "choose the model that they belong to."
         )
+    check_values(network.state_dict(), state, source)
     network.load_state_dict(state, assign=True)
     _finish(network, torch.device("cpu"))
 
