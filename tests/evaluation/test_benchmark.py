@@ -223,9 +223,7 @@ def test_the_options_compose():
         and cfg.rule._target_.endswith("Relaxed")
     )
     cfg.compile = "maybe"
-    with pytest.raises(
-        TemperaError, match="`compile=maybe` is not possible; it must be one of False, True, both"
-    ):
+    with pytest.raises(TemperaError, match="compile"):
         instantiate(cfg.plan)
 
 

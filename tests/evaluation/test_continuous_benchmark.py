@@ -115,5 +115,3 @@ def test_the_script(
     assert run("method=cspd", "gamma=2") == 0
     assert "round, γ = 2" in capsys.readouterr().out
     assert json.loads((tmp_path / "bench.json").read_text())["gamma"] == 2
-    assert run("method=cspd", "trees=[]") == 1
-    assert "`trees=[]` has no effect on continuous tokens" in capsys.readouterr().err

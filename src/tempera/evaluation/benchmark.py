@@ -8,6 +8,7 @@ rounds are compiled or both are not.
 """
 
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -506,7 +507,8 @@ def peak_memory(device: torch.device) -> int:
     """Peak bytes: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resident if sys.platform == "darwin" else 1024 * resident  # bytes on macOS, else KiB
 
 
 def name_of(device: torch.device) -> str:
