@@ -158,7 +158,7 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
         if longer(end) * longer(logs) >= 0:
             return end if abs(longer(end)) < abs(longer(logs)) else logs
         share = brentq(lambda share: longer(logs + share * (end - logs)), 0, 1, xtol=1e-13)
-        return logs + share * (end - logs)
+        return logs + float(share) * (end - logs)
 
     found = []
     for start in np.vstack([np.zeros(chains.length), most * np.eye(chains.length)]):
