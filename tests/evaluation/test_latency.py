@@ -18,7 +18,6 @@ from tempera.evaluation.latency import (
     whole_batches,
 )
 from tempera.evaluation.pipeline import Pipeline
-from tempera.reporting.run_names import family_label, method_label
 from tempera.runtime.row_store import Store
 from tempera.shapes.scenes import world_prompts
 
@@ -136,25 +135,3 @@ def test_speed_is_a_median_of_paired_ratios() -> None:
 def test_negative_counts_are_refused() -> None:
     with pytest.raises(TemperaError, match=r"speed\.prompts=-1"):
         SpeedProtocol(prompts=-1)
-
-
-def test_labels() -> None:
-    cool = {
-        "method": "coolsd",
-        "delta": 1.1,
-        "schedule": "exponential",
-        "tree": "chain",
-        "depth": 5,
-        "floor": 0,
-        "residual": "optimal",
-        "nu": 0.7,
-    }
-    assert method_label(cool) == "coolsd δ=1.1"
-    assert method_label({**cool, "floor": 1.0, "delta": 2}) == "coolsd floor=1 δ=2"
-    assert (
-        family_label({**cool, "schedule": "linear", "residual": "vanilla"})
-        == "coolsd linear residual=vanilla"
-    )
-    assert family_label({**cool, "method": "uniform_rsd", "schedule": "uniform"}) == "uniform_rsd"
-    assert method_label({"method": "eagle", "tree": "mc_sim_7b_63"}) == "eagle mc_sim_7b_63"
-    assert method_label({"method": "ar"}) == "ar"

@@ -17,9 +17,10 @@ from tempera.config.compose import composed
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import console, report, wandb_report
-from tempera.reporting.baseline import compare
+from tempera.reporting.baseline import compare, label
 from tempera.reporting.collect import ReportRow, collect, find_runs
 from tempera.reporting.report import report_markdown, write_report
+from tempera.reporting.run_names import run_name
 from tempera.reporting.wandb_report import blocks, publish
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import write_table
@@ -69,12 +70,14 @@ def make_run(
         }
     )
     prompts = world_prompts(10)
+    apart = ("seed", "model", "expected_length", *([] if settings.get("steps") else ["steps"]))
+    changes = {name: value for name, value in settings.items() if name not in apart}
     content = {
-        "name": method,
+        "name": run_name(method, changes, delta),
         "settings": known,
         "images": len(prompts),
         "metrics": metrics,
-        "about": {"machine": "cpu"},
+        "about": {"machine": "cpu", "changes": changes},
     }
     rows = [
         {
@@ -185,8 +188,8 @@ def test_a_report_of_many_runs(runs: Path, tmp_path: Path) -> None:
     assert [row["family"] for row in rows] == [
         "ar",
         "eagle",
-        "coolsd floor=0",
-        "coolsd floor=0",
+        "coolsd",
+        "coolsd",
         "coolsd floor=1",
         "coolsd floor=1",
     ]
@@ -266,10 +269,10 @@ def call(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_script(runs: Path, tmp_path: Path) -> None:
-    done = call("runs=sweep", "output=out", "baseline=coolsd floor=0", directory=tmp_path)
+    done = call("runs=sweep", "output=out", "baseline=coolsd", directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "out/comparison.png"
-    assert "## Difference from coolsd floor=0\n" in (tmp_path / "out" / "report.md").read_text()
+    assert "## Difference from coolsd\n" in (tmp_path / "out" / "report.md").read_text()
     done = call("runs=none", directory=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
@@ -340,7 +343,7 @@ def test_a_stop_leaves_the_last_report_whole(
     finally:
         started.kill()
     if stop == signal.SIGINT:
-        assert err == "interrupted; the same command starts again\n"
+        assert err == "interrupted; run the command again\n"
         assert started.returncode == 130
         assert not any(path.is_dir() for path in output.iterdir())
     assert contents(output) == before
@@ -402,7 +405,7 @@ def test_names_do_not_break_the_report(tmp_path: Path) -> None:
     write_report(rows, tmp_path / "out", [tmp_path / "x`y"], [])
     text = (tmp_path / "out" / "report.md").read_text()
     assert "](../a%20%28b%29%20%5Bc%5D%20%7C%20d/grid.png)" in text
-    assert "| eagle a\\|b\\*c |" in text
+    assert "| eagle tree=a\\|b\\*c |" in text
     assert "x\\`y" in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line.replace("\\|", "").split("|")) for line in tables[:4]}) == 1
@@ -410,22 +413,22 @@ def test_names_do_not_break_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_baseline_of_the_nearest_accepted_length(runs: Path, tmp_path: Path) -> None:
-    rows = read(runs, baseline="coolsd floor=0")
+    rows = read(runs, baseline="coolsd")
     compared = {(row["family"], row["delta"]): row["baseline"] for row in rows}
-    assert compared[("coolsd floor=0", 2.0)] is None
-    assert compared[("coolsd floor=1", 1.1)] == "coolsd floor=0 δ=1.1"
-    assert compared[("coolsd floor=1", 2.0)] == "coolsd floor=0 δ=2"
-    assert compared[("eagle", None)] == "coolsd floor=0 δ=1.1"
+    assert compared[("coolsd", 2.0)] is None
+    assert compared[("coolsd floor=1", 1.1)] == "coolsd δ=1.1"
+    assert compared[("coolsd floor=1", 2.0)] == "coolsd δ=2"
+    assert compared[("eagle", None)] == "coolsd δ=1.1"
     differences = {(row["family"], row["delta"]): row["differences"] for row in rows}
     same = differences[("coolsd floor=1", 2.0)]
     assert same["accepted_length"]["value"] == pytest.approx(0)
     assert same["clip_score"]["value"] == pytest.approx(0.02)
     assert differences[("eagle", None)]["accepted_length"]["value"] == pytest.approx(-0.55)
-    write_report(rows, tmp_path / "out", baseline="coolsd floor=0")
+    write_report(rows, tmp_path / "out", baseline="coolsd")
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| run | δ | baseline | accepted lengths | t | accepted length | CLIP score |" in text
-    assert "| coolsd floor=1 | 2 | coolsd floor=0 δ=2 | 2.50 ≈ 2.50 | – | +0.0000" in text
-    assert "| eagle |  | coolsd floor=0 δ=1.1 | 1.50 ≠ 2.05 | – | -0.5500" in text
+    assert "| coolsd floor=1 | 2 | coolsd δ=2 | 2.50 ≈ 2.50 | – | +0.0000" in text
+    assert "| eagle |  | coolsd δ=1.1 | 1.50 ≠ 2.05 | – | -0.5500" in text
 
 
 @pytest.mark.parametrize("name", ["coolsd floor=1 delta=2", "coolsd floor=1 δ=2", "floor0"])
@@ -437,7 +440,7 @@ def test_a_baseline_of_one_run(runs: Path, name: str) -> None:
 
 def test_an_unknown_baseline(runs: Path) -> None:
     with pytest.raises(
-        TemperaError, match="baseline=cool matches no run: .* ar, coolsd floor=0, coolsd floor"
+        TemperaError, match="baseline=cool matches no run: .* ar, coolsd, coolsd floor"
     ):
         read(runs, baseline="cool")
 
@@ -506,13 +509,25 @@ def test_bounds_and_attributes_are_compared_prompt_by_prompt() -> None:
     assert {"accepted_length", "tv_bound", "kl_per_token", "attribute_accuracy"} <= paired
 
 
-def test_runs_differ_by_options_that_both_have(tmp_path: Path) -> None:
-    """The chain of tree=chain has a depth, and a static tree none."""
-    runs = [
-        make_run(tmp_path / "chain", "eagle", tree="chain", depth=5),
-        make_run(tmp_path / "static", "eagle", tree="naive_extend_57"),
+def test_every_choice_tells_runs_apart(tmp_path: Path) -> None:
+    changed: list[dict[str, Any]] = [
+        {},
+        {"drafter": "parallel"},
+        {"drafter": "sjd"},
+        {"rule": "block", "temperature": 0.5},
     ]
-    assert [row["family"] for row in read(*runs)] == ["eagle naive_extend_57", "eagle tree=chain"]
+    runs = [
+        make_run(tmp_path / str(place), "coolsd", 1.1, **one) for place, one in enumerate(changed)
+    ]
+    rows = read(*runs)
+    assert [label(row) for row in rows] == [
+        "coolsd δ=1.1",
+        "coolsd drafter=parallel δ=1.1",
+        "coolsd drafter=sjd δ=1.1",
+        "coolsd rule=block temperature=0.5 δ=1.1",
+    ]
+    write_report(rows, tmp_path / "out")
+    assert len(set((tmp_path / "out" / "report.md").read_text().splitlines()[8:12])) == 4
 
 
 class Reports:

@@ -129,7 +129,10 @@ def _made_up_run(
             key: {"value": value, "low": value - width, "high": value + width, "n": prompts}
             for key, (value, width) in values.items()
         },
-        "about": {"machine": "cpu"},
+        "about": {
+            "machine": "cpu",
+            "changes": {name: one for name, one in settings.items() if name != "seed"},
+        },
     }
     (directory / "run.json").write_text("{}")
     (directory / "metrics.json").write_text(json.dumps(content))

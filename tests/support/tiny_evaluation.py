@@ -112,7 +112,7 @@ def tiny_evaluate(
         directory,
         "tiny",
         {"method": "coolsd", "delta": 1.5, **settings},
-        {"overrides": []},
+        {"overrides": [], "changes": {}},
         batch_size,
     )
     return evaluate(

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from tempera.commands import expected_length
 from tempera.commands.costs import AUTO, chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
 from tempera.config import build
+from tempera.config.changes import changes
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
@@ -83,6 +84,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     )
     data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
     notes = about(device, _hydra(cfg, "overrides") or []) | {
+        "changes": changes(cfg, choices),
         "paper": _paper(cfg),
         "data": data | described(prompts),
         **matched,

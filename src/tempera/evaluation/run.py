@@ -25,7 +25,7 @@ from tempera.metrics.quality import ENOUGH, quality, reference_features, score_p
 from tempera.reporting import report_page
 from tempera.reporting.collect import single
 from tempera.reporting.console import print_results
-from tempera.reporting.run_names import method_label
+from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import write_json
 from tempera.runtime.image_files import picture_path, read_picture
@@ -206,7 +206,12 @@ def _assemble(
         np.array([row[name] for row in rows]).sum(0) for name in ("tested", "accepted")
     )
     return {
-        "name": method_label(plan.settings),
+        "name": run_name(
+            str(plan.settings["method"]),
+            plan.about["changes"],
+            plan.settings.get("delta"),
+            plan.about.get("matched"),
+        ),
         "settings": dict(plan.settings),
         "images": len(rows),
         "grid": list(pipeline.target.grid),

@@ -7,13 +7,13 @@ from typing import Any
 from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting.baseline import compare
-from tempera.reporting.run_names import family_label, is_plain, without_match
+from tempera.reporting.run_names import family_name, is_plain
 from tempera.runtime.files import read_json
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import read_table
 
 ReportRow = dict[str, Any]
-HIDDEN = ("target", "draft", "verification", "branching", "rule", "drafter", "diagnostics")
+HIDDEN = ("target", "draft", "verification", "branching", "diagnostics")
 """Settings that identify a run but tell a reader nothing; reports leave them out."""
 
 
@@ -69,9 +69,6 @@ def collect(
             damaged.append(str(problem))
     if damaged and not rows:
         raise TemperaError(f"no run can be read; the first problem: {damaged[0]}")
-    settings = [without_match(row["settings"], row["matched"]) for row in rows]
-    for row, family in zip(rows, _families(settings), strict=True):
-        row["family"] = family
     compare(rows, baseline)
     return sorted(rows, key=_order), damaged
 
@@ -89,7 +86,6 @@ def single(
 ) -> list[ReportRow]:
     """The rows of a report on one run alone; arguments as in `row_of`."""
     row = row_of(directory, content, prompts)
-    row["family"] = family_label(without_match(row["settings"], row["matched"]))
     compare([row])
     return [row]
 
@@ -97,7 +93,7 @@ def single(
 def row_of(
     directory: Path, content: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]
 ) -> ReportRow:
-    """A run's row, without its family and its differences from others.
+    """A run's row, without its differences from others.
 
     Args:
         directory: the run's directory.
@@ -129,6 +125,8 @@ def row_of(
             "paper": content["about"].get("paper"),
             "matched": _matched(content["about"].get("matched"), settings),
         }
+        row["changes"] = dict(content["about"]["changes"])
+        row["family"] = family_name(row["method"], row["changes"], row["matched"])
         _check_types(row)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise TemperaError(
@@ -187,31 +185,3 @@ def _order(row: ReportRow) -> tuple[Any, ...]:
         row["seed"] or 0,
         row["directory"],
     )
-
-
-def _families(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The name of the curve that each run lies on: its method, its unusual settings, and every
-    other setting, apart from δ, seed and model, in which runs of that method differ.
-    """
-    names = []
-    for one in settings:
-        siblings = [other for other in settings if other.get("method") == one.get("method")]
-        varying = [
-            key
-            for key in one
-            if key not in ("delta", "seed", "model")
-            and any(other.get(key, one[key]) != one[key] for other in siblings)
-        ]
-        label = family_label(one)
-        values = {
-            key: str(one[key]).lower() if isinstance(one[key], bool) else str(one[key])
-            for key in varying
-            if one[key] is not None
-        }
-        extra = [
-            f"{key}={value}"
-            for key, value in values.items()
-            if f"{key}=" not in label and value not in label.split()
-        ]
-        names.append(" ".join([label, *extra]))
-    return names
