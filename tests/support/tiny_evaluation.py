@@ -105,6 +105,7 @@ def tiny_evaluate(
     tracker: Tracker | None = None,
     timed: int = 3,
     batch_size: int = 8,
+    scores: str | None = None,
     **settings: object,
 ) -> dict[str, float]:
     """A whole evaluation."""
@@ -114,6 +115,7 @@ def tiny_evaluate(
         {"method": "coolsd", "delta": 1.5, **settings},
         {"overrides": [], "changes": {}},
         batch_size,
+        scores=scores,
     )
     return evaluate(
         plan,

@@ -18,10 +18,13 @@ from tempera.evaluation.latency import SpeedProtocol, whole_batches
 from tempera.evaluation.pipeline import COLUMNS, Pipeline
 from tempera.evaluation.progress import Bar
 from tempera.evaluation.run_directory import claim
+from tempera.metrics import table
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.evaluators import Evaluator, Pictures
 from tempera.metrics.quality import ENOUGH, quality, reference_features, score_pictures
+from tempera.metrics.scores import intervals as intervals_of
+from tempera.metrics.scores import read_scores
 from tempera.reporting import report_page
 from tempera.reporting.collect import single
 from tempera.reporting.console import print_results
@@ -42,6 +45,7 @@ class RunPlan:
 
     Attributes:
         directory: the run directory.
+        scores: a CSV file of scores that were computed elsewhere (`tempera.metrics.scores`).
         model: name of the model preset.
         settings: the run's identity: every option that results depend on, by its command-line
             name, and the identities of the networks.
@@ -59,6 +63,7 @@ class RunPlan:
     batch_size: int = 16
     diagnostics: bool = True
     replays: int = SHOWN
+    scores: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -85,6 +90,7 @@ def evaluate(
     Raises:
         TemperaError: the directory belongs to another run or cannot be written, or decoding failed.
     """
+    given = read_scores(plan.scores, [prompt.id for prompt in prompts])
     claim(plan.directory, plan.settings, plan.about, write=processes.is_main)
     if processes.is_main:
         evaluator.fetch()
@@ -98,12 +104,18 @@ def evaluate(
         for size in protocol.batches
     }
     scores, metrics = _evaluated(plan, pipeline, prompts, evaluator)
+    evaluated = bool(scores)
+    table.include(given)
+    metrics |= intervals_of(given)
+    for name, values in given.items():
+        for prompt, value in values.items():
+            scores.setdefault(prompt, {})[name] = value
     intervals = {name: one.as_dict() for name, one in (acceptance(rows) | metrics).items()}
     if timings:
         intervals |= latency.speed(timings, len(rows[0]["tokens"]))
     intervals |= latency.batch_speedups(larger)
     time = latency.breakdown(timings) if timings else {}
-    result = _assemble(plan, pipeline, rows, intervals, time, evaluated=bool(scores))
+    result = _assemble(plan, pipeline, rows, intervals, time, evaluated=evaluated)
     _write(plan, pipeline, rows, timings, scores, result)
     _track(plan, tracker, rows, result)
     print_results(result["name"], result["metrics"], result["notes"])
@@ -310,15 +322,15 @@ def _write(
 
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
     empty = {"latency_ar": None, "latency": None}
-    table = []
+    results = []
     for row in rows:
         scored = {
             name: value
             for name, value in scores.get(row["id"], {}).items()
             if name not in ("id", "features")
         }
-        table.append({**row, **timed.get(row["id"], empty), **scored})
-    write_table(plan.directory / "results.parquet", table)
+        results.append({**row, **timed.get(row["id"], empty), **scored})
+    write_table(plan.directory / "results.parquet", results)
     shown = rows[:SHOWN]
     pictures = [read_picture(picture_path(plan.directory, row["id"])) for row in shown]
     figures.grid(
@@ -338,7 +350,7 @@ def _write(
         figures.accepted(
             plan.directory / "accepted.png", _title(result), pictures, shown, pipeline.target.grid
         )
-    report_page.write(plan.directory / "report.html", single(plan.directory, result, table))
+    report_page.write(plan.directory / "report.html", single(plan.directory, result, results))
     write_json(plan.directory / "metrics.json", result)
 
 

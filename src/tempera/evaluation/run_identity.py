@@ -30,6 +30,7 @@ FREE = (
     "compile",
     "dry_run",
     "replays",
+    "scores",
     "revision",
 )
 """Options that may differ between two starts of the same run. They decide which results are

@@ -6,7 +6,7 @@ distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a 
 records of decoding (`tempera.metrics.acceptance`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ class Metric:
             excluded; `key` by default.
         per_token: divide a prompt's value by its number of tokens.
         weight: column that weights the prompts' values; equal weights by default.
+        imported: it was computed elsewhere and read from a file (`tempera.metrics.scores`).
         of_set: its column holds pseudo-values of the whole set of images, so runs are compared only
             if they have the same prompts.
     """
@@ -59,6 +60,7 @@ class Metric:
     per_token: bool = False
     weight: str = ""
     of_set: bool = False
+    imported: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -88,6 +90,15 @@ def _read(path: Path) -> tuple[Metric, ...]:
 
 METRICS: tuple[Metric, ...] = _read(Path(__file__).with_name("metrics.yaml"))
 """All metrics, in the order of the console and of results.csv."""
+
+
+def include(keys: Iterable[str]) -> None:
+    """Add an entry for each key that the table lacks: a score that was computed elsewhere."""
+    global METRICS
+    known = {metric.key for metric in METRICS}
+    new = [Metric(key, key, format=".4g", in_report=True, paired=True, imported=True)
+           for key in keys if key not in known]  # fmt: skip
+    METRICS = (*METRICS, *new)
 
 
 def find(key: str) -> Metric:

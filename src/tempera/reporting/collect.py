@@ -128,6 +128,7 @@ def row_of(
         row["changes"] = dict(content["about"]["changes"])
         row["family"] = family_name(row["method"], row["changes"], row["matched"])
         _check_types(row)
+        table.include(row["metrics"])
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise TemperaError(
             f"{directory / 'metrics.json'} is not an evaluation's result ({misfit(problem)}): "

@@ -1,0 +1,84 @@
+"""Scores from another program: read, checked, and shown with those of the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_evaluation import tiny_evaluate, tiny_pipeline
+
+from tempera.errors import TemperaError
+from tempera.metrics import table
+from tempera.metrics.scores import intervals, read_scores
+from tempera.reporting.collect import collect
+from tempera.reporting.report import write_report
+
+IDS = ["a", "b"]
+GOOD = "id,name,value\na,pick,1\nb,pick,3\na,other,\nb,other,-2.5\n"
+
+
+def written(directory: Path, text: str | bytes) -> str:
+    path = directory / "scores.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+@pytest.mark.parametrize("text", [GOOD, "\ufeff" + GOOD.replace("\n", "\r\n")])
+def test_values_and_means(text: str, tmp_path: Path) -> None:
+    found = read_scores(written(tmp_path, text), IDS)
+    assert found["pick"] == {"a": 1, "b": 3}
+    means = intervals(found)
+    assert (means["pick"].value, means["pick"].n) == (2, 2)
+    assert (means["other"].value, means["other"].n) == (-2.5, 1)
+    assert 1 <= means["pick"].low <= means["pick"].high <= 3
+    assert read_scores(None, IDS) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id,value\na,1\n", "begins with id,value"),
+        ("", "begins with nothing"),
+        (GOOD + "c,pick,1\n", "no prompt of this run, but a value of pick for c"),
+        (GOOD + "a,pick,1\n", "two values of pick for a"),
+        (GOOD + "a,pick\n", "has the row a,pick"),
+        (GOOD.replace("b,pick,3\n", ""), "lacks pick of 1 prompts, first b"),
+        (GOOD.replace("3", "three"), "has three for pick of b, which is no number"),
+        (GOOD.replace("3", "inf"), "has inf for pick of b, which is no number"),
+        (GOOD.replace("pick", "fid"), "names a score 'fid', which is taken"),
+        (GOOD.replace("pick", "tokens"), "names a score 'tokens', which is taken"),
+        (GOOD.replace("pick", ""), "names a score '', which is taken or no name"),
+        (b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_what_is_refused(text: str | bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(TemperaError, match=words) as problem:
+        read_scores(written(tmp_path, text), IDS)
+    assert problem.value.option == "scores"
+
+
+@pytest.mark.slow
+def test_the_scores_of_two_runs_are_shown_and_paired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "METRICS", table.METRICS)  # restored afterwards
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = {"timed": 0, "model": "tiny", "seed": 0}
+    tiny_evaluate(tmp_path / "ar", tiny_pipeline(plain=True), method="ar", delta=None, **options)
+    tiny_evaluate(tmp_path / "cool", **options)
+    ids = [path.stem for path in sorted((tmp_path / "cool" / "images").glob("*.png"))]
+    for shift, name in ((0, "ar"), (5, "cool")):
+        rows = [f"{prompt},pick,{place + shift}" for place, prompt in enumerate(ids)]
+        file = written(tmp_path, "\n".join(["id,name,value", *rows]))
+        plain = tiny_pipeline(plain=True) if name == "ar" else tiny_pipeline()
+        own = {"method": "ar", "delta": None} if name == "ar" else {}
+        tiny_evaluate(tmp_path / name, plain, scores=file, **own, **options)
+    assert "pick" in capsys.readouterr().out
+    found = json.loads((tmp_path / "cool" / "metrics.json").read_text())["metrics"]["pick"]
+    assert found["value"] == 5 + (len(ids) - 1) / 2 and found["n"] == len(ids)
+    monkeypatch.setattr(table, "METRICS", table.METRICS[:-1])  # as another process begins
+    rows, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
+    assert not damaged
+    (paired,) = [row["differences"]["pick"] for row in rows if row["differences"]]
+    assert [paired[end] for end in ("value", "low", "high")] == pytest.approx([5, 5, 5])
+    write_report(rows, tmp_path / "report")
+    assert "| pick |" in (tmp_path / "report" / "report.md").read_text()
