@@ -7,15 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import (
-    Draft,
-    GreedyRule,
-    JointRule,
-    ProximityRule,
-    Rule,
-    SharedResidual,
-    Verdict,
-)
+from tempera.decoding.interfaces import Draft, JointRule, Rule, Verdict
 from tempera.decoding.probabilities import at, excess, kl_divergence, total_variation
 from tempera.decoding.trees import take
 from tempera.decoding.verification import keep_probs
@@ -72,7 +64,7 @@ def diagnose(
             )
         tv = _first_test(draft, visited, take(p, visited))
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
-    if soft is not None and isinstance(rule, GreedyRule):
+    if soft is not None and rule.relaxes_greedy:
         rule = _GreedyAsRule(rule, take(soft, visited))
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     return _terms(draft, visited, kept_child, take(p, visited), rule)
@@ -111,15 +103,17 @@ def proximity(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule)
     """
     visited = verdict.visited
     nowhere = torch.full(visited.shape, torch.nan, device=p.device)
-    if not draft.tree.nodes or not isinstance(rule, ProximityRule):
+    if not draft.tree.nodes or isinstance(rule, JointRule):
         return nowhere
     first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
     sizes = rule.proximity(take(p, visited), take(draft.tokens, first))
+    if sizes is None:
+        return nowhere
     return torch.where(first >= 0, sizes.float(), nowhere)
 
 
 @dataclass(frozen=True)
-class _GreedyAsRule(SharedResidual):
+class _GreedyAsRule(Rule):
     """A greedy rule at certain positions as a `Rule`; the target's choice replaces what it rejects.
 
     Attributes:
@@ -127,14 +121,10 @@ class _GreedyAsRule(SharedResidual):
         soft: the untempered distributions at these positions, float32 [..., V].
     """
 
-    rule: GreedyRule
+    rule: Rule
     soft: Tensor
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """1 or 0."""
-        return self.rule.keeps(self.soft, token).to(p.dtype)
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """1 or 0."""
         return self.rule.keeps_each(self.soft).to(p.dtype)
 

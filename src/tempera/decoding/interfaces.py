@@ -1,20 +1,26 @@
-"""The data types of speculative decoding, and the protocols of targets, drafters, draft models and
+"""The data types of speculative decoding, and the interfaces of targets, drafters, draft models and
 rules.
+
+- *target*: the model to accelerate; p is its sampled distribution. *draft*: a round's proposal, a
+  tree of tokens below the *root*, the last emitted token; q is what each was drawn from.
+- *accepted* tokens: those of the path from the root on which every test passed.
+- *resampled* token: drawn from the residual where the path stops. *bonus* token: drawn from p after
+  a path that reached a leaf. Every round emits the accepted tokens and one of these two.
+- *accepted length*: emitted tokens per round.
 
 Shapes: B rows (prompts), N drafted nodes of a round, V vocabulary, H hidden size, L depth of the
 draft tree. The first dimension of every tensor is B.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.probabilities import at, one_hot
 from tempera.decoding.trees import Frontier, Tree
 
 
@@ -43,43 +49,9 @@ class Draft:
     fresh: bool = True
 
     @property
-    def health(self) -> Tensor:
-        """A number for each row, NaN if the draft model gave NaN, float32 [B]; a NaN makes a whole
-        distribution NaN.
-        """
-        return self.q[..., :1].sum((-2, -1))
-
-
-class OneHotDraft(Draft):
-    """A proposal that is a function of the context (EAGLE-2): the q of every node is one-hot, and
-    siblings differ. q is only made when something asks for it.
-
-    Args:
-        tokens, tree: see `Draft`.
-        vocab_size: V.
-        health: see `Draft.health`.
-    """
-
-    def __init__(self, tokens: Tensor, tree: Tree, vocab_size: int, health: Tensor) -> None:
-        for name, value in (("tokens", tokens), ("tree", tree), ("_vocab_size", vocab_size)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_health", health)
-
-    _vocab_size: int
-    _health: Tensor
-
-    @cached_property
-    def q(self) -> Tensor:
-        """One-hot distributions, [B, N, V]; NaN in rows where the draft model's were."""
-        blank = (0 * self._health)[:, None, None]
-        return blank.repeat(1, self.tokens.shape[1], self._vocab_size).scatter_(
-            -1, self.tokens.unsqueeze(-1), (1 + blank).expand(*self.tokens.shape, 1)
-        )
-
-    @property
-    def health(self) -> Tensor:
-        """See `Draft.health`."""
-        return self._health
+    def has_nan(self) -> Tensor:
+        """Whether the draft model gave NaN for a row, which makes a whole q NaN, bool [B]."""
+        return self.q[..., :1].isnan().flatten(1).any(-1)
 
 
 @dataclass(frozen=True)
@@ -99,6 +71,11 @@ class Scores:
     p: Tensor
     hidden: Tensor
     soft: Tensor | None = None
+
+    @property
+    def has_nan(self) -> Tensor:
+        """Whether the target gave NaN for a row, which makes a whole p NaN, bool [B]."""
+        return self.p[..., 0].isnan().any(-1)
 
 
 @dataclass(frozen=True)
@@ -235,42 +212,6 @@ class Drafter(Protocol):
         """
 
 
-@runtime_checkable
-class RoundState(Protocol):
-    """A target or a part of a drafter whose rounds can be recorded and replayed
-    (`round_graph.RoundGraphs`): from the second round of a batch on, all rounds are the same
-    operations on the same memory.
-    """
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """What the next round reads and this batch has made, apart from the memory that `expect`
-        names and every round writes to, such as a cache; called after the first round. All other
-        memory counts as constant in recorded rounds.
-        """
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """Use these tensors, with the same values, in place of `carried`."""
-
-    def expect(self, longest: int) -> Hashable:
-        """Prepare for a round before which no row has more than `longest` tokens.
-
-        Returns:
-            what else the round depends on: the identity of its memory, and Python values. Rounds
-            for which it is equal are the same.
-        """
-
-
-@runtime_checkable
-class StaticRounds(Protocol):
-    """A `Drafter` whose rounds may be recorded."""
-
-    @property
-    def states(self) -> tuple[RoundState, ...] | None:
-        """The parts that carry something from round to round; None if one of them is no
-        `RoundState`.
-        """
-
-
 class DraftModel(Protocol):
     """A cheap model of the target's distributions, queried level by level of a tree.
     `drafters.static_tree` and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is
@@ -309,55 +250,56 @@ class DraftModel(Protocol):
         """See `Drafter.observe`."""
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """An acceptance rule: the acceptance probability f and its residual. Arguments broadcast over
-    leading dimensions `...`; `depth` is 1-based, int64 [...].
+class Rule(ABC):
+    """An acceptance rule: the probability f of accepting a token, and the residual distribution
+    that replaces a rejected one. Arguments broadcast over leading dimensions `...`; `depth` is
+    1-based, int64 [...].
 
     A rule is exact only as a pair; `tempera.exactness.check` compares the law of its output with
-    the target's.
+    the target's. Write `accept` and `residual`; the other methods have defaults.
     """
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """f(token; p, q, depth): p and q [..., V], token and depth [...] -> [...], in [0, 1]."""
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """f at every token that q can draw, anything in [0, 1] at others: [..., V] -> [..., V]."""
-
-    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The distribution that replaces a rejected `token`, [..., V], sums to 1."""
-
-    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any
-        distribution if nothing is ever rejected. [..., V] -> [..., V]. See `SharedResidual`.
-        """
-
-
-@runtime_checkable
-class OneHotRule(Protocol):
-    """A `Rule` that needs no distribution over the vocabulary to test a token x whose q is one-hot:
-    p(x) decides, and a rejection changes the residual at x alone.
+    relaxes_greedy: ClassVar[bool] = False
+    """Whether, in greedy decoding, the rule also accepts tokens other than the target's most
+    probable one: those that it `keeps`.
     """
 
-    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
-        """f of a token that q proposes for certain, p its target probability: [...] -> [...]."""
-
-    def residual_share(self, depth: Tensor) -> Tensor:
-        """Which share of p(x) the residual keeps at a rejected x, before it is normalised: [...] ->
-        [...]; it keeps p elsewhere.
+    @abstractmethod
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """f at every token that q can draw, anything in [0, 1] at others: p and q [..., V] ->
+        [..., V].
         """
-
-
-class SharedResidual(ABC):
-    """Base of rules whose residual does not depend on the rejected token."""
 
     @abstractmethod
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """See `Rule.residual`; it must not depend on `token`."""
+        """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
+
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """f at one token, [...]; override it where that is cheaper than f at all."""
+        return at(self.accept(p, q, depth), token)
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The residual."""
+        """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any
+        distribution if nothing is ever rejected. [..., V]. Override it if `residual` depends on the
+        token.
+        """
         return self.residual(p, q, torch.zeros_like(depth), depth)
+
+    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+        """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
+        bool [...]. All siblings are tested against the same p.
+        """
+        return token == p.argmax(-1)
+
+    def keeps_each(self, p: Tensor) -> Tensor:
+        """`keeps` for every token of the vocabulary: [..., V] -> bool [..., V]."""
+        return one_hot(p.argmax(-1), p.shape[-1]) > 0
+
+    def proximity(self, p: Tensor, token: Tensor) -> Tensor | None:
+        """How many tokens the set of `token` contains, itself included, for a rule that accepts a
+        token for the sake of a set of tokens near it: p [..., V], token [...] -> int64 [...].
+        """
+        return None
 
 
 @runtime_checkable
@@ -380,29 +322,4 @@ class JointRule(Protocol):
         Returns:
             the last accepted node, counted 0..N with the root first, int64 [B]; and the
             distribution of the token after it, [B, V].
-        """
-
-
-@runtime_checkable
-class GreedyRule(Protocol):
-    """A rule that, in greedy decoding, accepts more than the target's argmax, based on the
-    distribution at temperature 1.
-    """
-
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Whether a drafted token is accepted: p at temperature 1 [..., V], token [...] -> bool
-        [...]. All siblings are tested against the same p.
-        """
-
-    def keeps_each(self, p: Tensor) -> Tensor:
-        """The same for every token of the vocabulary: [..., V] -> bool [..., V]."""
-
-
-@runtime_checkable
-class ProximityRule(Protocol):
-    """A rule that keeps a token for the sake of a set of tokens near it."""
-
-    def proximity(self, p: Tensor, token: Tensor) -> Tensor:
-        """How many tokens the set of `token` holds, itself included: p [..., V], token [...] ->
-        int64 [...].
         """

@@ -5,32 +5,19 @@ token is emitted by a round, and plain autoregression is the empty draft. Rows a
 independently.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import (
-    Draft,
-    Drafter,
-    JointRule,
-    RoundState,
-    Rule,
-    Scores,
-    StaticRounds,
-    Target,
-    Verdict,
-)
+from tempera.decoding.diagnostics import certainty, diagnose, proximity
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target, Verdict
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.round_graph import BatchSize, RoundGraphs
-from tempera.decoding.running_trace import RunningTrace, put_flat
-from tempera.decoding.timing import PartTimer, no_clock
-from tempera.decoding.trace import Trace
+from tempera.decoding.trace import Trace, origins, places
+from tempera.decoding.trees import take
 from tempera.decoding.verification import verify
-from tempera.errors import NaNProbabilities
+from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True)
@@ -50,11 +37,9 @@ def decode(
     prompts: list[str],
     *,
     diagnostics: bool = False,
-    clock: PartTimer = no_clock,
-    progress: Callable[[int, int], None] | None = None,
-    graphs: RoundGraphs | None = None,
+    observe: Callable[["Images", Draft, Verdict], None] | None = None,
 ) -> Output:
-    """Generate one image per prompt (Cool-SD, Algorithm 1, repeated until every image is complete).
+    """Generate one image per prompt: Cool-SD, Algorithm 1, until every image is complete.
 
     Args:
         target: the model to accelerate.
@@ -64,191 +49,119 @@ def decode(
         prompts: texts, B of them.
         diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
             over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
-        clock: times the parts draft, target, verify and commit.
-        progress: called after each round with (rounds so far, tokens so far over all rows).
-        graphs: record whole rounds and replay them, if `drafter` has `StaticRounds`, and they can
-            be timed if a clock is given. The images are the same.
+        observe: called after each round, for progress and replays.
 
     Raises:
-        NaNProbabilities: the target or the draft gave NaN.
-        TemperaError: prompts and streams differ in number.
+        TemperaError: the target or the draft gave NaN, or prompts and streams differ in number.
     """
     streams.check(prompts)
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts)
-    images = Images.blank(len(prompts), target.length, drafter.depth, streams.device, diagnostics)
-    play = partial(play_round, target, drafter, rule, images)
-    states = _states(target, drafter)
-    if graphs is None or states is None or not graphs.can_time(clock):
-        rounds = _rounds(partial(play, clock=clock), drafter, images, streams, clock)
-    else:
-        rounds = _recorded_rounds(graphs, play, drafter, rule, images, streams, states, clock)
-    for number, written in enumerate(rounds, start=1):
-        target.longest = images.longest
-        if progress is not None:
-            progress(number, written)
-    return Output(images.tokens[:, : target.length], images.trace.finished())
-
-
-def play_round(
-    target: Target,
-    drafter: Drafter,
-    rule: Rule | JointRule,
-    images: "Images",
-    uniforms: Tensor,
-    clock: PartTimer = no_clock,
-) -> None:
-    """One round: draft, score, verify, commit. `uniforms` float32 [B, U + N + 1], with U =
-    `drafter.uniforms`.
-    """
-    with clock("draft"):
-        draft = drafter.propose(uniforms[:, : drafter.uniforms])
-    with clock("target"):
-        scores = target.score(draft)
-    with clock("verify"):
-        verdict = verify(draft, scores.p, rule, uniforms[:, drafter.uniforms :], scores.soft)
-    with clock("commit"):
-        emitted = images.add(draft, verdict, scores, rule)
+    images = Images(streams, target.length, drafter.depth, rule if diagnostics else None)
+    while not images.complete:
+        drawn = drafter.uniforms
+        u = streams.next(drawn + drafter.nodes + 1)
+        draft = drafter.propose(u[:, :drawn])  # 1-2: x̃ ~ q
+        scores = target.score(draft)  # 3-4: p after the root and every node
+        verdict = verify(draft, scores, rule, u[:, drawn:])  # 5-16: accept, or resample
+        emitted = images.append(draft, verdict, scores)  # 17: accepted tokens and one more
         target.commit(draft, verdict, emitted)
         drafter.observe(draft, verdict, scores, emitted)
+        target.longest = images.read()  # the round's only host read
+        if observe is not None:
+            observe(images, draft, verdict)
+    return images.output()
 
 
 class Images:
-    """The images of a batch as far as they are decoded. Implements `interfaces.RoundState`.
+    """The images of a batch as far as they are decoded.
 
     Args:
-        tokens: int64 [B, T + 1 + L], with L the depth of drafts; the last 1 + L columns are for
-            tokens past the image.
-        lengths: tokens that each row has, int64 [B].
-        trace: of these tokens.
+        streams: name the B prompts, and the device.
+        length: T, tokens of an image.
+        depth: L, depth of drafts.
+        diagnosed: the rule whose diagnostics are recorded, if any.
 
     Attributes:
-        report: what the host reads after a round: the lengths, twice, float32 [2, B].
-            `report[0, b]` is NaN if the target, `report[1, b]` if the draft gave NaN for row b in
-            this round.
+        tokens: int64 [B, T + 1 + L]; the last 1 + L columns are for tokens past the image.
+        lengths: tokens that each row has, int64 [B].
+        emitted: tokens that each row got in the last round, int64 [B].
+        rounds: number of rounds so far.
+        written: tokens so far over all rows, on the host.
+        complete: whether all images are.
     """
 
-    report: Tensor
+    def __init__(
+        self,
+        streams: RandomStreams,
+        length: int,
+        depth: int,
+        diagnosed: Rule | JointRule | None = None,
+    ) -> None:
+        self.ids, self.length, self.depth, self.diagnosed = streams.ids, length, depth, diagnosed
+        shape, device = (len(self.ids), length + 1 + depth), streams.device
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(shape[0], dtype=torch.int64, device=device)
+        self.emitted = self.lengths
+        self.rounds = self.written = 0
+        self.complete = not length
+        self._shape = shape
+        self._columns: dict[str, Tensor] = {}
+        self._has_nan = torch.zeros(2, shape[0], dtype=torch.bool, device=device)
 
-    def __init__(self, tokens: Tensor, lengths: Tensor, trace: RunningTrace) -> None:
-        self.tokens, self.lengths, self.trace = tokens, lengths, trace
-        width, most = tokens.shape[1], trace.max_depth + 1
-        self.length = width - most
-        self._known = [0] * len(tokens)
-        # of a round's tokens in the flat memory of all rows
-        starts = torch.arange(0, tokens.numel(), width, device=tokens.device)
-        self._offsets = starts.unsqueeze(1) + torch.arange(most, device=tokens.device)
-
-    @classmethod
-    def blank(
-        cls, batch: int, length: int, depth: int, device: torch.device, diagnostics: bool
-    ) -> "Images":
-        """Images without a token, for drafts of this depth."""
-        return cls(
-            torch.zeros(batch, length + 1 + depth, dtype=torch.int64, device=device),
-            torch.zeros(batch, dtype=torch.int64, device=device),
-            RunningTrace.blank(batch, length, depth, device, diagnostics),
-        )
-
-    @property
-    def longest(self) -> int:
-        """Tokens that the longest image had when the host last read."""
-        return max(self._known)
-
-    def add(self, draft: Draft, verdict: Verdict, scores: Scores, rule: Rule | JointRule) -> Tensor:
+    def append(self, draft: Draft, verdict: Verdict, scores: Scores) -> Tensor:
         """Add a round; returns how many tokens each row emits, see `Target.commit`."""
-        emitted = torch.minimum(verdict.accepted + 1, self.length - self.lengths)
-        # later rounds overwrite what follows the emitted tokens
-        ahead = self._offsets[:, : verdict.tokens.shape[1]]
-        slots = (self.lengths.unsqueeze(1) + ahead).flatten()
-        put_flat(self.tokens, slots, verdict.tokens)
-        self.trace.record(draft, verdict, scores, rule, slots)
-        self.lengths += emitted
-        # `probabilities`: a NaN makes the whole distribution NaN
-        self.report = torch.empty(2, len(emitted), dtype=torch.float32, device=emitted.device)
-        for row, health in enumerate((scores.p[..., 0].sum(-1), draft.health)):
-            torch.add(self.lengths, health, alpha=0, out=self.report[row])
-        return emitted
+        self.emitted = torch.minimum(verdict.accepted + 1, self.length - self.lengths)
+        ahead = torch.arange(verdict.tokens.shape[1], device=self.lengths.device)
+        slots = self.lengths.unsqueeze(1) + ahead  # later rounds overwrite what is not emitted
+        self.tokens.scatter_(1, slots, verdict.tokens)
+        for name, values in self._recorded(draft, verdict, scores).items():
+            if name not in self._columns:
+                self._columns[name] = values.new_zeros(self._shape)
+            self._columns[name].scatter_(1, slots, values)
+        self.lengths += self.emitted
+        self._has_nan = torch.stack([scores.has_nan, draft.has_nan]) & (self.emitted > 0)
+        return self.emitted
 
-    def read(self, report: list[list[float]], ids: list[str]) -> tuple[int, int]:
-        """The tokens so far over all rows, and of the longest row; raise NaNProbabilities after a
-        NaN in a row that was not complete.
+    def read(self) -> int:
+        """Read from the device how far the images are; returns the tokens of the longest row.
+
+        Raises:
+            TemperaError: the target or the draft gave NaN for a row that was not complete.
         """
-        for who, numbers in zip(("target", "draft"), report, strict=True):
-            for row, number in enumerate(numbers):
-                if math.isnan(number) and self._known[row] < self.length:
-                    raise NaNProbabilities(who, ids[row])
-        self._known = [self.length if math.isnan(number) else int(number) for number in report[0]]
-        return sum(self._known), max(self._known)
+        lengths, *has_nan = torch.cat([self.lengths[None], self._has_nan]).tolist()
+        for who, rows in zip(("target", "draft"), has_nan, strict=True):
+            if any(rows):
+                raise TemperaError(
+                    f"the {who} gave NaN probabilities for prompt '{self.ids[rows.index(1)]}'; "
+                    "check its weights, and try float32"
+                )
+        self.rounds, self.written = self.rounds + 1, sum(lengths)
+        self.complete = self.written == self.length * len(lengths)
+        return int(max(lengths))
 
-    def carried(self) -> tuple[Tensor, ...]:
-        """Everything."""
-        return self.tokens, self.lengths, self._offsets, *self.trace.tensors()
+    def output(self) -> Output:
+        """The complete images and their trace."""
+        columns = {name: column[:, : self.length] for name, column in self._columns.items()}
+        place = places(columns["origin"])
+        trace = Trace(max_depth=self.depth, place=place, **columns)
+        return Output(self.tokens[:, : self.length], trace)
 
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self.tokens, self.lengths, self._offsets, *columns = tensors
-        self.trace = self.trace.with_tensors(columns)
-
-    def expect(self, longest: int) -> None:
-        """Depend on nothing else."""
-
-
-def _states(target: Target, drafter: Drafter) -> tuple[RoundState, ...] | None:
-    """What carries something from round to round; None if rounds cannot be recorded."""
-    if not isinstance(target, RoundState) or not isinstance(drafter, StaticRounds):
-        return None
-    return None if drafter.states is None else (target, *drafter.states)
-
-
-def _rounds(
-    play: Callable[[Tensor], None],
-    drafter: Drafter,
-    images: Images,
-    streams: RandomStreams,
-    clock: PartTimer,
-) -> Iterator[int]:
-    """Play rounds until all images are complete; yields the tokens written so far. Of a round, the
-    host reads the report alone.
-    """
-    written, total = 0, len(streams.ids) * images.length
-    while written < total:
-        play(streams.next(drafter.uniforms + drafter.nodes + 1))
-        with clock("commit"):
-            written, _ = images.read(images.report.tolist(), streams.ids)
-        yield written
-
-
-def _recorded_rounds(
-    graphs: RoundGraphs,
-    play: Callable[..., None],
-    drafter: Drafter,
-    rule: Rule | JointRule,
-    images: Images,
-    streams: RandomStreams,
-    states: tuple[RoundState, ...],
-    clock: PartTimer,
-) -> Iterator[int]:
-    """As `_rounds`, with recorded rounds."""
-
-    def count() -> int:
-        return drafter.uniforms + drafter.nodes + 1
-
-    draws, first, rounds = streams.by_round(images.length, count), count(), 0
-
-    def one_round(clock: PartTimer) -> Tensor:
-        with clock("draft"):
-            uniforms = draws.next()
-        play(uniforms, clock=clock)
-        return images.report
-
-    def read(report: list[list[float]]) -> tuple[int, int]:
-        return images.read(report, streams.ids)
-
-    parts: list[RoundState] = [images, draws, *states]
-    size = BatchSize(len(streams.ids), images.length, drafter.depth + 1)
-    for written in graphs.play(one_round, read, parts, (drafter, rule), size, clock):
-        rounds += 1
-        yield written
-    streams.skip(first + (rounds - 1) * count())
-    images.carry([column.clone() for column in images.carried()])  # not the graphs' memory
+    def _recorded(self, draft: Draft, verdict: Verdict, scores: Scores) -> dict[str, Tensor]:
+        """Columns of `Trace` for a round's tokens, [B, L + 1] each; those past the drawn token are
+        undefined.
+        """
+        p, visited = scores.p, verdict.visited
+        flat = visited * p.shape[-1] + verdict.tokens
+        columns = {
+            "origin": origins(draft.tree, verdict),
+            "logprob": p.flatten(1).gather(1, flat).log(),
+        }
+        if self.diagnosed is not None:
+            rule, soft = self.diagnosed, scores.soft
+            columns |= zip(
+                ("tv", "bound", "kl"), diagnose(draft, verdict, p, rule, soft), strict=True
+            )
+            columns |= zip(("top1", "top10", "entropy"), certainty(take(p, visited)), strict=True)
+            columns["proximity"] = proximity(draft, verdict, p if soft is None else soft, rule)
+        return columns

@@ -6,7 +6,7 @@ batch size, order, sharding or resumption. The generator is SplitMix64 (Steele, 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -66,61 +66,6 @@ class RandomStreams:
             self._counter += more
         draws, self._block = self._block[:, :count], self._block[:, count:]
         return draws
-
-    def skip(self, count: int) -> None:
-        """Pass over `count` draws of every row."""
-        self._counter += count - self._block.shape[1]
-        self._block = self._block[:, :0]
-
-    def by_round(self, rounds: int, count: Callable[[], int]) -> "RoundDraws":
-        """The draws that follow, for rounds that are recorded; see `RoundDraws`."""
-        return RoundDraws(self._keys, self._counter - self._block.shape[1], rounds, count)
-
-
-class RoundDraws:
-    """The draws of a batch's rounds. Those of all rounds but the first are in one table, so that a
-    recorded round draws new numbers whenever it is replayed. Implements `interfaces.RoundState`.
-
-    Args:
-        keys: of the streams, int64 [B, 1].
-        drawn: number of draws that were made before.
-        rounds: the most rounds that follow the first one.
-        count: gives the number of draws per row that the next round needs; only the first round may
-            need another number.
-    """
-
-    _table: Tensor | None = None  # float32 [rounds, B, count]
-    _round: Tensor  # the next round's row in it, int64 [1]
-
-    def __init__(self, keys: Tensor, drawn: int, rounds: int, count: Callable[[], int]) -> None:
-        self._keys, self._drawn, self._rounds, self._count = keys, drawn, rounds, count
-
-    def next(self) -> Tensor:
-        """The draws of the next round, float32 [B, count]."""
-        if self._table is None:
-            return self._draw(self._count())
-        draws = self._table.index_select(0, self._round).squeeze(0)
-        self._round += 1
-        return draws
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """The table and the next round."""
-        if self._table is None:
-            draws = self._draw(self._rounds * self._count())
-            self._table = draws.view(len(draws), self._rounds, -1).transpose(0, 1).contiguous()
-            self._round = torch.zeros(1, dtype=torch.int64, device=draws.device)
-        return self._table, self._round
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self._table, self._round = tensors
-
-    def expect(self, longest: int) -> None:
-        """Depend on nothing else."""
-
-    def _draw(self, count: int) -> Tensor:
-        first, self._drawn = self._drawn + 1, self._drawn + count
-        return uniforms(self._keys, torch.arange(first, first + count, device=self._keys.device))
 
 
 def key(seed: int, name: str) -> int:

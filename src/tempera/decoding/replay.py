@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Drafter, Scores, Verdict
-from tempera.decoding.loop import Output
-from tempera.decoding.trees import Tree
+from tempera.decoding.interfaces import Draft, Verdict
+from tempera.decoding.loop import Images, Output
 
 UNTESTED, REJECTED, KEPT = 0, 1, 2
 """What became of a drafted token: the walk never came to it, it was tested in vain, or accepted."""
@@ -62,15 +61,15 @@ class DraftLog:
 
     _rounds: list[_DraftedRound] = field(default_factory=list)
 
-    def add(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Add a round; `emitted` as in `Target.commit`. Copies, since buffers may be used again."""
+    def add(self, images: Images, draft: Draft, verdict: Verdict) -> None:
+        """Add a round: an `observe` of `decode`. Copies, since buffers may be used again."""
         self._rounds.append(
             _DraftedRound(
                 draft.tokens.clone(),
                 draft.tree.parents.clone(),
                 draft.tree.depths.clone(),
                 verdict.path.clone(),
-                emitted.clone(),
+                images.emitted.clone(),
             )
         )
 
@@ -96,51 +95,6 @@ class DraftLog:
 
     def _away(self) -> bool:
         return any(one.tokens.device.type != "cpu" for one in self._rounds)
-
-
-class RecordedDrafter:
-    """A drafter whose rounds go into a log, and otherwise the drafter itself."""
-
-    def __init__(self, drafter: Drafter, log: DraftLog) -> None:
-        self._drafter, self._log = drafter, log
-
-    @property
-    def nodes(self) -> int:
-        """See `Drafter`."""
-        return self._drafter.nodes
-
-    @property
-    def depth(self) -> int:
-        """See `Drafter`."""
-        return self._drafter.depth
-
-    @property
-    def uniforms(self) -> int:
-        """See `Drafter`."""
-        return self._drafter.uniforms
-
-    @property
-    def tree(self) -> Tree | None:
-        """See `Drafter`."""
-        return self._drafter.tree
-
-    @property
-    def identity(self) -> str | None:
-        """See `Drafter`."""
-        return self._drafter.identity
-
-    def begin(self, prompts: list[str]) -> None:
-        """See `Drafter`."""
-        self._drafter.begin(prompts)
-
-    def propose(self, uniforms: Tensor) -> Draft:
-        """See `Drafter`."""
-        return self._drafter.propose(uniforms)
-
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Log the round, and pass it on."""
-        self._log.add(draft, verdict, emitted)
-        self._drafter.observe(draft, verdict, scores, emitted)
 
 
 def replays(

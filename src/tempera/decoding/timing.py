@@ -3,14 +3,17 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 
 
 class PartTimer(Protocol):
-    """What `decode` times with: `with clock("draft"): ...`, for the parts draft, target, verify and
-    commit.
+    """What continuous decoding times with: `with clock("draft"): ...`, for the parts draft, target,
+    verify and commit.
     """
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
@@ -25,18 +28,86 @@ class Clock:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.seconds: dict[str, float] = {}
+        self._last = 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         """Add the time of what runs inside to `seconds[part]`."""
-        start = now(self.device)
+        self.start()
         yield
-        self.seconds[part] = self.seconds.get(part, 0.0) + now(self.device) - start
+        self.lap(part)
+
+    def start(self) -> None:
+        """Start a part."""
+        self._last = now(self.device)
+
+    def lap(self, part: str) -> None:
+        """Add the time since the last call to `seconds[part]`, and start the next part."""
+        last, self._last = self._last, now(self.device)
+        self.seconds[part] = self.seconds.get(part, 0.0) + self._last - last
 
     @property
     def total(self) -> float:
         """Seconds over all parts."""
         return sum(self.seconds.values())
+
+
+class _TimedTarget:
+    """A target that stops a clock when it is called."""
+
+    def __init__(self, target: Target, clock: Clock) -> None:
+        self._target, self._clock = target, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    @property
+    def longest(self) -> int:
+        return self._target.longest
+
+    @longest.setter
+    def longest(self, tokens: int) -> None:
+        self._target.longest = tokens
+
+    def score(self, draft: Draft) -> Scores:
+        scores = self._target.score(draft)
+        self._clock.lap("target")
+        return scores
+
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        self._clock.lap("verify")
+        self._target.commit(draft, verdict, emitted)
+
+
+class _TimedDrafter:
+    """A drafter that stops a clock when it is called."""
+
+    def __init__(self, drafter: Drafter, clock: Clock) -> None:
+        self._drafter, self._clock = drafter, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def begin(self, prompts: list[str]) -> None:
+        self._drafter.begin(prompts)
+        self._clock.start()
+
+    def propose(self, uniforms: Tensor) -> Draft:
+        self._clock.lap("commit")  # the host read of the last round
+        draft = self._drafter.propose(uniforms)
+        self._clock.lap("draft")
+        return draft
+
+    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+        self._drafter.observe(draft, verdict, scores, emitted)
+        self._clock.lap("commit")
+
+
+def timed(target: Target, drafter: Drafter, clock: Clock) -> tuple[Target, Drafter]:
+    """The same target and drafter; in `decode` they add the time of each round's parts to a clock:
+    draft, target, verify and commit.
+    """
+    return cast(Target, _TimedTarget(target, clock)), cast(Drafter, _TimedDrafter(drafter, clock))
 
 
 def now(device: torch.device) -> float:
@@ -65,7 +136,8 @@ def batch_seconds(
     fast as those after the first round, which includes the beginning of the images.
 
     Args:
-        decode: decodes the batch, with the `progress` of `tempera.decoding.loop.decode`.
+        decode: decodes the batch, with a function to call after each round with (rounds so far,
+            tokens so far over all rows).
         tokens: of the whole batch.
         clock: the time in seconds.
         limit: in seconds.

@@ -1,5 +1,5 @@
 """A token-by-token record of decoding: accepted drafts, log-probabilities, and bounds on the
-distance of their law from the target's. `running_trace` records that of discrete tokens.
+distance of their law from the target's.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from tempera.decoding.interfaces import Verdict
+from tempera.decoding.trees import Tree
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
@@ -21,7 +24,7 @@ class Trace:
 
     Attributes:
         max_depth: L.
-        place: place of the token in its round, int16 [B, T], from 1. An accepted draft at place d
+        place: place of the token in its round, int32 [B, T], from 1. An accepted draft at place d
             is a node of depth d.
         origin: `BONUS`, `RESAMPLED` or `ACCEPTED`, int8 [B, T].
         logprob: log-probability of the token under the target's sampled distribution, float32 [B,
@@ -67,7 +70,7 @@ class Trace:
 
     @property
     def depth(self) -> Tensor:
-        """Depth of an accepted draft, 0 for a token that the target drew, int16 [B, T]: the
+        """Depth of an accepted draft, 0 for a token that the target drew, int32 [B, T]: the
         acceptance map.
         """
         return torch.where(self.origin == ACCEPTED, self.place, 0)
@@ -133,11 +136,6 @@ class Trace:
             [torch.where(self.place == depth, known, 0.0).sum(-1) for depth in depths], -1
         )
 
-    @property
-    def running_bound(self) -> Tensor | None:
-        """The TV bound up to and with each position, float32 [B, T]; None without diagnostics."""
-        return None if self.bound is None else self.bound.cumsum(-1)
-
     def summary(self) -> dict[str, Tensor]:
         """One number a row under each name, float32 [B]."""
         rows = {
@@ -187,3 +185,19 @@ def joined(traces: Sequence[Trace]) -> Trace:
         name: torch.cat([one[name] for one in tensors]) for name in tensors[0]
     }
     return replace(traces[0], **columns)
+
+
+def origins(tree: Tree, verdict: Verdict) -> Tensor:
+    """Origins of a round's tokens, int8 [B, L + 1]; those after the drawn token are undefined."""
+    ahead = torch.arange(verdict.tokens.shape[1], device=verdict.stop.device)
+    at_leaf = tree.at_stop(tree.last_children, verdict.stop) < 0
+    drawn = torch.where(at_leaf, BONUS, RESAMPLED).unsqueeze(1)
+    return torch.where(ahead < verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8)
+
+
+def places(origin: Tensor) -> Tensor:
+    """`Trace.place`, int32 [B, T]: a round begins at the first token, and after every drawn one."""
+    begins = torch.nn.functional.pad(origin[:, :-1] != ACCEPTED, (1, 0), value=True)
+    columns = torch.arange(origin.shape[1], device=origin.device)
+    first = torch.where(begins, columns, 0).cummax(-1).values
+    return (1 + columns - first).int()

@@ -8,10 +8,10 @@ root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -54,61 +54,39 @@ class TreeLevel(Frontier):
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above,
             K]; an unused slot has an arbitrary valid index.
         picks: position of each node in the flattened `slots`, int64 [M].
-        run: `nodes` as a slice.
-        full: whether every slot is used, so that `slots` flattened is `nodes`.
         inner: indices among `nodes` of the nodes that have children, int64 [P].
     """
 
     nodes: Tensor
     slots: Tensor
     picks: Tensor
-    run: slice
-    full: bool
     inner: Tensor
 
 
-Index = slice | Tensor
-"""Positions along the node dimension: a slice where they run without a gap (so that taking them is
-a view), int64 [M] shared by all rows, or int64 [B, M] with -1 for none. See `take`.
-"""
-
-
-def take(x: Tensor, index: Index) -> Tensor:
-    """Entries of x [B, N, ...] along its second dimension -> [B, M, ...]; index -1 gives an
-    arbitrary valid entry.
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of x [B, N, ...] along its second dimension, at int64 [M] for all rows or [B, M] for
+    each: [B, M, ...]. Index -1 gives an arbitrary valid entry.
     """
-    if isinstance(index, slice):
-        return x if index == slice(0, x.shape[1]) else x[:, index]
     if index.dim() == 1:
-        return x.index_select(1, index)
-    safe = index.clamp(min=0)
-    return x.gather(1, safe) if x.dim() == 2 else _copied(x, safe)
+        return x.index_select(1, index.clamp(min=0))
+    return x.gather(1, _along(index.clamp(min=0), x))
 
 
 def take_one(x: Tensor, place: Tensor) -> Tensor:
     """Entries of x [B, N, ...] at one place of each of its rows, int64 [B] -> [B, ...]."""
-    return _copied(x, place.unsqueeze(1)).squeeze(1)
+    return take(x, place.unsqueeze(1)).squeeze(1)
 
 
-def _copied(x: Tensor, index: Tensor) -> Tensor:
-    """Entries of x [B, N, ...] at places int64 [B, M] of the same rows -> [B, M, ...]. On a CPU
-    `gather` would take five times as long, because it looks up every number of an entry.
-    """
-    if len(x) == 1:
-        return x[0].index_select(0, index[0]).unsqueeze(0)
-    starts = torch.arange(len(x), device=x.device) * x.shape[1]
-    places = (starts.unsqueeze(1) + index).flatten()
-    return x.flatten(0, 1).index_select(0, places).view(*index.shape, *x.shape[2:])
-
-
-def put(x: Tensor, index: Index, values: Tensor) -> None:
+def put(x: Tensor, index: Tensor, values: Tensor) -> None:
     """Write values [B, M, ...] into x [B, N, ...] where `take` with the same index, none of it -1,
     would read them.
     """
-    if isinstance(index, slice) or index.dim() == 1:
-        x[:, index] = values
-    else:
-        x.scatter_(1, index.view(*index.shape, *(1,) * (x.dim() - 2)).expand_as(values), values)
+    x.scatter_(1, _along(index.expand(len(x), -1), x), values)
+
+
+def _along(index: Tensor, x: Tensor) -> Tensor:
+    """An index [B, M] for `gather` and `scatter` of whole entries of x [B, N, ...]."""
+    return index.view(*index.shape, *(1,) * (x.dim() - 2)).expand(*index.shape, *x.shape[2:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +94,15 @@ class SiblingTest:
     """The k-th children of all parents that have one. They are tested in parallel.
 
     Attributes:
-        parents: the parents, counted 0..N with the root first; where the topology is per row, as
-            many of each row as may have one.
-        nodes: their k-th children.
+        parents: the parents, counted 0..N with the root first, int64 [M]; where the topology is per
+            row, as many of each row as may have one, [B, M].
+        nodes: their k-th children; -1 where a row's parent has none.
         earlier: their children before these, to be rejected first (for k = 0 the same as `nodes`).
-        ids: `nodes` as int64 [M], or [B, M] with -1 where a row's parent has no k-th child.
     """
 
-    parents: Index
-    nodes: Index
-    earlier: Index
-    ids: Tensor
+    parents: Tensor
+    nodes: Tensor
+    earlier: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +119,6 @@ class Tree:
     parents: Tensor
     max_depth: int
     max_children: int
-    _home: "Tree | None" = field(default=None, repr=False)  # the tree that `to` copied
     _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -234,9 +209,11 @@ class Tree:
         if self.parents.device == device:
             return self
         if device not in self._moved:
-            self._moved[device] = Tree(
-                self.parents.to(device), self.max_depth, self.max_children, self._home or self
-            )
+            moved = Tree(self.parents.to(device), self.max_depth, self.max_children)
+            for name in () if self.per_row else ("sibling_tests", "levels"):  # made on the host
+                tables = tuple(_table_on(device, table) for table in getattr(self, name))
+                moved.__dict__[name] = tables  # the cached property
+            self._moved[device] = moved
         return self._moved[device]
 
     @cached_property
@@ -272,32 +249,32 @@ class Tree:
         """
         width = self.max_children
         lead = self.parents.shape[:-1]
-        ranks = self.elders.sum(-1)
+        ranks = self.earlier_siblings.sum(-1)
         table = torch.full((*lead, (1 + self.nodes) * width), -1, device=self.parents.device)
         table.scatter_(-1, (1 + self.parents) * width + ranks, self.ids.expand_as(self.parents))
         return table.view(*lead, 1 + self.nodes, width)
 
     @cached_property
-    def votes(self) -> Tensor:
-        """Votes that decide whether the walk reaches a node, float32 [N, N] or [B, N, N].
+    def path_score(self) -> Tensor:
+        """Scores that decide whether the walk reaches a node, float32 [N, N] or [B, N, N].
 
         Entry (i, j) is 1 if j is node i or an ancestor of it, and below -N if j is an earlier
         sibling of one of those, to which the walk would go if j passed. The walk reaches i if and
-        only if the votes of all nodes that pass sum to the depth of i.
+        only if the scores of all nodes that pass sum to the depth of i.
         """
-        elders = (self.ancestors.float() @ self.elders.float()) > 0
-        return self.ancestors.float() - (1 + self.nodes) * elders.float()
+        above = (self.ancestors.float() @ self.earlier_siblings.float()) > 0
+        return self.ancestors.float() - (1 + self.nodes) * above.float()
 
     def reached(self, passed: Tensor) -> Tensor:
         """The nodes that a walk from the root reaches if it always takes the first child that
         passes its test: bool [B, N] -> bool [B, N].
         """
-        votes = (
-            passed.float().unsqueeze(-2) @ self.votes.mT
+        scores = (
+            passed.float().unsqueeze(-2) @ self.path_score.mT
             if self.per_row
-            else passed.float() @ self.votes.mT
+            else passed.float() @ self.path_score.mT
         )
-        return votes.view_as(passed) == self.depths  # votes are whole numbers: exact in float32
+        return scores.view_as(passed) == self.depths  # scores are whole numbers: exact in float32
 
     def walk(self, passed: Tensor) -> Tensor:
         """Where the walk of `reached` ends, counted 0..N with the root first: bool [B, N] -> int64
@@ -347,7 +324,7 @@ class Tree:
         return route.scatter_(1, depths, torch.where(lineage, 1 + self.ids, 0))
 
     @cached_property
-    def elders(self) -> Tensor:
+    def earlier_siblings(self) -> Tensor:
         """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
@@ -360,25 +337,23 @@ class Tree:
 
     @cached_property
     def sibling_tests(self) -> tuple[SiblingTest, ...]:
-        """The tests of verification, one per sibling rank; K of them."""
-        if self.per_row:
-            fruitful = (self.children >= 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
-            return tuple(self._own_test(rank, fruitful) for rank in range(self.max_children))
-        columns = (self._home or self).children.t().tolist()
-        return tuple(
-            _shared_test(columns[rank], columns[max(0, rank - 1)], self.parents.device)
-            for rank in range(len(columns))
-        )
-
-    def _own_test(self, rank: int, fruitful: Tensor) -> SiblingTest:
-        """The test of a rank with each row's own parents, of those sorted by their number of
-        children: at most N ÷ k nodes have k.
+        """The tests of verification, one per sibling rank; K of them. For a static tree, on the
+        host: `to` moves them.
         """
-        parents = fruitful[:, : self.nodes // (rank + 1)]
-        ids, earlier = (
-            take(self.children[..., which], parents) for which in (rank, max(0, rank - 1))
-        )
-        return SiblingTest(parents, ids, earlier, ids)
+        children, tests = self.children, []
+        counts = (children >= 0).sum(-1)
+        by_child_count = counts.argsort(dim=-1, descending=True, stable=True)
+        for rank in range(self.max_children):
+            if self.per_row:  # at most N ÷ k nodes have k children
+                parents = by_child_count[:, : self.nodes // (rank + 1)]
+                nodes, earlier = (
+                    take(children[..., which], parents) for which in (rank, max(0, rank - 1))
+                )
+            else:
+                parents = (counts > rank).nonzero().squeeze(1)
+                nodes, earlier = children[parents, rank], children[parents, max(0, rank - 1)]
+            tests.append(SiblingTest(parents, nodes, earlier))
+        return tuple(tests)
 
     @cached_property
     def levels(self) -> tuple[TreeLevel, ...]:
@@ -388,8 +363,7 @@ class Tree:
                 "a per-row draft tree has no shared levels; only a static tree can be grown "
                 "level by level"
             )
-        home = self._home or self  # nothing is read from a device
-        return tuple(_levels(home.parents.tolist(), home.children.tolist(), self.parents.device))
+        return tuple(_levels(self.parents.tolist(), self.children.tolist()))
 
     def __reduce__(self) -> tuple[type[Self], tuple[Tensor, int, int]]:
         return type(self), (self.parents, self.max_depth, self.max_children)
@@ -400,27 +374,12 @@ def tree_names() -> list[str]:
     return sorted(_named_paths())
 
 
-def _shared_test(children: list[int], earlier: list[int], device: torch.device) -> SiblingTest:
-    """The test of a rank in a static tree, from the children of this rank and of the rank before
-    that the root and every node have; -1 for none.
-    """
-    parents = [parent for parent, child in enumerate(children) if child >= 0]
-    nodes = [children[parent] for parent in parents]
-    ids = torch.tensor(nodes, dtype=torch.int64, device=device)
-    return SiblingTest(
-        _index(parents, device),
-        _index(nodes, device),
-        _index([earlier[parent] for parent in parents], device),
-        ids,
-    )
-
-
-def _index(positions: list[int], device: torch.device) -> Index:
-    """Positions as a slice if they run without a gap; there is at least one."""
-    first = positions[0]
-    if positions == list(range(first, first + len(positions))):
-        return slice(first, first + len(positions))
-    return torch.tensor(positions, dtype=torch.int64, device=device)
+def _table_on(device: torch.device, table: "SiblingTest | TreeLevel") -> "SiblingTest | TreeLevel":
+    """A table of a static tree with its tensors on a device."""
+    tensors: dict[str, Any] = {
+        name: part.to(device) for name, part in vars(table).items() if isinstance(part, Tensor)
+    }
+    return replace(table, **tensors)
 
 
 @cache
@@ -458,44 +417,41 @@ def _measure(parents: Tensor) -> tuple[int, int]:
     return deepest, widest
 
 
-def _levels(parents: list[int], children: list[list[int]], device: torch.device) -> list[TreeLevel]:
+def _levels(parents: list[int], padded: list[list[int]]) -> list[TreeLevel]:
     """The levels of a static tree, from the top.
 
     Args:
         parents: of the nodes.
-        children: of the root and of every node, padded with -1.
-        device: of the levels.
+        padded: children of the root and of every node, padded with -1.
     """
 
     def tensor(values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return torch.tensor(values, dtype=torch.int64)
 
-    offspring = [[child for child in family if child >= 0] for family in children]
-    lineage: dict[int, set[int]] = {-1: set()}  # the node itself and its ancestors
+    children = [[child for child in row if child >= 0] for row in padded]
+    ancestry: dict[int, set[int]] = {-1: set()}  # the node itself and its ancestors
     levels: list[TreeLevel] = []
     above, seen, depth = [-1], list[int](), 1  # inner nodes of the level above, and of all so far
     while True:
-        families = [offspring[1 + parent] for parent in above]
-        nodes = sorted(child for family in families for child in family)
+        siblings = [children[1 + parent] for parent in above]
+        nodes = sorted(child for row in siblings for child in row)
         if not nodes:
             return levels
-        width = max(map(len, families))
-        slots = [family + family[-1:] * (width - len(family)) for family in families]
-        flat = [child for family in slots for child in family]
+        width = max(map(len, siblings))
+        slots = [row + row[-1:] * (width - len(row)) for row in siblings]
+        flat = [child for row in slots for child in row]
         picks = [flat.index(node) for node in nodes]
         for node in nodes:
-            lineage[node] = lineage[parents[node]] | {node}
-        inner = [node for node in nodes if offspring[1 + node]]
+            ancestry[node] = ancestry[parents[node]] | {node}
+        inner = [node for node in nodes if children[1 + node]]
         seen = seen + inner
-        ancestors = tensor([[int(other in lineage[node]) for other in seen] for node in inner])
+        ancestors = tensor([[int(other in ancestry[node]) for other in seen] for node in inner])
         levels.append(
             TreeLevel(
                 depth=depth,
                 nodes=tensor(nodes),
                 slots=tensor(slots),
                 picks=tensor(picks),
-                run=slice(nodes[0], nodes[-1] + 1),
-                full=picks == list(range(len(flat))),
                 inner=tensor([nodes.index(node) for node in inner]),
                 inner_parents=tensor([above.index(parents[node]) for node in inner]),
                 ancestors=ancestors.bool().view(len(inner), len(seen)),

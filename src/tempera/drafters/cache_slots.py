@@ -9,8 +9,6 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, E inner
 so far.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -42,14 +40,6 @@ class Places:
             self._steps: dict[int, tuple[Tensor, SlotMask]] = {}
             self._layouts: dict[int, tuple[Frontier, SlotLayout]] = {}
         self._padding = self.session.prompt.padding(cache.capacity, self.dtype)
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """The mask of the prompts' padding, if any; see `interfaces.RoundState`."""
-        return () if self._padding is None else (self._padding,)
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self._padding = tensors[0] if tensors else None
 
     def start(self) -> None:
         """Start a round."""

@@ -8,14 +8,8 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import (
-    Draft,
-    DraftModel,
-    OneHotDraft,
-    RoundState,
-    Scores,
-    Verdict,
-)
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.errors import EmptyDraft, TemperaError
 
@@ -75,11 +69,6 @@ class DynamicTreeDrafter:
         """Identity of the draft model's weights."""
         return self.model.identity
 
-    @property
-    def states(self) -> tuple[RoundState, ...] | None:
-        """The draft model; None if it is no `RoundState`."""
-        return (self.model,) if isinstance(self.model, RoundState) else None
-
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""
         self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)))
@@ -88,14 +77,15 @@ class DynamicTreeDrafter:
         """Grow the trees: tokens int64 [B, N], one-hot q [B, N, V] and parents [B, N]. `uniforms`
         is not used.
         """
-        tokens, scores, parents, health = self._expand()
+        tokens, scores, parents, has_nan = self._expand()
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen, above = take(tokens, best), take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
         tree = Tree.from_parents(
             places, max_depth=self.depth, max_children=min(self.branches, self.nodes)
         )
-        return OneHotDraft(chosen, tree, self.vocab_size, health)
+        q = one_hot(chosen, self.vocab_size)
+        return Draft(chosen, q.masked_fill_(has_nan[:, None, None], torch.nan), tree)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Pass the verdict to the draft model."""
@@ -103,12 +93,12 @@ class DynamicTreeDrafter:
 
     def _expand(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All candidates level by level: tokens, cumulative log-probabilities and the indices of
-        their parents (-1 for the root), [B, M] each; and `Draft.health`, [B].
+        their parents (-1 for the root), [B, M] each; and whether the model gave NaN, bool [B].
         """
-        law = self.model.roots().unsqueeze(1)
-        tokens, scores = self._children(law, torch.zeros_like(law[..., 0]))
+        probs = self.model.roots().unsqueeze(1)
+        tokens, scores = self._children(probs, torch.zeros_like(probs[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
-        health = law[..., 0].sum(-1)
+        has_nan = probs[..., 0].isnan().any(-1)
         ancestors = tokens.new_zeros((len(tokens), 1, 0), dtype=torch.bool)
         itself = torch.eye(self.branches, dtype=torch.bool, device=tokens.device)
         itself = itself.expand(len(tokens), -1, -1)
@@ -118,24 +108,24 @@ class DynamicTreeDrafter:
             # a level lists the k children of each expanded node of the level above
             grown_from = best // self.branches
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
-            law = self.model.expand(take(tokens, best), Frontier(depth, grown_from, ancestors))
+            probs = self.model.expand(take(tokens, best), Frontier(depth, grown_from, ancestors))
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)
             first += tokens.shape[1]
-            tokens, scores = self._children(law, take(scores, best))
+            tokens, scores = self._children(probs, take(scores, best))
             found.append((tokens, scores, parents))
-            health = health + law[..., 0].sum(-1)
+            has_nan = has_nan | probs[..., 0].isnan().any(-1)
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-        return tokens, scores, parents, health
+        return tokens, scores, parents, has_nan
 
-    def _children(self, law: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _children(self, probs: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The k most probable children of each node.
 
         Args:
-            law: distributions after the nodes, [B, P, V].
+            probs: distributions after the nodes, [B, P, V].
             scores: cumulative log-probabilities of the nodes, [B, P].
 
         Returns:
             the children's tokens and cumulative log-probabilities, [B, P·k] each.
         """
-        p, tokens = law.topk(self.branches, -1)
+        p, tokens = probs.topk(self.branches, -1)
         return tokens.flatten(1), (scores.unsqueeze(-1) + p.nan_to_num(0.0).log()).flatten(1)

@@ -4,7 +4,6 @@ tokens that the last round emitted.
 Shapes: B prompts, R rows (2B under guidance), L depth of the draft, H hidden size, K features.
 """
 
-from collections.abc import Hashable, Sequence
 from typing import Self
 
 import torch
@@ -81,21 +80,6 @@ class HiddenStateDraft:
         if not draft.tree.is_chain:
             hidden = take(hidden, self.session.prompt.by_row(verdict.visited))
         self._true = verdict.tokens, hidden, emitted
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """What `observe` stored, and the prompts' padding; see `interfaces.RoundState`."""
-        assert self._true is not None
-        return *self._true, *self._places.carried()
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        tokens, hidden, emitted, *padding = tensors
-        self._true = tokens, hidden, emitted
-        self._places.carry(padding)
-
-    def expect(self, longest: int) -> Hashable:
-        """Depend on the cache; the target's session counts tokens."""
-        return self.cache
 
     def release(self) -> None:
         """Free the memory of a decoded batch at once; the draft cannot be used any more. It and its

@@ -46,14 +46,13 @@ decoding (arXiv 2510.24211) are exact as published.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, RoundState, Scores, TokenModel, Verdict
+from tempera.decoding.interfaces import Draft, Scores, TokenModel, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -232,8 +231,7 @@ class SharedNoise(Refresh):
 
 
 class Jacobi:
-    """A window of guesses that the target refines (`interfaces.Drafter`). Its rounds can be
-    recorded: it is the one `interfaces.RoundState` of its own.
+    """A window of guesses that the target refines (`interfaces.Drafter`).
 
     Args:
         target: the target; only its sizes are used.
@@ -328,28 +326,6 @@ class Jacobi:
             )
         self._p = scores.p
         self._reading = self.shape.reading[verdict.stop]
-
-    @property
-    def states(self) -> tuple[RoundState, ...]:
-        """Itself; see `interfaces.StaticRounds`."""
-        return (self,)
-
-    def carried(self) -> tuple[Tensor, ...]:
-        """What `observe` stored, and the last guesses; see `interfaces.RoundState`."""
-        remembered = self.refresh.state
-        window = self._emitted, self._base, self._p, self._reading, self._history, self._image
-        guesses = self._guesses.tokens, self._guesses.q
-        return *window, *guesses, *(() if remembered is None else (remembered,))
-
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        """See `interfaces.RoundState`."""
-        self._emitted, self._base, self._p, self._reading, self._history, self._image = tensors[:6]
-        self._guesses = Guesses(*tensors[6:8])
-        if self.refresh.state is not None:
-            self.refresh.state = tensors[8]
-
-    def expect(self, longest: int) -> None:
-        """Depend on nothing else; see `interfaces.RoundState`."""
 
     def _start(self, uniforms: Tensor) -> None:
         """Set the state in which every position of the window is new and has no neighbour."""

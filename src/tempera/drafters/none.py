@@ -15,7 +15,6 @@ class NoDraft:
     uniforms = 0
     tree = None
     identity = None
-    states = ()
 
     def begin(self, prompts: list[str]) -> None:
         """Do nothing."""

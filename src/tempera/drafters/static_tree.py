@@ -5,9 +5,9 @@
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, RoundState, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
-from tempera.decoding.trees import Tree, TreeLevel
+from tempera.decoding.trees import Tree, TreeLevel, take
 from tempera.errors import EmptyDraft
 
 
@@ -33,11 +33,6 @@ class StaticTreeDrafter:
         """Identity of the draft model's weights."""
         return self.model.identity
 
-    @property
-    def states(self) -> tuple[RoundState, ...] | None:
-        """The draft model; None if it is no `RoundState`."""
-        return (self.model,) if isinstance(self.model, RoundState) else None
-
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""
         self.model.begin(prompts, self.nodes)
@@ -49,36 +44,27 @@ class StaticTreeDrafter:
         """
         tree = self.tree.to(uniforms.device)
         above = self.model.roots().unsqueeze(1)
-        tokens, laws = [], []
+        tokens, drawn_from = [], []
         for level in tree.levels:
             drawn, q = self._children(above, level, uniforms)
-            drawn, q = drawn.flatten(1), q.flatten(1, 2)
-            if not level.full:
-                drawn, q = drawn[:, level.picks], q[:, level.picks]
+            drawn, q = (take(x.flatten(1, 2), level.picks) for x in (drawn, q))
             tokens.append(drawn)
-            laws.append(q)
+            drawn_from.append(q)
             if len(level.inner):
-                above = self.model.expand(
-                    drawn if len(level.inner) == len(level.nodes) else drawn[:, level.inner], level
-                )
-        return Draft(torch.cat(tokens, 1), torch.cat(laws, 1), tree)
+                above = self.model.expand(take(drawn, level.inner), level)
+        return Draft(torch.cat(tokens, 1), torch.cat(drawn_from, 1), tree)
 
-    def _children(self, law: Tensor, level: TreeLevel, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    def _children(self, probs: Tensor, level: TreeLevel, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """The children of a level's parents, int64 [B, P, K], and their q [B, P, K, V].
 
         Args:
-            law: distributions after the parents, [B, P, V].
+            probs: distributions after the parents, [B, P, V].
             level: of the children.
             uniforms: of the whole tree, [B, N].
         """
         if self.model.greedy:
-            return most_probable(law, level.slots.shape[1])
-        draws = (
-            uniforms[:, level.run].reshape(-1, *level.slots.shape)
-            if level.full
-            else uniforms[:, level.slots]
-        )
-        return sample_without_replacement(law, draws)
+            return most_probable(probs, level.slots.shape[1])
+        return sample_without_replacement(probs, uniforms[:, level.slots])
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Pass the verdict to the draft model."""

@@ -199,7 +199,7 @@ class Excerpt:
 
     @property
     def longest(self) -> int:
-        """The target's, without what was skipped."""
+        """See `Target`."""
         return self.target.longest - self.start
 
     @longest.setter
@@ -418,12 +418,8 @@ def _tokens(method: Method) -> int:
 
 
 def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
-    """Play excerpts until the method's rounds are recorded, if they can be."""
-    missing = 1 if method.graphs is None else 3 + method.graphs.recorder.warm_up
-    seed = 0
-    while missing > 0:
-        seed -= 1
-        missing -= max(1, len(_excerpt(excerpt, method, prompts, seed)) - 2)
+    """Play an excerpt, so that nothing is made for the first time."""
+    _excerpt(excerpt, method, prompts, -1)
 
 
 def _time_parts(

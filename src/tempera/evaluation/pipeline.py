@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Drafter, ImageModel, Rule, Target
-from tempera.decoding.loop import Output, decode
+from tempera.decoding.interfaces import Draft, Drafter, ImageModel, Rule, Target, Verdict
+from tempera.decoding.loop import Images, Output, decode
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.replay import DraftLog, RecordedDrafter
-from tempera.decoding.round_graph import RoundGraphs
-from tempera.decoding.timing import PartTimer, no_clock, now
+from tempera.decoding.replay import DraftLog
+from tempera.decoding.timing import Clock, PartTimer, no_clock, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
@@ -70,13 +69,10 @@ class DecodingMethod(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """How discrete tokens are decoded: a drafter, a rule, and graphs of their rounds if they are to
-    be recorded (`TransformerTarget.round_graphs`).
-    """
+    """How discrete tokens are decoded: a drafter and a rule."""
 
     drafter: Drafter
     rule: Rule
-    graphs: RoundGraphs | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -86,7 +82,7 @@ class Method:
     @cached_property
     def plain(self) -> "Method":
         """Plain autoregression, the baseline of speed-ups."""
-        return Method(NoDraft(), Exact(), self.graphs)
+        return Method(NoDraft(), Exact())
 
     def describe(self) -> dict[str, Any]:
         """See `DecodingMethod`."""
@@ -109,16 +105,18 @@ class Method:
         drafts: DraftLog | None = None,
     ) -> Output:
         """See `DecodingMethod`."""
+        drafter = self.drafter
+        if isinstance(clock, Clock):
+            target, drafter = timed(target, drafter, clock)
+
+        def observe(images: Images, draft: Draft, verdict: Verdict) -> None:
+            if drafts is not None:
+                drafts.add(images, draft, verdict)
+            if progress is not None:
+                progress(images.rounds, images.written)
+
         return decode(
-            target,
-            self.drafter if drafts is None else RecordedDrafter(self.drafter, drafts),
-            self.rule,
-            streams,
-            prompts,
-            diagnostics=diagnostics,
-            clock=clock,
-            progress=progress,
-            graphs=self.graphs,
+            target, drafter, self.rule, streams, prompts, diagnostics=diagnostics, observe=observe
         )
 
 

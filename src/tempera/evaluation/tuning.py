@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.config.tuned import PLAIN
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Draft, Drafter
+from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.timing import now
 from tempera.decoding.verification import verify
 from tempera.drafters.none import NoDraft
@@ -283,7 +283,7 @@ def _verifying(tested: TestedRule, draft: Draft, p: Tensor, plan: TuningPlan) ->
     seconds = []
     for _ in range(1 + plan.repeats):
         start = now(p.device)
-        verify(draft, p, tested.rule, uniforms)
+        verify(draft, Scores(p, p), tested.rule, uniforms)
         seconds.append(now(p.device) - start)
     return Spread.of(seconds[1:]).median
 

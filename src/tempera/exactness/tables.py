@@ -59,6 +59,8 @@ class TableTarget:
 
     identity, dtype, compiled, longest = "tables", torch.float32, False, 0
 
+    longest = 0
+
     def __init__(
         self,
         vocab_size: int = 3,

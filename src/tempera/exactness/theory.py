@@ -58,7 +58,7 @@ def visits(
     for depth in range(1, length + 1):
         here_p, here_q = p[prefix + depth - 1], q[prefix + depth - 1]
         depths = torch.full(here_p.shape[:1], depth)
-        f = torch.where(here_p >= 1, 1.0, rule.accept_probs(here_p, here_q, depths))
+        f = torch.where(here_p >= 1, 1.0, rule.accept(here_p, here_q, depths))
         kept = here_q * f
         visit = Visit(
             reach,
@@ -198,7 +198,7 @@ def _walk(
             kept = (
                 1.0
                 if target[token] >= 1
-                else float(rule.accept_prob(target, draft, token, torch.tensor(depth)))
+                else float(rule.accept_at(target, draft, token, torch.tensor(depth)))
             )
             drawn = weight * float(draft[token])
             if kept > 0:

@@ -9,19 +9,19 @@ q·f]+ (`tempera.rules.optimal`). The last two need f of every token that q can 
 If p has all its mass on one token (forced positions) the rules are exact: no neighbour replaces a
 forced token. In greedy decoding (temperature 0) p is one-hot everywhere, so neighbourhoods are
 taken from the distribution at temperature 1, as the papers must do too (LANTERN's Table 2 has a
-speed-up at temperature 0); see `GreedyRule`.
+speed-up at temperature 0); see `Rule.keeps`.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import SharedResidual
+from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import at, excess, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
@@ -41,6 +41,7 @@ class _Aggregated(ABC):
     which depends on the rejected x.
     """
 
+    relaxes_greedy: ClassVar[bool] = True
     neighbours: Neighbours
     residual_kind: str
 
@@ -50,11 +51,11 @@ class _Aggregated(ABC):
         `moved` on.
         """
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) at `token`."""
         return ratio(self._mass(p.gather(-1, self._near(p, token))), at(q, token))
 
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) at every token that q can draw, 1 at all others."""
         return ratio(self._drafted_masses(p, q), q)
 
@@ -104,7 +105,7 @@ class _Aggregated(ABC):
         return self._masses(p, _vocabulary(p)) >= p.amax(-1, keepdim=True)
 
     def proximity(self, p: Tensor, token: Tensor) -> Tensor:
-        """|A(x)|, x itself included: see `interfaces.ProximityRule`."""
+        """|A(x)|, x itself included: see `interfaces.Rule`."""
         return 1 + self._inside(p.gather(-1, self._near(p, token))).sum(-1)
 
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ class _Aggregated(ABC):
 
 
 @dataclass(frozen=True, init=False)
-class Lantern(_Aggregated):
+class Lantern(_Aggregated, Rule):
     """LANTERN (Jang et al. 2024, Section 4): A(x) grows as long as the distortion that it causes,
     D(p_{A,x}, p), stays below δ.
 
@@ -194,7 +195,7 @@ class Lantern(_Aggregated):
 
 
 @dataclass(frozen=True, init=False)
-class LanternPP(_Aggregated):
+class LanternPP(_Aggregated, Rule):
     """LANTERN++ (Park et al. 2025, arXiv 2502.06352; Cool-SD Eq. 3-6): A(x) may give x less than λ
     times its own probability.
 
@@ -225,7 +226,7 @@ class LanternPP(_Aggregated):
 
 
 @dataclass(frozen=True, init=False)
-class GSD(SharedResidual):
+class GSD(Rule):
     """Grouped speculative decoding, GSD (So et al. 2025, arXiv 2508.07747): f = min(1, p(G) / q(G))
     for the group G of the drafted x.
 
@@ -248,6 +249,7 @@ class GSD(SharedResidual):
             which makes the accepted length continuous. All neighbours by default.
     """
 
+    relaxes_greedy: ClassVar[bool] = True
     neighbours: Neighbours
     ranks: int | None
     residual_kind: str
@@ -273,13 +275,13 @@ class GSD(SharedResidual):
             )
         _assign(self, neighbours=neighbours, ranks=ranks, residual_kind=_known(residual), k=k)
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""
         near, inside = self._group(p, token)
         weight = self._weights(inside)
         return ratio((p.gather(-1, near) * weight).sum(-1), (q.gather(-1, near) * weight).sum(-1))
 
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token that q can draw, 1 at all others."""
         tokens, f = _drafted(q), []
         for near, inside in self._groups(p, tokens):
@@ -292,7 +294,7 @@ class GSD(SharedResidual):
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
         if self.residual_kind == "published":
             return excess(p, q)
-        kept = q * self.accept_probs(p, q, depth)
+        kept = q * self.accept(p, q, depth)
         return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:

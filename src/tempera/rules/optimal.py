@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import SharedResidual
-from tempera.decoding.probabilities import at, normalise, ratio
+from tempera.decoding.interfaces import Rule
+from tempera.decoding.probabilities import normalise, ratio
 from tempera.errors import OtherSchedule, TemperaError
 from tempera.rules.schedules import Prices, on_device
 
@@ -25,7 +25,7 @@ HIGHEST = 20.0
 
 
 @dataclass(frozen=True, init=False)
-class Priced(SharedResidual):
+class Priced(Rule):
     """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
     emitted law sum to 1. No rule that keeps as many drafts has less KL at a position.
 
@@ -53,12 +53,7 @@ class Priced(SharedResidual):
             )
         object.__setattr__(self, "prices", prices)
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω·p/q) at `token`."""
-        c, price = self._solve(p, q, depth)
-        return ratio((c * price.exp()).squeeze(-1) * at(p, token), at(q, token))
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω·p/q) everywhere."""
         c, price = self._solve(p, q, depth)
         return ratio(c * price.exp() * p, q)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, SharedResidual
+from tempera.decoding.interfaces import Draft, Rule
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import take_one
 from tempera.errors import CoupledDraft, NotAChain, TemperaError
@@ -24,16 +24,12 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class Exact(SharedResidual):
+class Exact(Rule):
     """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f =
     min(1, p/q), Norm[p - q]+.
     """
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p/q) at `token`."""
-        return ratio(at(p, token), at(q, token))
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p/q) everywhere."""
         return ratio(p, q)
 
@@ -41,17 +37,9 @@ class Exact(SharedResidual):
         """Norm[p - q]+."""
         return excess(p, q)
 
-    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
-        """p. See `OneHotRule`."""
-        return p
-
-    def residual_share(self, depth: Tensor) -> Tensor:
-        """0: p without the token."""
-        return torch.zeros_like(depth, dtype=torch.float32)
-
 
 @dataclass(frozen=True, init=False)
-class Relaxed(SharedResidual):
+class Relaxed(Rule):
     """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD
     are this rule with their schedules.
 
@@ -86,11 +74,7 @@ class Relaxed(SharedResidual):
         object.__setattr__(self, "schedule", tuple(map(float, schedule)))
         object.__setattr__(self, "residual_kind", residual)
 
-    def accept_prob(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω_i·p/q) at `token`."""
-        return ratio(self.omega(depth) * at(p, token), at(q, token))
-
-    def accept_probs(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) everywhere."""
         return ratio(self.omega(depth).unsqueeze(-1) * p, q)
 
@@ -100,17 +84,6 @@ class Relaxed(SharedResidual):
             return excess(p, q)
         kept = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
         return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
-
-    def accept_one_hot(self, p: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω_i·p). See `OneHotRule`."""
-        return (self.omega(depth) * p).clamp(max=1)
-
-    def residual_share(self, depth: Tensor) -> Tensor:
-        """1 - ω_i where that is above 0, of the optimal and the KL-optimal residual; 0 of
-        Norm[p - q]+.
-        """
-        share = (1 - self.omega(depth)).clamp(min=0)
-        return torch.zeros_like(share) if self.residual_kind == "vanilla" else share
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""

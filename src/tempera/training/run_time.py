@@ -110,7 +110,14 @@ def _drawn(
 
     def draw(progress: Callable[[int, int], None]) -> object:
         captions = [drawing.caption] * size
-        return decode(target, NoDraft(), Exact(), streams, captions, progress=progress)
+        return decode(
+            target,
+            NoDraft(),
+            Exact(),
+            streams,
+            captions,
+            observe=lambda images, *_: progress(images.rounds, images.written),
+        )
 
     timing.batch_seconds(draw, size * target.length, clock, 0.0)  # to warm up
     batches = drawing.count / size * ceil(SHARD_BATCHES / processes) / SHARD_BATCHES
