@@ -27,7 +27,7 @@ def test_an_exact_rule_has_no_bias():
 @pytest.mark.parametrize("rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla")])
 def test_on_a_chain_the_terms_equal_equation_8(rule):
     draft, p, uniforms = random_draft(50, Tree.chain(3))
-    verdict = verify(draft, p, rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, uniforms)
     tv, bound, kl = diagnose(draft, verdict, p, rule)
     for row in range(50):
         for index in range(int(verdict.accepted[row]) + 1):
@@ -40,7 +40,7 @@ def test_on_a_chain_the_terms_equal_equation_8(rule):
                 draft.q[row, index].double(),
                 torch.tensor(index + 1),
             )
-            kept = here_q * rule.accept_probs(here_p, here_q, depth)
+            kept = here_q * rule.accept(here_p, here_q, depth)
             law = kept + (1 - kept.sum()) * rule.residual(
                 here_p, here_q, draft.tokens[row, index], depth
             )
@@ -62,7 +62,7 @@ def test_on_a_chain_the_terms_equal_equation_8(rule):
 def test_on_a_tree_the_terms_add_up_over_the_tests_performed(rule, per_row):
     tree = Tree.from_parents(SMALL.parents.repeat(80, 1)) if per_row else SMALL
     draft, p, uniforms = random_draft(80, tree)
-    verdict = verify(draft, p, rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, uniforms)
     _, bound, kl = diagnose(draft, verdict, p, rule)
     for row in range(80):
         path = verdict.path[row].tolist()
@@ -91,7 +91,7 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
         depth, line = torch.tensor(1), child
         while parents[line] >= 0:
             depth, line = depth + 1, parents[line]
-        f = rule.accept_probs(target, q, depth)
+        f = rule.accept(target, q, depth)
         kept = q * f
         rejected, residual = (q * (1 - f)).sum().item(), rule.residual(target, q, token, depth)
         left = (ideal - kept).clamp(min=0)
@@ -116,7 +116,7 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
 def test_the_mean_terms_of_a_chain_are_those_of_its_visits():
     """At every node and at a leaf: one test's terms do not depend on what comes of it."""
     draft, p, uniforms = random_draft(50, Tree.chain(3))
-    verdict = verify(draft, p, RULE, uniforms)
+    verdict = verify(draft, Scores(p, p), RULE, uniforms)
     _, *visited = diagnose(draft, verdict, p, RULE)
     for mean, terms in zip(mean_terms(draft, p, RULE), visited, strict=True):
         assert mean.shape == (50, 4)
@@ -130,13 +130,13 @@ def test_an_impossible_token_costs_infinitely_many_nats():
     draft = type(draft)(torch.tensor([[2]]), q, draft.tree)
 
     class KeepAll(Exact):
-        def accept_prob(self, p, q, token, depth):
+        def accept_at(self, p, q, token, depth):
             return torch.ones_like(at(p, token))
 
-        def accept_probs(self, p, q, depth):
+        def accept(self, p, q, depth):
             return torch.ones_like(p)
 
-    verdict = verify(draft, p, KeepAll(), torch.tensor([[0.5, 0.5]]))
+    verdict = verify(draft, Scores(p, p), KeepAll(), torch.tensor([[0.5, 0.5]]))
     tv, bound, kl = diagnose(draft, verdict, p, KeepAll())
     assert tv[0, 0] == bound[0, 0] == 1
     assert kl[0, 0] == math.inf
@@ -151,13 +151,13 @@ def test_a_rule_that_couples_depths_has_no_local_terms():
 
     draft, p, uniforms = random_draft(2, Tree.chain(2))
     with pytest.raises(TemperaError, match="Joint"):
-        diagnose(draft, verify(draft, p, Exact(), uniforms), Scores(p, p).p, Joint())
+        diagnose(draft, verify(draft, Scores(p, p), Exact(), uniforms), Scores(p, p).p, Joint())
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
 def test_a_lossless_rule_that_couples_depths_adds_nothing(tree):
     draft, p, uniforms = random_draft(50, tree)
-    verdict = verify(draft, p, Match(), uniforms)
+    verdict = verify(draft, Scores(p, p), Match(), uniforms)
     tv, bound, kl = diagnose(draft, verdict, p, Match())
     assert bound.eq(0).all()
     assert kl.eq(0).all()

@@ -94,30 +94,3 @@ def test_no_draws_and_no_rows():
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])
-
-
-def test_rounds_that_are_recorded_draw_the_same_numbers():
-    names = ["a", "b", "c"]
-    streams, other = RandomStreams(3, names), RandomStreams(3, names)
-    streams.next(5), other.next(5)
-    counts = [4, 7, 7]
-    draws = other.by_round(2, lambda: counts[0])
-    assert draws.next().equal(streams.next(counts.pop(0)))
-    draws.carried()
-    assert all(draws.next().equal(streams.next(7)) for _ in range(2))
-    other.skip(4 + 2 * 7)
-    assert other.next(2000).equal(streams.next(2000))
-    other.skip(1)
-    streams.next(1)
-    assert other.next(3).equal(streams.next(3))
-
-
-def test_the_draws_of_rounds_go_on_in_other_memory():
-    names = ["a", "b"]
-    streams, draws = RandomStreams(3, names), RandomStreams(3, names).by_round(3, lambda: 4)
-    assert draws.next().equal(streams.next(4))
-    memory = [part.clone() for part in draws.carried()]
-    draws.carry(memory)
-    for _ in range(2):
-        assert draws.next().equal(streams.next(4))
-    assert memory[1].tolist() == [2] and draws.carried()[1] is memory[1]

@@ -1,5 +1,4 @@
 from dataclasses import fields
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,7 +6,7 @@ from random_drafts import SMALL, RowTrees
 from table_models import RULE
 
 from tempera.decoding import replay
-from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, RecordedDrafter, replays
+from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, replays
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
@@ -27,7 +26,7 @@ DRAFTERS = {
 def recorded(name):
     """What a drafter emits with and without a log, and the log's replays."""
     log, rule = DraftLog(), Exact() if name == "none" else RULE
-    output = emit(TARGET, RecordedDrafter(DRAFTERS[name](), log), rule, rows=40)
+    output = emit(TARGET, DRAFTERS[name](), rule, rows=40, observe=log.add)
     plain = emit(TARGET, DRAFTERS[name](), rule, rows=40)
     return output, plain, replays(IDS, output, log, (1, 7), IDS)
 
@@ -81,7 +80,7 @@ def test_fates_are_stored_as_these_numbers():
 
 def test_rounds_of_trees_that_differ_by_row():
     log = DraftLog()
-    output = emit(TARGET, RecordedDrafter(RowTrees(TableDraft(TARGET)), log), Exact(), rows=6)
+    output = emit(TARGET, RowTrees(TableDraft(TARGET)), Exact(), rows=6, observe=log.add)
     rows = replays(IDS[:6], output, log, (1, 7), {"p2"})
     assert [row["id"] for row in rows] == ["p2"]
     assert len(rows[0]["parent"]) == sum(rows[0]["nodes"]) == len(rows[0]["fate"])
@@ -90,7 +89,7 @@ def test_rounds_of_trees_that_differ_by_row():
 def test_rounds_come_from_the_device_once(monkeypatch):
     log, here = DraftLog(), DraftLog()
     for one, device in ((log, "meta"), (here, "cpu")):
-        emit(TARGET, RecordedDrafter(DRAFTERS["chain"](), one), Exact(), rows=3)
+        emit(TARGET, DRAFTERS["chain"](), Exact(), rows=3, observe=one.add)
         one._rounds = [
             replay._DraftedRound(*(getattr(kept, field.name).to(device) for field in fields(kept)))
             for kept in one._rounds
@@ -99,12 +98,6 @@ def test_rounds_come_from_the_device_once(monkeypatch):
     waiting = iter(here._rounds)
     monkeypatch.setattr(replay._DraftedRound, "on_host", lambda away: next(waiting))
     assert [log.columns(row) for row in range(3)] == expected
-
-
-def test_a_recorded_drafter_is_what_its_drafter_is():
-    facts = {"nodes": 3, "depth": 2, "uniforms": 5, "tree": SMALL, "identity": "a draft"}
-    recorded = RecordedDrafter(SimpleNamespace(**facts), DraftLog())
-    assert {name: getattr(recorded, name) for name in facts} == facts
 
 
 def test_long_drafts_are_left_out_and_their_rounds_kept(monkeypatch):

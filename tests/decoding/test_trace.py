@@ -3,7 +3,7 @@ import torch
 from random_drafts import SMALL
 from table_models import spied
 
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED, joined
+from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED, joined, places
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.exactness.tables import TableTarget, emit
@@ -46,7 +46,7 @@ def test_summaries_have_one_number_per_row():
     summary = output.trace.cpu().summary()
     assert {values.shape for values in summary.values()} == {(60,)}
     torch.testing.assert_close(summary["perplexity"], (-summary["logprob"] / 7).exp())
-    torch.testing.assert_close(summary["tv_bound"], output.trace.running_bound[:, -1])
+    torch.testing.assert_close(summary["tv_bound"], output.trace.bound.sum(-1))
     assert summary["tv"].isfinite().all()
     assert set(spied(SMALL)[0].trace.summary()) == {
         "rounds",
@@ -78,3 +78,53 @@ def test_tenths_of_an_image_in_the_order_of_decoding():
     tenths = trace.by_tenth(which)  # the seven tokens begin in tenths 0, 1, 2, 4, 5, 7 and 8
     assert torch.equal(tenths[:, [0, 1, 2, 4, 5, 7, 8]], which.long())
     assert not tenths[:, [3, 6, 9]].any()
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
+def test_every_token_has_its_origin(tree):
+    output, heard = spied(tree)
+    trace, parents = output.trace, tree.parents.tolist()
+    for row in range(60):
+        place, origin, logprob, rounds = [], [], [], []
+        for number, (_, verdict, scores, emitted) in enumerate(heard):
+            accepted = int(verdict.accepted[row])
+            for index in range(int(emitted[row])):
+                node = int(verdict.path[row, index - 1]) if index else -1
+                drawn = RESAMPLED if node in parents else BONUS
+                place.append(index + 1)
+                rounds.append(number)
+                origin.append(ACCEPTED if index < accepted else drawn)
+                logprob.append(scores.p[row, 1 + node, verdict.tokens[row, index]].log().item())
+        assert trace.place[row].tolist() == place
+        assert trace.origin[row].tolist() == origin
+        assert trace.logprob[row].tolist() == logprob
+        assert trace.round[row].tolist() == rounds
+    assert {BONUS, RESAMPLED, ACCEPTED} == set(trace.origin.flatten().tolist())
+
+
+def test_diagnostics_are_optional(monkeypatch):
+    monkeypatch.setattr("tempera.decoding.loop.diagnose", None)
+    trace = spied(Tree.chain(3))[0].trace
+    assert (trace.tv, trace.bound, trace.kl, trace.proximity) == (None,) * 4
+
+
+def test_a_place_may_be_beyond_two_bytes():
+    origin = torch.full((1, 2**15 + 2), ACCEPTED, dtype=torch.int8)
+    assert places(origin)[0, -1] == 2**15 + 2
+
+
+def test_how_sure_the_target_is_of_the_next_token():
+    """LANTERN, Figure 2c: at every token that is drawn, of the distribution it is drawn from."""
+    target = TableTarget(12, 2)
+    trace = emit(target, NoDraft(), Exact(), rows=4, diagnostics=True).trace
+    first = target.table[:1].double()
+    ranked = first.sort(descending=True).values
+    for column, value in (
+        (trace.top1, ranked[0, 0]),
+        (trace.top10, ranked[0, :10].sum()),
+        (trace.entropy, -(first * first.log()).sum()),
+    ):
+        torch.testing.assert_close(column[:, 0].double(), value.expand(4))
+    assert trace.top1[:, 1].unique().numel() > 1
+    assert trace.proximity.isnan().all()
+    assert {"top1", "top10", "entropy", "proximity"} <= set(trace.summary())

@@ -48,11 +48,9 @@ def test_a_chain_is_one_branch():
     assert (tree.nodes, tree.max_depth, tree.max_children) == (3, 3, 1)
 
 
-def test_nodes_in_a_row_are_sliced_which_copies_nothing():
-    (test,) = Tree.chain(3).sibling_tests
-    assert (test.parents, test.nodes) == (slice(0, 3), slice(0, 3))
+def test_siblings_are_tested_rank_by_rank():
     first, second = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 1]]).sibling_tests
-    assert first.parents == slice(0, 3) and first.nodes.tolist() == [0, 2, 3]
+    assert first.parents.tolist() == [0, 1, 2] and first.nodes.tolist() == [0, 2, 3]
     assert first.earlier.tolist() == [0, 2, 3] and second.earlier.tolist() == [0, 3]
     assert second.parents.tolist() == [0, 2] and second.nodes.tolist() == [1, 4]
 
@@ -98,8 +96,8 @@ def test_tables_agree_with_the_parents(parents):
             for member in line
             if parents[n] == parents[member] and n < member
         ]
-        assert (tree.votes[node] == 1).nonzero().flatten().tolist() == sorted(line)
-        assert (tree.votes[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(elders)
+        assert (tree.path_score[node] == 1).nonzero().flatten().tolist() == sorted(line)
+        assert (tree.path_score[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(elders)
     for parent in range(-1, tree.nodes):
         children = [n for n in range(tree.nodes) if parents[n] == parent]
         assert [child for child in tree.children[1 + parent].tolist() if child >= 0] == children
@@ -117,7 +115,6 @@ def test_levels_grow_the_same_tree(parents):
         assert [above[pick // level.slots.shape[1]] for pick in level.picks.tolist()] == [
             parents[node] for node in nodes
         ]
-        assert level.full == (level.slots.flatten().tolist() == nodes)
         inner = [nodes[place] for place in level.inner.tolist()]
         assert inner == [node for node in nodes if node in parents]
         assert [above[place] for place in level.inner_parents.tolist()] == [
@@ -146,7 +143,7 @@ def test_each_row_may_have_its_own_topology():
         alone = Tree.from_parents(torch.tensor(parents))
         assert tree.depths[row].equal(alone.depths)
         assert tree.ancestors[row].equal(alone.ancestors)
-        assert tree.votes[row].equal(alone.votes)
+        assert tree.path_score[row].equal(alone.path_score)
         assert tree.last_children[row].equal(alone.last_children)
         assert tree.children[row, :, : alone.max_children].equal(alone.children)
     with pytest.raises(TemperaError, match="level by level"):
@@ -221,10 +218,10 @@ def test_tests_of_dynamic_trees_reach_every_node_in_its_rank(one, other):
     for row, own in enumerate(rows.tolist()):
         tested = [[] for _ in range(size + 1)]
         for rank, test in enumerate(tree.sibling_tests):
-            assert test.ids.shape[1] == size // (rank + 1)
+            assert test.nodes.shape[1] == size // (rank + 1)
             for parent, node, before in zip(
                 test.parents[row].tolist(),
-                test.ids[row].tolist(),
+                test.nodes[row].tolist(),
                 test.earlier[row].tolist(),
                 strict=True,
             ):

@@ -1,12 +1,11 @@
 import pytest
 import torch
-from cases import slow_but
 from random_drafts import SMALL, random_draft
 
-from tempera.decoding.interfaces import Draft, OneHotDraft
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import drafted_keep_probs, verify
+from tempera.decoding.verification import verify
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
@@ -19,7 +18,7 @@ def walk_down(parents, tokens, q, p, rule, uniforms):
         law, kept = p[1 + node], None
         for child in [n for n, parent in enumerate(parents) if parent == node]:
             token, depth = tokens[child], torch.tensor(len(path) + 1)
-            if law[token] >= 1 or uniforms[child] < rule.accept_prob(law, q[child], token, depth):
+            if law[token] >= 1 or uniforms[child] < rule.accept_at(law, q[child], token, depth):
                 kept = child
                 break
             law = rule.residual(law, q[child], token, depth)
@@ -30,7 +29,7 @@ def walk_down(parents, tokens, q, p, rule, uniforms):
 
 
 def same_as_defined(draft, p, rule, uniforms):
-    verdict = verify(draft, p, rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, uniforms)
     depth = draft.tree.max_depth
     assert verdict.path.shape == (len(p), depth)
     assert verdict.tokens.shape == (len(p), depth + 1)
@@ -87,10 +86,10 @@ def test_every_row_may_have_its_own_tree(rule):
 def certain(rows, tree, vocab_size=6, forced=0.2):
     """Drafts that propose different siblings for certain, over p that is sometimes forced."""
     draft, p, uniforms = random_draft(rows, tree, vocab_size, seed=3, forced=forced)
-    ranks = tree.elders.sum(-1).expand_as(draft.tokens)
+    ranks = tree.earlier_siblings.sum(-1).expand_as(draft.tokens)
     starts = torch.randint(vocab_size, (rows, 1), generator=torch.Generator().manual_seed(4))
     tokens = (starts + ranks) % vocab_size
-    return OneHotDraft(tokens, tree, vocab_size, torch.zeros(rows)), p, uniforms
+    return Draft(tokens, one_hot(tokens, vocab_size), tree), p, uniforms
 
 
 TREES_OF_ROWS = Tree.from_parents(
@@ -98,24 +97,11 @@ TREES_OF_ROWS = Tree.from_parents(
 )
 
 
-@pytest.mark.parametrize(
-    "rule", [*RULES, *slow_but([Relaxed((0.6, 0.3), "kl"), Relaxed((1.5, 0.5), "kl")])], ids=repr
-)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("tree", [SMALL, Tree.chain(3), TREES_OF_ROWS], ids=str)
-def test_one_hot_proposals_are_verified_as_their_distributions_are(tree, rule):
+def test_one_hot_proposals_are_verified_as_defined(tree, rule):
     draft, p, uniforms = certain(600, tree)
     same_as_defined(draft, p, rule, uniforms)
-    plain = Draft(draft.tokens, draft.q, tree)
-    # after siblings that had nearly all mass, what is left of p is known to a few float32 digits
-    found, expected = (drafted_keep_probs(case, p, rule) for case in (draft, plain))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_one_hot_proposals_need_no_distributions(rule, monkeypatch):
-    monkeypatch.setattr(OneHotDraft, "q", None)
-    draft, p, uniforms = certain(20, SMALL)
-    assert verify(draft, p, rule, uniforms).tokens.shape == (20, 4)
 
 
 def test_a_tree_whose_siblings_are_not_neighbours():
@@ -129,10 +115,10 @@ def test_forced_positions_are_kept_whatever_the_rule(tree):
     draft, p, uniforms = random_draft(200, tree, forced=0.5)
     same_as_defined(draft, p, strict, uniforms)
     right = one_hot(draft.tokens[:, 0], 6).unsqueeze(1).expand_as(p)
-    verdict = verify(draft, right, strict, uniforms)
+    verdict = verify(draft, Scores(right, right), strict, uniforms)
     assert (verdict.accepted >= 1).all()
     wrong = one_hot((draft.tokens[:, 0] + 1) % 6, 6).unsqueeze(1).expand_as(p)
-    verdict = verify(draft, wrong, Relaxed((1e6,)), uniforms)
+    verdict = verify(draft, Scores(wrong, wrong), Relaxed((1e6,)), uniforms)
     assert verdict.tokens[:, 0].equal((draft.tokens[:, 0] + 1) % 6)
 
 
@@ -140,7 +126,7 @@ def test_the_empty_tree_draws_from_the_target():
     p = torch.rand(5, 1, 7).softmax(-1)
     u = torch.rand(5, 1)
     draft = Draft(torch.zeros(5, 0, dtype=torch.int64), torch.zeros(5, 0, 0), Tree.empty())
-    verdict = verify(draft, p, Exact(), u)
+    verdict = verify(draft, Scores(p, p), Exact(), u)
     assert verdict.next_token.equal(sample(p[:, 0], u[:, 0]))
     assert verdict.tokens.equal(verdict.next_token[:, None])
     assert verdict.accepted.eq(0).all()
@@ -158,14 +144,19 @@ def test_the_empty_tree_draws_from_the_target():
 def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule):
     draft, p, uniforms = random_draft(20, tree, vocab_size=12)
     barred = p.scatter(-1, draft.tokens[:, None].expand(-1, p.shape[1], -1), 0.0)
-    verdict = verify(draft, barred / barred.sum(-1, keepdim=True), rule, torch.zeros_like(uniforms))
+    verdict = verify(
+        draft,
+        Scores(barred / barred.sum(-1, keepdim=True), barred / barred.sum(-1, keepdim=True)),
+        rule,
+        torch.zeros_like(uniforms),
+    )
     assert verdict.accepted.eq(0).all()
 
 
 def test_scores_are_not_written_to():
     draft, p, uniforms = random_draft(20, SMALL)
     before = p.clone()
-    verify(draft, p, Exact(), uniforms)
+    verify(draft, Scores(p, p), Exact(), uniforms)
     assert p.equal(before)
 
 
@@ -179,7 +170,7 @@ def test_a_joint_rule_verifies_the_whole_draft():
             return torch.full((len(p),), 2), one_hot(torch.full((len(p),), 5), 6)
 
     draft, p, uniforms = random_draft(4, Tree.chain(3))
-    verdict = verify(draft, p, FirstTwo(), uniforms)
+    verdict = verify(draft, Scores(p, p), FirstTwo(), uniforms)
     assert verdict.accepted.tolist() == [2] * 4
     assert verdict.path.tolist() == [[0, 1, -1]] * 4
     assert verdict.tokens[:, :2].equal(draft.tokens[:, :2])

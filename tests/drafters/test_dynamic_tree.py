@@ -138,7 +138,7 @@ def test_a_round_reads_from_the_device_once(sampling):
             Exact(),
             RandomStreams(0, names),
             names,
-            progress=lambda count, _: rounds.append(count),
+            observe=lambda images, *_: rounds.append(images.rounds),
         )
     assert len(rounds) >= 2 and reads.count == {"tolist": len(rounds)}
 
@@ -157,9 +157,9 @@ def test_nan_of_a_row_is_no_other_rows():
     drafter.begin(["a", "b", "c"])
     draft._roots = torch.tensor([1, 2, 3])
     draft.table[2] = torch.nan  # the root's law of the second row
-    assert drafter.propose(torch.rand(3, 0)).health.isnan().tolist() == [False, True, False]
+    assert drafter.propose(torch.rand(3, 0)).has_nan.tolist() == [False, True, False]
     draft.table[2], draft.table[4 * 3 + 1 : 4 * 3 + 5] = 0.25, torch.nan  # below the third row's
-    assert drafter.propose(torch.rand(3, 0)).health.isnan().tolist() == [False, False, True]
+    assert drafter.propose(torch.rand(3, 0)).has_nan.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from random_drafts import SMALL, Spy, random_draft
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import INITIALISATIONS, check_window, local_target
 
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, at, one_hot, sample
 from tempera.decoding.random_streams import RandomStreams, uniforms
@@ -430,7 +430,7 @@ def test_noise_of_a_large_vocabulary_is_not_rounded():
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
 def test_match_accepts_the_tokens_that_the_target_draws(tree):
     draft, p, draws = random_draft(300, tree)
-    verdict = verify(draft, p, Match(), draws)
+    verdict = verify(draft, Scores(p, p), Match(), draws)
     drawn = sample(p, draws.roll(1, 1))
     for row in range(300):
         node, tokens = -1, []
@@ -478,7 +478,7 @@ def test_one_host_read_per_round(method):
             streams,
             names,
             diagnostics=True,
-            progress=lambda count, _: rounds.append(count),
+            observe=lambda images, *_: rounds.append(images.rounds),
         )
     assert len(rounds) > 2
     assert reads.count == Counter(tolist=len(rounds))
@@ -552,7 +552,7 @@ def test_lossless_methods_add_nothing_to_the_bound(method):
     make, rule = ALL[method]
     target = local_target(3, (3, 3))
     trace = emit(target, make(target), rule, rows=100, diagnostics=True).trace
-    assert trace.running_bound.abs().max() < 1e-5
+    assert trace.bound.abs().max() < 1e-5
     assert trace.kl.abs().max() < 1e-5
     assert trace.tv.nanmean() > 0.1
 

@@ -244,7 +244,12 @@ def test_a_round_reads_once_and_runs_the_layers_once(name):
     handle = drafter.model.model.register_forward_hook(lambda *_: passes.append(len(rounds)))
     streams = RandomStreams(1, PROMPTS)
     decode(
-        target, drafter, Exact(), streams, PROMPTS, progress=lambda number, _: rounds.append(number)
+        target,
+        drafter,
+        Exact(),
+        streams,
+        PROMPTS,
+        observe=lambda images, *_: rounds.append(images.rounds),
     )
     handle.remove()
     assert passes == [0, *range(1, len(passes))], (

@@ -212,8 +212,8 @@ class SlightlyWrongResidual(Exact):
 class SlightlyLax(Exact):
     """Keeps a draft 3% too often."""
 
-    def accept_prob(self, p, q, token, depth):
-        return (1.03 * super().accept_prob(p, q, token, depth)).clamp(max=1)
+    def accept_at(self, p, q, token, depth):
+        return (1.03 * super().accept_at(p, q, token, depth)).clamp(max=1)
 
 
 class WrongSiblings(StaticTreeDrafter):

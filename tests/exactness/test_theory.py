@@ -260,7 +260,7 @@ def test_a_residual_of_the_rejected_token_is_averaged():
     """LANTERN's depends on it; here the token after the rejected one takes its place."""
 
     class Next:
-        def accept_probs(self, p, q, depth):
+        def accept(self, p, q, depth):
             return torch.tensor([0.9, 0.5, 0.2]).expand_as(p)
 
         def residual(self, p, q, token, depth):
@@ -322,7 +322,7 @@ def _sibling_law(p, q, rule, count=3):
         for token in range(3):
             if q[token] == 0:
                 continue
-            f = rule.accept_prob(target, q, torch.tensor(token), depth).item()
+            f = rule.accept_at(target, q, torch.tensor(token), depth).item()
             law[token] += weight * q[token].item() * f
             rejected, residual = (
                 weight * q[token].item() * (1 - f),

@@ -82,7 +82,7 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
                 rule,
                 streams[1],
                 PROMPTS,
-                progress=lambda rounds, written: reads.append(
+                observe=lambda *_: reads.append(
                     sum("synchroniz" in str(one.message) for one in seen)
                 ),
             )

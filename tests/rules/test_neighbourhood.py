@@ -9,6 +9,7 @@ from random_drafts import SMALL, RowTrees, random_draft
 
 from tempera.decoding import probabilities
 from tempera.decoding.diagnostics import diagnose, proximity
+from tempera.decoding.interfaces import Scores
 from tempera.decoding.probabilities import Sampling, normalise, one_hot
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
@@ -105,7 +106,7 @@ def test_lantern_follows_the_papers(rule):
         for x in range(12):
             members = by_hand(rule, p, x)
             f.append(min(1.0, (p[members].sum() / q[x]).item()) if q[x] > 0 else 1.0)
-            assert rule.accept_prob(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[-1])
+            assert rule.accept_at(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[-1])
             left = (moved(p, members, x) - q).clamp(min=0)
             expected = left / left.sum() if left.sum() > 1e-12 else p
             torch.testing.assert_close(rule.residual(p, q, torch.tensor(x), DEPTH), expected)
@@ -113,7 +114,7 @@ def test_lantern_follows_the_papers(rule):
                 moved(p, members, x)[x] >= moved(p, members, x).max()
             )
         f = torch.tensor(f, dtype=torch.float64)
-        torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), f)
+        torch.testing.assert_close(rule.accept(p, q, DEPTH), f)
         left = (p - q * f).clamp(min=0)
         torch.testing.assert_close(
             best.residual(p, q, torch.tensor(0), DEPTH),
@@ -159,9 +160,9 @@ def test_grouped_follows_the_paper(rule):
             for group in groups
         ]
         drafted = torch.tensor(f, dtype=torch.float64).masked_fill(q == 0, 1.0)
-        torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), drafted)
+        torch.testing.assert_close(rule.accept(p, q, DEPTH), drafted)
         for x in range(12):
-            assert rule.accept_prob(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
+            assert rule.accept_at(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
             assert rule.keeps(p, torch.tensor(x)) == (order[0] in groups[x])
         torch.testing.assert_close(
             rule.residual(p, q, DEPTH, DEPTH), Exact().residual(p, q, DEPTH, DEPTH)
@@ -179,9 +180,9 @@ def test_grouped_follows_the_paper(rule):
 )
 def test_a_code_without_neighbours_is_tested_exactly(rule):
     p, q = laws()
-    torch.testing.assert_close(rule.accept_probs(p, q, DEPTH), Exact().accept_probs(p, q, DEPTH))
+    torch.testing.assert_close(rule.accept(p, q, DEPTH), Exact().accept(p, q, DEPTH))
     token = torch.zeros(40, dtype=torch.int64)
-    rejected = Exact().accept_prob(p, q, token, DEPTH) < 1
+    rejected = Exact().accept_at(p, q, token, DEPTH) < 1
     torch.testing.assert_close(
         rule.residual(p, q, token, DEPTH)[rejected], Exact().residual(p, q, token, DEPTH)[rejected]
     )
@@ -194,17 +195,17 @@ def test_of_4_3_codes_the_fifth_counts_with_a_weight_of_three_tenths():
         (p[:, near] @ weight.double() / (q[:, near] @ weight.double())).clamp(max=1)
         for near in TABLE.table
     ]
-    f = rule.accept_probs(p, q, DEPTH)
+    f = rule.accept(p, q, DEPTH)
     torch.testing.assert_close(f, torch.stack(expected, -1), rtol=1e-6, atol=1e-6)
     token = torch.arange(30) % 12
-    torch.testing.assert_close(rule.accept_prob(p, q, token, DEPTH), f[torch.arange(30), token])
+    torch.testing.assert_close(rule.accept_at(p, q, token, DEPTH), f[torch.arange(30), token])
     assert GSD(TABLE, k=5) == GSD(TABLE, 7) != GSD(TABLE, 7, k=4.3)
 
 
 def test_no_positions_have_no_chances():
     p = torch.zeros(0, 12)
     for rule in (Lantern(TABLE, 0.3), GSD(TABLE, 2)):
-        assert rule.accept_probs(p, p, DEPTH).shape == (0, 12)
+        assert rule.accept(p, p, DEPTH).shape == (0, 12)
 
 
 def test_laxer_parameters_keep_more():
@@ -215,7 +216,7 @@ def test_laxer_parameters_keep_more():
         (LanternPP(TABLE, 2), LanternPP(TABLE, 1)),
         (Lantern(TABLE, 0.4), Lantern(near(12, 3), 0.4)),
     ]:
-        more = looser.accept_probs(p, q, DEPTH) - tighter.accept_probs(p, q, DEPTH)
+        more = looser.accept(p, q, DEPTH) - tighter.accept(p, q, DEPTH)
         assert more.min() >= 0
         assert more.max() > 0.1
 
@@ -223,7 +224,7 @@ def test_laxer_parameters_keep_more():
 def check_mean_residual(rule, p, q):
     rows, codes = p.shape
     tokens = [torch.full((rows,), token) for token in range(codes)]
-    rejected = q * (1 - rule.accept_probs(p, q, DEPTH))
+    rejected = q * (1 - rule.accept(p, q, DEPTH))
     each = torch.stack([rule.residual(p, q, token, DEPTH) for token in tokens], 1)
     mean = (rejected.unsqueeze(-1) * each).sum(1) / rejected.sum(-1, keepdim=True)
     some = rejected.sum(-1) > 1e-9
@@ -255,7 +256,7 @@ def test_chunks_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     def everything():
         token = torch.ones(40, dtype=torch.int64)
         results = [
-            rule.accept_probs(p, q, DEPTH),
+            rule.accept(p, q, DEPTH),
             rule.residual(p, q, token, DEPTH),
             rule.keeps_each(p).double(),
         ]
@@ -300,7 +301,7 @@ def test_all_tokens_give_what_the_drafted_ones_give(kind, monkeypatch):
 
     def everything():
         return [
-            (q * rule.accept_probs(p, q, DEPTH), rule.mean_residual(p, q, torch.ones(40)))
+            (q * rule.accept(p, q, DEPTH), rule.mean_residual(p, q, torch.ones(40)))
             for rule in rules
         ]
 
@@ -340,7 +341,7 @@ def test_no_neighbour_replaces_a_forced_token(rule, tree):
 )
 def test_no_neighbour_replaces_a_forced_token_at_the_largest_parameters(rule):
     p, q = one_hot(torch.tensor(2), 4), torch.tensor([0.5, 0.0, 0.5, 0.0])
-    assert rule.accept_probs(p, q, DEPTH).tolist() == [0, 1, 1, 1]
+    assert rule.accept(p, q, DEPTH).tolist() == [0, 1, 1, 1]
 
 
 # Laws
@@ -414,8 +415,8 @@ class OneLate(Lantern):
 class TooLax(GSD):
     """Keeps 3% too often."""
 
-    def accept_prob(self, p, q, token, depth):
-        return (super().accept_prob(p, q, token, depth) * 1.03).clamp(max=1)
+    def accept_at(self, p, q, token, depth):
+        return (super().accept_at(p, q, token, depth) * 1.03).clamp(max=1)
 
 
 @pytest.mark.slow
@@ -463,7 +464,7 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
         50, 1 + draft.tree.nodes, 4, generator=torch.Generator().manual_seed(1)
     ).softmax(-1)
     p = one_hot(soft.argmax(-1), 4)
-    verdict = verify(draft, p, rule, uniforms, soft)
+    verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
     for row in range(50):
         parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
         node, path = -1, []
@@ -480,7 +481,7 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
         assert verdict.path[row, : len(path) + 1].tolist()[: len(path)] == path
         assert verdict.accepted[row] == len(path)
         assert verdict.next_token[row] == soft[row, 1 + node].argmax()
-    plain = verify(draft, p, Exact(), uniforms, soft)
+    plain = verify(draft, Scores(p, p, soft), Exact(), uniforms)
     assert verdict.accepted.sum() > plain.accepted.sum()
     drafter = (
         RowTrees(TableDraft(target))
@@ -501,7 +502,7 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     draft, _, uniforms = random_draft(60, Tree.chain(1))
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
-    verdict = verify(draft, p, rule, uniforms, soft)
+    verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
     _, bound, kl = diagnose(draft, verdict, p, rule, soft)
     wrong = (draft.q[:, 0] * rule.keeps_each(soft[:, 0]) * (1 - p[:, 0])).sum(-1)
     torch.testing.assert_close(bound[:, 0], wrong)
@@ -611,7 +612,7 @@ def test_rules_are_values_with_a_readable_repr():
 def test_the_size_of_the_set_of_the_first_draft(rule):
     """LANTERN, Figure 7: counted where a draft was tested, and nowhere else."""
     draft, p, uniforms = random_draft(50, SMALL, vocab_size=4)
-    verdict = verify(draft, p, rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, uniforms)
     sizes = proximity(draft, verdict, p, rule)
     children = draft.tree.children.tolist()
     for row in range(50):

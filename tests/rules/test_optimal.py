@@ -131,7 +131,7 @@ def test_it_is_strictly_less_where_the_lack_is_not_proportional_to_the_target():
 def test_no_residual_has_less_kl_whatever_was_kept(p, q, name):
     """For what LANTERN and GSD keep: moving mass between any two tokens of the residual adds KL."""
     p, q = distribution(p), distribution(q)
-    kept = q * near_rules(5)[name].accept_probs(p, q, DEPTH)
+    kept = q * near_rules(5)[name].accept(p, q, DEPTH)
     rejected, residual = 1 - kept.sum(), kl_residual(p, kept)
     if rejected < 1e-3:
         return
@@ -156,8 +156,8 @@ def test_a_draft_for_nothing_is_exact_decoding(p, q):
 def test_a_price_of_each_depth_and_the_last_one_below():
     p, q = distribution([2, 8]).expand(3, 2), distribution([8, 2]).expand(3, 2)
     rule = Priced(Prices((2.0, 0.5)))
-    f = rule.accept_probs(p, q, torch.tensor([1, 2, 7]))
-    single = [Priced(price).accept_probs(p[0], q[0], DEPTH) for price in (2.0, 0.5, 0.5)]
+    f = rule.accept(p, q, torch.tensor([1, 2, 7]))
+    single = [Priced(price).accept(p[0], q[0], DEPTH) for price in (2.0, 0.5, 0.5)]
     torch.testing.assert_close(f, torch.stack(single))
 
 

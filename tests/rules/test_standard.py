@@ -33,12 +33,12 @@ def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
 def test_f_and_residual_of_neighbourhood_rules(p, q, name):
     p, q = distribution(p), distribution(q)
     rule = near_rules(5)[name]
-    f = rule.accept_probs(p, q, torch.tensor(1))
+    f = rule.accept(p, q, torch.tensor(1))
     assert ((f >= 0) & (f <= 1)).all()
     if not name.startswith("grouped"):  # the code itself counts: no less is kept than exactly
-        assert (f >= Exact().accept_probs(p, q, torch.tensor(1)) - 1e-12).all()
+        assert (f >= Exact().accept(p, q, torch.tensor(1)) - 1e-12).all()
     for token in q.nonzero().flatten():
-        assert rule.accept_prob(p, q, token, torch.tensor(1)).item() == pytest.approx(
+        assert rule.accept_at(p, q, token, torch.tensor(1)).item() == pytest.approx(
             f[token].item(), abs=1e-12
         )
         residual = rule.residual(p, q, token, torch.tensor(1))
@@ -101,14 +101,14 @@ def test_a_larger_omega_accepts_no_less(p, q, one, other):
 def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):
     p, q, depth = distribution(p), distribution(q), torch.tensor(1)
     for rule in (Exact(), Relaxed((omega,), kind), Priced(omega)):
-        everywhere = rule.accept_probs(p, q, depth)
+        everywhere = rule.accept(p, q, depth)
         for token in range(5):
-            assert rule.accept_prob(p, q, torch.tensor(token), depth) == everywhere[token]
+            assert rule.accept_at(p, q, torch.tensor(token), depth) == everywhere[token]
 
 
 def test_zero_over_zero_counts_as_one():
     p, q = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
-    assert Exact().accept_probs(p, q, torch.tensor(1)).tolist() == [1, 1, 0]
+    assert Exact().accept(p, q, torch.tensor(1)).tolist() == [1, 1, 0]
 
 
 def test_a_residual_without_mass_is_the_target():
@@ -120,7 +120,7 @@ def test_a_residual_without_mass_is_the_target():
 def test_a_one_hot_proposal_is_accepted_with_its_probability_or_removed():
     p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 1.0, 0.0])
     token, depth = torch.tensor(1), torch.tensor(1)
-    assert Exact().accept_prob(p, q, token, depth).item() == pytest.approx(0.3)
+    assert Exact().accept_at(p, q, token, depth).item() == pytest.approx(0.3)
     torch.testing.assert_close(
         Exact().residual(p, q, token, depth), torch.tensor([2 / 7, 0.0, 5 / 7])
     )
@@ -130,7 +130,7 @@ def test_omega_follows_the_depth_and_stays_at_the_last():
     rule = Relaxed((3.0, 2.0, 0.5))
     assert rule.omega(torch.tensor([[1, 2], [3, 9]])).tolist() == [[3.0, 2.0], [0.5, 0.5]]
     p, q = torch.tensor([0.2, 0.8]).expand(3, 2), torch.tensor([0.8, 0.2]).expand(3, 2)
-    f = rule.accept_prob(p, q, torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2, 3]))
+    f = rule.accept_at(p, q, torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2, 3]))
     assert f.tolist() == pytest.approx([0.75, 0.5, 0.125])
 
 
@@ -138,8 +138,8 @@ def test_shapes_broadcast_over_rows_and_nodes():
     p, q = torch.rand(2, 3, 7).softmax(-1), torch.rand(2, 3, 7).softmax(-1)
     token, depth = torch.randint(7, (2, 3)), torch.tensor([1, 2, 3])
     for rule in (Exact(), Relaxed(exponential(2.0, 3)), Priced(0.5), *near_rules(7).values()):
-        assert rule.accept_prob(p, q, token, depth).shape == (2, 3)
-        assert rule.accept_probs(p, q, depth).shape == (2, 3, 7)
+        assert rule.accept_at(p, q, token, depth).shape == (2, 3)
+        assert rule.accept(p, q, depth).shape == (2, 3, 7)
         assert rule.residual(p, q, token, depth).shape == (2, 3, 7)
 
 
@@ -147,7 +147,7 @@ def test_a_schedule_of_numpy_numbers_leaves_f_in_float32():
     p, q = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
     rule, depth = Relaxed(tuple(np.linspace(0.3, 2.3, 3))), torch.tensor(2)
     assert rule.omega(depth).dtype == torch.float32
-    assert rule.accept_probs(p, q, depth).dtype == torch.float32
+    assert rule.accept(p, q, depth).dtype == torch.float32
     assert rule.residual(p, q, torch.tensor(0), depth).dtype == torch.float32
     assert [type(omega) for omega in rule.schedule] == [float] * 3
     assert rule == Relaxed(np.linspace(0.3, 2.3, 3).tolist())

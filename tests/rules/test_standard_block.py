@@ -12,7 +12,7 @@ from random_drafts import SMALL, random_draft
 from window_laws import INITIALISATIONS, check_window
 
 from tempera.decoding.diagnostics import diagnose
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import Sampling, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
@@ -61,7 +61,7 @@ def by_hand(p, q, tokens):
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_each_row_follows_the_paper(length):
     draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
-    verdict = verify(draft, p, BlockVerification(), uniforms)
+    verdict = verify(draft, Scores(p, p), BlockVerification(), uniforms)
     for row in range(300):
         _, laws, passing = by_hand(
             p[row].double(), draft.q[row].double(), draft.tokens[row].tolist()
@@ -250,8 +250,8 @@ class PlainResidual(Faulty):
 def test_without_a_fault_the_check_passes():
     draft, p, uniforms = random_draft(500, Tree.chain(4))
     right, same = (
-        verify(draft, p, BlockVerification(), uniforms),
-        verify(draft, p, Faulty(), uniforms),
+        verify(draft, Scores(p, p), BlockVerification(), uniforms),
+        verify(draft, Scores(p, p), Faulty(), uniforms),
     )
     assert right.accepted.equal(same.accepted)
     assert right.next_token.equal(same.next_token)
@@ -308,18 +308,18 @@ def test_a_tree_with_branches_is_refused():
             match="BlockVerification accepts one chain by its prefixes, but this draft has "
             "branches; draft a chain",
         ):
-            verify(draft, p, BlockVerification(), uniforms)
+            verify(draft, Scores(p, p), BlockVerification(), uniforms)
     rows = Tree.from_parents(
         torch.tensor([[-1, 0, 1]]).repeat(2, 1)
     )  # a tree per row that is a chain
     draft, p, uniforms = random_draft(2, rows)
-    verify(draft, p, BlockVerification(), uniforms)
+    verify(draft, Scores(p, p), BlockVerification(), uniforms)
 
 
 def test_it_adds_nothing_to_the_bounds():
     draft, p, uniforms = random_draft(50, Tree.chain(3))
     tv, bound, kl = diagnose(
-        draft, verify(draft, p, BlockVerification(), uniforms), p, BlockVerification()
+        draft, verify(draft, Scores(p, p), BlockVerification(), uniforms), p, BlockVerification()
     )
     assert bound.eq(0).all()
     assert kl.eq(0).all()
@@ -329,11 +329,16 @@ def test_it_adds_nothing_to_the_bounds():
 def test_a_perfect_draft_is_kept_whole():
     draft, p, uniforms = random_draft(200, Tree.chain(4))
     same = type(draft)(sample(p[:, :-1], torch.rand(200, 4)), p[:, :-1], draft.tree)
-    assert verify(same, p, BlockVerification(), uniforms).accepted.eq(4).all()
+    assert verify(same, Scores(p, p), BlockVerification(), uniforms).accepted.eq(4).all()
     right = one_hot(draft.tokens, 6)
     forced = torch.cat([right, p[:, -1:]], 1)
     assert (
-        verify(type(draft)(draft.tokens, right, draft.tree), forced, BlockVerification(), uniforms)
+        verify(
+            type(draft)(draft.tokens, right, draft.tree),
+            Scores(forced, forced),
+            BlockVerification(),
+            uniforms,
+        )
         .accepted.eq(4)
         .all()
     )

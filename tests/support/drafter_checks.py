@@ -79,6 +79,6 @@ def check_one_read(target: TransformerTarget, drafter: Drafter) -> None:
             Exact(),
             RandomStreams(1, PROMPTS),
             PROMPTS,
-            progress=lambda *_: counts.append(reads.count.total()),
+            observe=lambda *_: counts.append(reads.count.total()),
         )
     assert {after - before for before, after in pairwise(counts)} == {1}

@@ -74,7 +74,7 @@ class RowTrees:
         prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
         for _ in range(self.depth):
             above = take(prefixes, 1 + parents)
-            ranks = tree.elders.sum(-1)
+            ranks = tree.earlier_siblings.sum(-1)
             tokens = (
                 lookup(self.draft.table, above)
                 .argsort(-1, descending=True)

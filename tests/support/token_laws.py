@@ -22,6 +22,6 @@ def pair(rule, p, q, depth=1):
     its ingredients.
     """
     depth = torch.tensor(depth)
-    f = rule.accept_probs(p, q, depth)
+    f = rule.accept(p, q, depth)
     residual = rule.residual(p, q, torch.tensor(0), depth)
     return q * f + (1 - (q * f).sum()) * residual, f, residual

@@ -28,7 +28,9 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
             after the path.
     """
     p, tree = scores.p, draft.tree
-    if isinstance(rule, JointRule):
+    if not tree.nodes:  # plain autoregression: nothing to test
+        stop, probs = torch.zeros_like(scores.has_nan, dtype=torch.int64), p[:, 0]
+    elif isinstance(rule, JointRule):
         stop, probs = rule.walk(draft, p, uniforms)
     elif scores.soft is not None and rule.relaxes_greedy:
         soft, chosen = (take(x, 1 + tree.parents) for x in (scores.soft, p))
@@ -86,8 +88,6 @@ def _residual_at(draft: Draft, tested: Tensor, rule: Rule, stop: Tensor) -> Tens
     first, int64 [B]: at a leaf what was tested there, else the residual of the last child's test.
     """
     tree, probs = draft.tree, take_one(tested, stop)
-    if not tree.nodes:
-        return probs
     child = tree.at_stop(tree.last_children, stop)
     q, token = (take_one(x, child.clamp(min=0)) for x in (draft.q, draft.tokens))
     residual = rule.residual(probs, q, token, tree.depth_at(stop) + 1)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,6 @@ class TableTarget:
     """
 
     identity, dtype, compiled, longest = "tables", torch.float32, False, 0
-
-    longest = 0
 
     def __init__(
         self,
@@ -309,11 +308,13 @@ def emit(
     rule: Rule | JointRule,
     rows: int = 100_000,
     seed: int = 0,
-    diagnostics: bool = False,
+    **options: Any,
 ) -> Output:
-    """Decode `rows` images at once with the real loop, each row with its own random stream."""
+    """Decode `rows` images at once with the real loop, each row with its own random stream;
+    `options` are those of `decode`.
+    """
     streams = copy.copy(_streams(rows, seed))
-    return decode(target, drafter, rule, streams, streams.ids, diagnostics=diagnostics)
+    return decode(target, drafter, rule, streams, streams.ids, **options)
 
 
 @lru_cache(maxsize=2)
