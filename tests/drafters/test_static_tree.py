@@ -75,7 +75,7 @@ def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
     for row in range(2):
         for node, parent in enumerate(SMALL.parents.tolist()):
             law = model.roots()[row] if parent < 0 else model.table[draft.tokens[row, parent]]
-            rank = SMALL.elders[node].sum()
+            rank = SMALL.earlier_siblings[node].sum()
             token = draft.tokens[row, node]
             assert law[token] == law.sort(descending=True).values[rank]
             assert draft.q[row, node, token] == draft.q[row, node].sum() == 1
