@@ -4,13 +4,11 @@ The sentences make sense in Python; `tempera.config.messages.OPTIONS` adds the o
 the command line prints them.
 """
 
-import difflib
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -89,16 +87,6 @@ class DiskTooSmall(TemperaError):
 
 
 @dataclass(eq=False)
-class TooFewImages(TemperaError):
-    """Too few training images to hold some out. count: how many there are."""
-
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.count} images are too few for a 5% hold-out: give a few hundred"
-
-
-@dataclass(eq=False)
 class EmptyDraft(TemperaError):
     """A drafter would draft no token. what: the argument that says so, such as "depth=0"."""
 
@@ -106,44 +94,6 @@ class EmptyDraft(TemperaError):
 
     def __str__(self) -> str:
         return f"{self.what} drafts nothing; give 1 or more, or decode without a drafter"
-
-
-@dataclass(eq=False)
-class NotAChain(TemperaError):
-    """A rule for chains got a draft that branches. rule: its class."""
-
-    rule: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rule} accepts one chain by its prefixes, but this draft has branches; draft a "
-            "chain, or take another rule"
-        )
-
-
-@dataclass(eq=False)
-class OtherSchedule(TemperaError):
-    """A rule got a schedule of another kind. rule: its class; wants, has: what schedules hold."""
-
-    rule: str
-    wants: str
-    has: str
-
-    def __str__(self) -> str:
-        return f"{self.rule} takes a schedule of {self.wants}, and this one holds {self.has}"
-
-
-@dataclass(eq=False)
-class CoupledDraft(TemperaError):
-    """A rule for fresh drafts got guesses from earlier rounds. rule: its class."""
-
-    rule: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rule} is not lossless with guesses that live on from round to round; draw new "
-            "ones in every round, or take the exact rule"
-        )
 
 
 @dataclass(eq=False)
@@ -157,16 +107,6 @@ class NotADensityRule(TemperaError):
             f"{self.rule} is no rule for continuous tokens; choose CSpD, "
             "MaximalCoupling or PathCoupling"
         )
-
-
-@dataclass(eq=False)
-class NotADiscreteRule(TemperaError):
-    """A rule for continuous tokens met discrete ones. rule: its class."""
-
-    rule: str
-
-    def __str__(self) -> str:
-        return f"{self.rule} is no rule for discrete tokens; choose another, such as Exact"
 
 
 @dataclass(eq=False)
@@ -200,68 +140,6 @@ class DraftTooShort(TemperaError):
 
 
 @dataclass(eq=False)
-class NoSmallerModel(TemperaError):
-    """A model has no smaller one that can draft for it."""
-
-    def __str__(self) -> str:
-        return "this model names no smaller one to draft for it; choose another model or drafter"
-
-
-@dataclass(eq=False)
-class NoStaticTree(TemperaError):
-    """Statistics of drafts need a static tree of them."""
-
-    def __str__(self) -> str:
-        return (
-            "a schedule is calibrated on chains or static trees of a draft network: use "
-            "method=coolsd, eagle, uniform_rsd or optimal_rsd"
-        )
-
-
-@dataclass(eq=False)
-class OtherCodebook(TemperaError):
-    """A file holds the neighbours of another codebook; made, wanted: hashes of the codebooks."""
-
-    path: Path
-    made: str | None
-    wanted: str
-
-    def __str__(self) -> str:
-        return (
-            f"the neighbours in {self.path} were built for another codebook ({self.made}, but this "
-            f"model's is {self.wanted}); delete the file, or keep this model's in another directory"
-        )
-
-
-@dataclass(eq=False)
-class EmptySearch(TemperaError):
-    """A search for an accepted length can find none. what: the argument, such as "prompts=0"."""
-
-    what: str
-
-    def __str__(self) -> str:
-        return (
-            f"a search for a length with {self.what} finds none: give at least 1 for prompts, "
-            "trials and pilot, and a tolerance above 0"
-        )
-
-
-@dataclass(eq=False)
-class NoRange(TemperaError):
-    """Two ends enclose no values of a free parameter. least, most: the ends; option: its name."""
-
-    least: float | None
-    most: float | None
-    option: str = field()
-
-    def __str__(self) -> str:
-        return (
-            f"least={self.least} to most={self.most} is no range of {self.option}: give two "
-            "numbers above 0, the smaller first"
-        )
-
-
-@dataclass(eq=False)
 class LengthOutOfReach(TemperaError):
     """No value of a free parameter gives an accepted length. low, high: those that are possible."""
 
@@ -274,72 +152,6 @@ class LengthOutOfReach(TemperaError):
         return (
             f"an accepted length of {self.wanted:g} is out of reach of this method: give about "
             f"{low:.2f} to {high:.2f}"
-        )
-
-
-@dataclass(eq=False)
-class LengthBeyondDraft(TemperaError):
-    """No schedule gives a round an expected length. drafted: tokens drafted in a round; low, high:
-    the lengths that are possible.
-    """
-
-    wanted: float
-    drafted: int
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        low, high = math.ceil(1000 * self.low) / 1000, math.floor(1000 * self.high) / 1000
-        return (
-            f"an expected length of {self.wanted:g} is out of reach with {self.drafted} drafted "
-            f"tokens here: give {low:g} (exact decoding) to {high:g}"
-        )
-
-
-@dataclass(eq=False)
-class LengthNotGiven(TemperaError):
-    """A schedule is solved for an expected length, and none is given. schedule: its name; low,
-    high: the lengths that are possible.
-    """
-
-    schedule: str
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.schedule} schedule needs an expected length: give {self.low:.2f} tokens a "
-            f"round (exact decoding) to {self.high:.2f}"
-        )
-
-
-@dataclass(eq=False)
-class DeltaNotUsed(TemperaError):
-    """A schedule that is solved for an expected length got a δ."""
-
-    delta: float
-
-    def __str__(self) -> str:
-        return (
-            f"the calibrated schedule follows from an expected length and takes no δ, but got "
-            f"{self.delta:g}: leave δ out, or choose another schedule"
-        )
-
-
-@dataclass(eq=False)
-class ChainsTooShort(TemperaError):
-    """A calibration has shorter chains than a run drafts. file: where it is; measured: its chains;
-    drafted: the run's.
-    """
-
-    file: str
-    measured: int
-    drafted: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.file} holds chains of {self.measured}, but this run drafts {self.drafted}: "
-            f"measure again with {self.drafted}"
         )
 
 
@@ -411,56 +223,6 @@ class CannotCompile(TemperaError):
         return (
             f"the model cannot be compiled on this machine ({self.reason}); install a C++ "
             "compiler, and on a GPU Triton, or go without"
-        )
-
-
-@dataclass(eq=False)
-class NoReference(TemperaError):
-    """Metrics compare with real images, and none are given. metrics: their titles."""
-
-    metrics: Sequence[str]
-
-    def __str__(self) -> str:
-        return (
-            f"no real images are given to compare with, which {' and '.join(self.metrics)} "
-            f"need{'s' if len(self.metrics) == 1 else ''}: give a directory of images, or MS-COCO's"
-        )
-
-
-@dataclass(eq=False)
-class UnknownMeasure(TemperaError):
-    """A name stands for no metric. name: it; known: all names."""
-
-    name: str
-    known: Sequence[str]
-
-    def __str__(self) -> str:
-        near = difflib.get_close_matches(self.name, self.known, n=1)
-        meant = f"did you mean {near[0]}? The names are" if near else "the names are"
-        return f"there is no metric {self.name}: {meant} {', '.join(self.known)}"
-
-
-@dataclass(eq=False)
-class UnknownTree(TemperaError):
-    """A name stands for no public draft tree. name: it; known: all names."""
-
-    name: str
-    known: Sequence[str]
-
-    def __str__(self) -> str:
-        return f"there is no draft tree named '{self.name}'; choose one of {', '.join(self.known)}"
-
-
-@dataclass(eq=False)
-class OtherWorld(TemperaError):
-    """An evaluator of one world of pictures met another model. model: its name."""
-
-    model: str
-
-    def __str__(self) -> str:
-        return (
-            "the shipped networks evaluate pictures of the shapes world, not of "
-            f"{self.model}; take published networks, or none"
         )
 
 

@@ -22,13 +22,7 @@ from tempera.config.compose import composed, composed_run
 from tempera.data.prompts import Prompt
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import (
-    EmptySearch,
-    LengthNotFound,
-    LengthOutOfReach,
-    NoRange,
-    TemperaError,
-)
+from tempera.errors import LengthNotFound, LengthOutOfReach, TemperaError
 from tempera.evaluation import length_search
 from tempera.evaluation.calibration import Statistics, record
 from tempera.evaluation.length_search import (
@@ -221,20 +215,20 @@ def test_lengths_between_those_of_the_pilot() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"prompts": 0}, "with prompts=0 finds none"),
-        ({"trials": 0}, "with trials=0 finds none"),
-        ({"pilot": 0}, "with pilot=0 finds none"),
-        ({"tolerance": 0.0}, "with tolerance=0 finds none"),
+        ({"prompts": 0}, "matching.prompts=0"),
+        ({"trials": 0}, "matching.trials=0"),
+        ({"pilot": 0}, "matching.pilot=0"),
+        ({"tolerance": 0.0}, "matching.tolerance=0"),
     ],
 )
 def test_wrong_options_of_a_search(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(EmptySearch, match=message):
+    with pytest.raises(TemperaError, match=message):
         LengthSearch(Path("lengths"), **wrong)
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 1), (2, 1), (None, 1), (1, math.inf)])
 def test_a_range_that_is_none(least: float | None, most: float | None) -> None:
-    with pytest.raises(NoRange, match=r"^least=\S+ to most=\S+ is no range of"):
+    with pytest.raises(TemperaError, match=r"^least=\S+ to most=\S+ is no range of"):
         FreeParameter("delta", least, most, "log")
 
 

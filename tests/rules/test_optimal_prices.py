@@ -12,7 +12,7 @@ from table_models import tables
 
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import LengthBeyondDraft
+from tempera.errors import TemperaError
 from tempera.evaluation.calibration import Recorder
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, kl_bound
@@ -157,7 +157,7 @@ def test_rounds_weigh_alike_unless_told():
 @pytest.mark.parametrize("wanted", [0.5, 1.0, 3.19, 4.01, math.nan])
 def test_a_length_out_of_reach(wanted):
     _, _, p, q = tables()
-    with pytest.raises(LengthBeyondDraft, match=r"length of .* is out of reach with 3 drafted"):
+    with pytest.raises(TemperaError, match=r"length of .* is out of reach with 3 drafted"):
         prices_for(enumerated(p, q), wanted)
 
 

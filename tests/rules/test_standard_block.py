@@ -294,7 +294,7 @@ def test_surviving_guesses_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(
         TemperaError,
-        match="BlockVerification is not lossless with guesses that live on from round to round; "
+        match="BlockVerification is not lossless with guesses that live on from round to round: "
         "draw new ones",
     ):
         emit(target, make(target), BlockVerification(), rows=2)
@@ -306,7 +306,7 @@ def test_a_tree_with_branches_is_refused():
         with pytest.raises(
             TemperaError,
             match="BlockVerification accepts one chain by its prefixes, but this draft has "
-            "branches; draft a chain",
+            "branches: draft a chain",
         ):
             verify(draft, Scores(p, p), BlockVerification(), uniforms)
     rows = Tree.from_parents(

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from tempera.config import build
 from tempera.config.instantiate import check_value, from_options, instantiate
-from tempera.errors import NoStaticTree, TemperaError
+from tempera.errors import TemperaError
 from tempera.evaluation.calibration import save_statistics
 from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
@@ -29,7 +29,11 @@ def main(cfg: DictConfig) -> dict[str, float]:
     for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
         check_value(cfg, name, cfg[name], kind)
     if "tree" not in cfg or not build.build_tree(cfg).nodes:
-        raise NoStaticTree
+        raise TemperaError(
+            "a schedule is calibrated on chains or static trees of a draft network: give "
+            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
+            option="method",
+        )
     build.check_draft(cfg)
     measured_with = instantiate(cfg.measured_with)
     prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))

@@ -119,7 +119,7 @@ def _checked(cfg: DictConfig) -> Budget:
         if cfg[name] < 1:
             raise TemperaError(f"{name}={cfg[name]} is too small: give at least 1.")
     for name in cfg.trees:
-        Tree.named(str(name))  # raises UnknownTree
+        Tree.named(str(name))  # raises TemperaError
     check_values(cfg.plan)
     check_values(cfg.tracking)
     budget = Budget.parse(str(cfg.budget))

@@ -12,7 +12,7 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
 from tempera.continuous.loop import Context, Model
 from tempera.continuous.mar import MAR, DiffusionHead
-from tempera.errors import NoSmallerModel, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 
@@ -173,7 +173,11 @@ def draft(target: Model, network: MAR | None) -> MARTarget:
             "a draft with continuous tokens needs a target with continuous tokens; give it a MAR"
         )
     if network is None:
-        raise NoSmallerModel
+        raise TemperaError(
+            "this model names no smaller one to draft for it: choose another model or drafter "
+            "(such as drafter=mar_base)",
+            option="drafter",
+        )
     classes = (network.config.classes, target.network.config.classes)
     if classes[0] != classes[1]:
         raise TemperaError(

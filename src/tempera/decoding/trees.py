@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tempera.errors import TemperaError, UnknownTree
+from tempera.errors import TemperaError
 
 LONGEST = 2**16
 """Most tokens in a chain; no image has more."""
@@ -140,10 +140,13 @@ class Tree:
         """A public static tree by name (EAGLE-1, LANTERN++); see `tree_names`.
 
         Raises:
-            UnknownTree: the name is unknown.
+            TemperaError: the name is unknown.
         """
         if name not in _named_paths():
-            raise UnknownTree(name, tree_names())
+            raise TemperaError(
+                f"there is no draft tree '{name}': choose one of {', '.join(tree_names())}",
+                option="tree",
+            )
         return _named(name)
 
     @classmethod

@@ -16,7 +16,7 @@ from tempera.drafters.cache_slots import Places, last_emitted
 from tempera.drafters.draft_network import DraftDtype, torch_dtype
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import NoSmallerModel, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.processor import arithmetic
 from tempera.targets.transformer import TransformerTarget
 
@@ -144,7 +144,11 @@ def build_independent(
             tokens.
     """
     if smaller is None:
-        raise NoSmallerModel
+        raise TemperaError(
+            "this model names no smaller one to draft for it: choose another model or drafter "
+            "(model=shapes and llamagen_3b_c2i have one)",
+            option="drafter",
+        )
     device, wanted = target.device, torch_dtype(dtype) or target.dtype
     network, text_encoder = (
         part.to(device, wanted).to(arithmetic(wanted, device))

@@ -93,7 +93,7 @@ class BenchmarkPlan:
                 "null to measure it."
             )
         for name in self.trees:
-            Tree.named(name)  # raises UnknownTree, before weights are read
+            Tree.named(name)  # raises TemperaError, before weights are read
 
     @property
     def kinds(self) -> list[bool]:

@@ -31,7 +31,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
-from tempera.errors import ChainsTooShort, DeltaNotUsed, LengthNotGiven, NoStaticTree, TemperaError
+from tempera.errors import TemperaError
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
@@ -134,7 +134,11 @@ def record(
     if batch_size < 1:
         raise TemperaError(f"batch_size={batch_size} is too small: give at least 1.")
     if drafter.tree is None or not drafter.tree.nodes:
-        raise NoStaticTree
+        raise TemperaError(
+            "a schedule is calibrated on chains or static trees of a draft network: give "
+            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
+            option="method",
+        )
     recorder, found = Recorder(drafter), []
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
@@ -233,12 +237,16 @@ def calibrated(
             the expected length is out of reach.
     """
     if delta is not None:
-        raise DeltaNotUsed(delta)
+        raise TemperaError(
+            "the calibrated schedule follows from expected_length and takes no δ: leave "
+            f"delta={delta:g} out, or choose another schedule",
+            option="delta",
+        )
     chains = _known(statistics, measured_with).chains
     _check_depth(statistics, chains.length, length)
     chains = Chains(chains.ratios[:, :length], chains.weights)
     if expected_length is None:
-        raise LengthNotGiven("calibrated", *reachable(chains, ceiling))
+        raise _length_needed("calibrated", *reachable(chains, ceiling))
     return schedule_for(chains, expected_length, ceiling)
 
 
@@ -273,7 +281,7 @@ def optimal(
             f"`{command('calibrate')}` and this run's options"
         )
     if expected_length is None:
-        raise LengthNotGiven("optimal", *reachable_by_price(rounds))
+        raise _length_needed("optimal", *reachable_by_price(rounds))
     return prices_for(rounds, expected_length)
 
 
@@ -292,4 +300,16 @@ def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
 
 def _check_depth(statistics: str, measured: int, drafted: int) -> None:
     if drafted > measured:
-        raise ChainsTooShort(statistics, measured, drafted)
+        raise TemperaError(
+            f"{statistics} holds chains of {measured}, but this run drafts {drafted}: measure "
+            f"again with depth={drafted}",
+            option="depth",
+        )
+
+
+def _length_needed(schedule: str, low: float, high: float) -> TemperaError:
+    return TemperaError(
+        f"schedule={schedule} needs an expected length: give {low:.2f} tokens a round (exact "
+        f"decoding) to {high:.2f}",
+        option="expected_length",
+    )

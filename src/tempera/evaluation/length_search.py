@@ -22,7 +22,7 @@ import torch
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.random_streams import RandomStreams
-from tempera.errors import EmptySearch, LengthNotFound, LengthOutOfReach, NoRange
+from tempera.errors import LengthNotFound, LengthOutOfReach, TemperaError
 from tempera.evaluation.calibration import Statistics
 from tempera.evaluation.pipeline import Method
 from tempera.rules.optimal import Priced
@@ -56,7 +56,11 @@ class FreeParameter:
         if (self.least is None) != (self.most is None) or not (
             self.least is None or self.most is None or 0 < self.least < self.most < math.inf
         ):
-            raise NoRange(self.least, self.most, self.option)
+            raise TemperaError(
+                f"least={self.least} to most={self.most} is no range of {self.option}: give two "
+                "numbers above 0, the smaller first",
+                option="free_parameter.least",
+            )
 
     def between(self, low: float, high: float, share: float) -> float:
         """The value at this share of the way, on the parameter's scale."""
@@ -91,9 +95,15 @@ class LengthSearch:
     def __post_init__(self) -> None:
         for name in ("prompts", "trials", "pilot"):
             if getattr(self, name) < 1:
-                raise EmptySearch(f"{name}={getattr(self, name)}")
+                raise TemperaError(
+                    f"matching.{name}={getattr(self, name)} finds no length: give at least 1",
+                    option=f"matching.{name}",
+                )
         if not self.tolerance > 0:
-            raise EmptySearch(f"tolerance={self.tolerance:g}")
+            raise TemperaError(
+                f"matching.tolerance={self.tolerance:g} finds no length: give a number above 0",
+                option="matching.tolerance",
+            )
 
 
 class Tried(NamedTuple):

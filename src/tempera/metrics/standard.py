@@ -1,5 +1,6 @@
 """`metrics=real`: the networks that the field publishes, applied to pictures of any model."""
 
+import difflib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.errors import NoReference, TemperaError, UnknownMeasure
+from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.evaluators import BATCH, Evaluator, Networks, Pictures, at_least_1
 from tempera.metrics.reference import Reference
@@ -159,7 +160,12 @@ class StandardEvaluator(Evaluator):
 
     def _check_reference(self, compared: Sequence[str]) -> None:
         if not self.images.given:
-            raise NoReference([table.find(key).title for key in compared])
+            titles = " and ".join(table.find(key).title for key in compared)
+            raise TemperaError(
+                f"there are no real images for {titles}: give metrics.reference=DIR, or "
+                "metrics.reference=coco for MS-COCO's",
+                option="metrics.reference",
+            )
         self.images.check()
 
     @property
@@ -179,7 +185,12 @@ class StandardEvaluator(Evaluator):
             if name in adapter.metrics:
                 return network, [name]
         singles = [key for adapter in self.networks.values() for key in adapter.metrics]
-        raise UnknownMeasure(name, list(dict.fromkeys([*self.networks, *singles])))
+        known = list(dict.fromkeys([*self.networks, *singles]))
+        near = difflib.get_close_matches(str(name), known, n=1)
+        meant = f"did you mean {near[0]}? The names are" if near else "the names are"
+        raise TemperaError(
+            f"there is no metric {name}: {meant} {', '.join(known)}", option="metrics.names"
+        )
 
 
 def standard_evaluator(

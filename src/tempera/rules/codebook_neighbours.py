@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tempera.errors import OtherCodebook, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.files import replacing
 
 Proximity = Literal["l2", "cosine", "random"]
@@ -81,7 +81,11 @@ class Neighbours:
             ) from problem
         made, wanted = notes.get("codebook"), codebook_hash(codebook)
         if made != wanted:
-            raise OtherCodebook(path, made, wanted)
+            raise TemperaError(
+                f"the neighbours in {path} were built for another codebook ({made}, but this "
+                f"model's is {wanted}): delete the file, or keep this model's in another directory",
+                option="neighbours.directory",
+            )
         if (notes.get("proximity"), table.shape) != (proximity, (len(codebook), k)):
             raise TemperaError(
                 f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import normalise, ratio
-from tempera.errors import OtherSchedule, TemperaError
+from tempera.errors import TemperaError
 from tempera.rules.schedules import Prices, on_device
 
 HALVINGS = 20
@@ -44,7 +44,12 @@ class Priced(Rule):
 
     def __init__(self, schedule: Prices | float) -> None:
         if not isinstance(schedule, Prices | float | int):
-            raise OtherSchedule(type(self).__name__, "prices", "relaxations ω")
+            raise TemperaError(
+                f"{type(self).__name__} takes a schedule of prices, not of relaxations ω: "
+                "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
+                "with the others",
+                option="schedule",
+            )
         prices = schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
         if not all(0 <= price <= HIGHEST for price in prices):
             raise TemperaError(

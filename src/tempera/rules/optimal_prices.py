@@ -19,7 +19,7 @@ from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Tables, at
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import drafted_keep_probs
-from tempera.errors import LengthBeyondDraft
+from tempera.errors import TemperaError
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices
 
@@ -154,11 +154,17 @@ def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
     every token is worth the same.
 
     Raises:
-        LengthBeyondDraft: no prices within `GRID` give this expected length.
+        TemperaError: no prices within `GRID` give this expected length.
     """
     low, high = reachable_by_price(rounds)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
-        raise LengthBeyondDraft(expected_length, rounds.tree.max_depth, low, high)
+        raise TemperaError(
+            f"an expected length of {expected_length:g} is out of reach with "
+            f"{rounds.tree.max_depth} drafted tokens: "
+            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
+            f"{math.floor(1000 * high) / 1000:g}",
+            option="expected_length",
+        )
     prices = Prices((0.0,) * rounds.tree.max_depth)
     below, above = 0.0, GRID[-1]
     for _ in range(30):

@@ -13,7 +13,7 @@ from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
-from tempera.errors import LengthBeyondDraft, TemperaError
+from tempera.errors import TemperaError
 from tempera.rules.schedules import Omegas
 
 CEILING = 100.0
@@ -133,7 +133,13 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     """
     low, high = reachable(chains, ceiling)
     if not low - 1e-9 <= expected_length <= high + 1e-9:
-        raise LengthBeyondDraft(expected_length, chains.length, low, high)
+        raise TemperaError(
+            f"an expected length of {expected_length:g} is out of reach with "
+            f"{chains.length} drafted tokens: "
+            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
+            f"{math.floor(1000 * high) / 1000:g}",
+            option="expected_length",
+        )
     if expected_length <= low:
         return (1.0,) * chains.length
     most = math.log(ceiling)

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tempera.errors import OtherSchedule, TemperaError
+from tempera.errors import TemperaError
 
 Omegas = tuple[float, ...]
 
@@ -69,7 +69,12 @@ def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
     no floor (0).
     """
     if isinstance(schedule, Prices):
-        raise OtherSchedule("Relaxed", "relaxations ω", "prices")
+        raise TemperaError(
+            "Relaxed takes a schedule of relaxations ω, not of prices: "
+            "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd with "
+            "the others",
+            option="schedule",
+        )
     if not 0 <= floor < math.inf:
         raise TemperaError(
             f"floor={floor} is not possible; give 0 (the published schedule) or more"

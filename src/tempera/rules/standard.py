@@ -15,7 +15,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, Rule
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import take_one
-from tempera.errors import CoupledDraft, NotAChain, TemperaError
+from tempera.errors import TemperaError
 from tempera.rules.optimal import kl_residual
 from tempera.rules.schedules import on_device
 
@@ -142,8 +142,8 @@ class BlockVerification:
         """The last node that is kept, and the law of the token after it. See `JointRule.walk`.
 
         Raises:
-            NotAChain: the draft is not a chain.
-            CoupledDraft: the draft contains guesses from earlier rounds.
+            TemperaError: the draft is not a chain.
+            TemperaError: the draft contains guesses from earlier rounds.
         """
         tree = draft.tree
         passing, lacking = self._tests(draft, p)
@@ -160,9 +160,17 @@ class BlockVerification:
     def _tests(self, draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
         """h_1..h_N, float64 [B, N], and [w_i·p - q]+ after 0..N - 1 tokens, [B, N, V]."""
         if draft.tree.max_children > 1:
-            raise NotAChain(type(self).__name__)
+            raise TemperaError(
+                f"{type(self).__name__} accepts one chain by its prefixes, but this draft has "
+                "branches: draft a chain, or take another rule",
+                option="tree",
+            )
         if not draft.fresh:
-            raise CoupledDraft(type(self).__name__)
+            raise TemperaError(
+                f"{type(self).__name__} is not lossless with guesses that live on from round to "
+                "round: draw new ones in every round (drafter=sjd), or take rule=exact",
+                option="rule",
+            )
         above, below = at(p[:, :-1], draft.tokens).double(), at(draft.q, draft.tokens).double()
         steps = torch.nn.functional.pad(
             (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.errors import OtherWorld, TemperaError
+from tempera.errors import TemperaError
 from tempera.metrics.clip import clip_scorer
 from tempera.metrics.distances import feature_distances
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, at_least_1
@@ -69,7 +69,11 @@ class ShapesEvaluator(Evaluator):
     @override
     def check(self, model: str) -> None:
         if model not in ("shapes", "shapes_mar"):
-            raise OtherWorld(model)
+            raise TemperaError(
+                f"metrics=shapes evaluates pictures of the shapes world, not of {model}: take "
+                "metrics=real or none",
+                option="metrics",
+            )
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
             raise TemperaError(

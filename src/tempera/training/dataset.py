@@ -13,7 +13,7 @@ from tempera.data.encoders import CodeEncoder, target_encoder, vq_encoder
 from tempera.data.prepare import entries_to_read, prepare
 from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.data.sources import Source
-from tempera.errors import TemperaError, TooFewImages
+from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.distributed import Processes, uses_fsdp
 from tempera.runtime.installation import command
@@ -187,7 +187,10 @@ def _enough(source: Source, limit: int | None) -> None:
     """Refuse a source that is too small for a hold-out, before anything is encoded."""
     count = entries_to_read(source, limit)
     if count is not None and count < HOLDOUT:
-        raise TooFewImages(count)
+        raise TemperaError(
+            f"{count} images are too few for a 5% hold-out: give a few hundred",
+            option="train_data.limit",
+        )
 
 
 def _complete(shards: Path) -> bool:
