@@ -2,34 +2,7 @@
 
 import pytest
 
-from tempera.errors import TemperaError, main_guard, misfit
-
-
-def test_a_mistake_is_one_sentence_and_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    @main_guard
-    def main() -> None:
-        raise TemperaError("delta=-1 is not a relaxation budget; give a number above 0")
-
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 1
-    assert (
-        capsys.readouterr().err
-        == "error: delta=-1 is not a relaxation budget; give a number above 0\n"
-    )
-
-
-def test_a_bug_keeps_its_traceback() -> None:
-    @main_guard
-    def main() -> None:
-        raise KeyError("a bug")
-
-    with pytest.raises(KeyError):
-        main()
-
-
-def test_a_result_passes_through() -> None:
-    assert main_guard(lambda x: x + 1)(1) == 2
+from tempera.errors import TemperaError, misfit
 
 
 def test_it_names_the_option_at_fault_where_one_is() -> None:

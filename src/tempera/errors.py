@@ -1,13 +1,10 @@
 """Errors for people: one sentence that says what is wrong, where, and what to do.
 
-The sentences make sense in Python; `tempera.config.messages.OPTIONS` adds the option to give where
-the command line prints them.
+An error carries the option at fault where one is; the command line adds it where the sentence does
+not name it.
 """
 
-import functools
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -27,20 +24,6 @@ class TemperaError(ValueError):
     def __init__(self, message: str = "", *, option: str | None = None) -> None:
         super().__init__(message)
         self.option = option
-
-
-@dataclass(eq=False)
-class NaNProbabilities(TemperaError):
-    """The target or the draft gave NaN for a prompt. who: "target" or "draft"."""
-
-    who: str
-    prompt: str
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.who} gave NaN probabilities for prompt '{self.prompt}'; check its weights, "
-            "and try float32"
-        )
 
 
 @dataclass(eq=False)
@@ -240,19 +223,3 @@ def shortened(text: str, most: int = 80) -> str:
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
-def main_guard(main: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a script's `main`: a `TemperaError` becomes `error: <sentence>` on standard error and
-    exit status 1, without a traceback.
-    """
-
-    @functools.wraps(main)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return main(*args, **kwargs)
-        except TemperaError as problem:
-            print(f"error: {problem}", file=sys.stderr)
-            sys.exit(1)
-
-    return guarded
