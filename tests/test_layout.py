@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 8_960, "src/tempera": 25_800, "tests": 28_200}
+BUDGETS = {"core": 7_300, "src/tempera": 22_850, "tests": 23_500}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """

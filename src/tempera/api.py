@@ -233,7 +233,7 @@ def _no_prompt(given: Any) -> TemperaError:
 
 def _whole(seed: Any) -> int:
     """The seed as an int."""
-    if isinstance(seed, Integral) and not isinstance(seed, bool) and abs(int(seed)) < 2**63:
+    if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
     raise TemperaError(f"seed={shortened(repr(seed))} is not possible: give a whole number")
 

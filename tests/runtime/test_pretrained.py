@@ -85,27 +85,6 @@ def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions:
     assert size in SIZES
 
 
-def test_a_7b_chameleon_and_an_8b_emu3_have_the_published_sizes() -> None:
-    from tempera.runtime.huggingface import ChameleonConfig, Emu3TextConfig
-    from tempera.targets import chameleon, emu3
-
-    lumina: Any = on_meta(
-        lambda: chameleon._network(
-            ChameleonConfig(vocabulary_map={}, num_key_value_heads=32), chameleon.lumina()
-        )
-    )
-    state = shapes({name: [1] for name in huggingface_state(8832, norms=True)})
-    pattern = {
-        name
-        for name in lumina.state_dict()
-        if ".layers." not in name or ".layers.0." in name or ".layers.1." in name
-    }
-    assert pattern == set(state)
-    assert sum(p.numel() for p in lumina.parameters()) == pytest.approx(7.0e9, rel=0.02)
-    network = on_meta(lambda: emu3._network(Emu3TextConfig(), emu3.emu3()))
-    assert sum(p.numel() for p in network.parameters()) == pytest.approx(8.5e9, rel=0.02)
-
-
 # Loading
 
 

@@ -549,7 +549,8 @@ def test_every_setting_of_a_stage_is_an_option_with_its_default(stage: str) -> N
         ("stages=[nothing]", f"stages= has no stage nothing; choose among {', '.join(STAGES)}"),
         (
             "stages=[target] target.steps=abc",
-            "`target.steps=abc` is not possible; it must be a whole number",
+            "`target.steps=abc` is not possible: it must be a valid integer, "
+            "unable to parse string as an integer",
         ),
         (
             "stages=[target] target.stepz=5",

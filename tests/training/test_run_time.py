@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -112,11 +113,11 @@ def test_the_images_that_the_target_draws_are_extrapolated(
     clock, _ = faked(monkeypatch)
     sizes = []
 
-    def decode(target: Any, drafter: Any, rule: Any, streams: Any, captions: Any, progress: Any):
+    def decode(target: Any, drafter: Any, rule: Any, streams: Any, captions: Any, observe: Any):
         sizes.append(len(captions))
         for number in range(1, target.length + 1):
             clock.seconds += 1.0
-            progress(number, number * len(captions))
+            observe(SimpleNamespace(rounds=number, written=number * len(captions)))
 
     monkeypatch.setattr(module, "decode", decode)
     time = timed(clock, Drawing(30, "a red ring", 4), steps=1)

@@ -185,7 +185,8 @@ def option_of(node: Any, key: str) -> str:
     """The user's name for a value: the option that it interpolates, or its own path in the
     configuration.
     """
-    raw = OmegaConf.to_container(node, resolve=False).get(key) if OmegaConf.is_dict(node) else None
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    raw = raw.get(key) if isinstance(raw, dict) else None
     match = re.fullmatch(r"\$\{([\w.]+)\}", raw) if isinstance(raw, str) else None
     return match[1] if match else str(node._get_full_key(key))
 

@@ -67,8 +67,9 @@ def jobs(device: str) -> int:
 
 def ceil(value: object) -> object:
     """`${ceil:NUMBER}`: the number rounded up; anything else as it is."""
-    finite = isinstance(value, int | float) and math.isfinite(value)
-    return math.ceil(value) if finite else value  # type: ignore[arg-type]
+    if isinstance(value, int | float) and math.isfinite(value):
+        return math.ceil(value)
+    return value
 
 
 def each(values: list[object]) -> str:
