@@ -61,13 +61,18 @@ def test_the_order_does_not_depend_on_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [("[1]", "is not an MS-COCO captions"), ("{", "is not an MS-COCO")]
+    ("content", "told"),
+    [
+        ("[1]", "holds no JSON object"),
+        ("{", "not valid JSON"),
+        ("{}", "is not an MS-COCO captions"),
+    ],
 )
 def test_a_file_that_is_none(content: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(content)
     with pytest.raises(TemperaError, match=told):
         coco_prompts(str(tmp_path / "c.json"))
-    with pytest.raises(TemperaError, match=r"absent\.json cannot be read \(No such file"):
+    with pytest.raises(TemperaError, match=r"there is no file absent\.json"):
         coco_prompts("absent.json")
 
 
@@ -79,6 +84,16 @@ def test_captions_to_draw_training_images_for(tmp_path: Path) -> None:
                for entry in entries)  # type: ignore[union-attr]  # fmt: skip
     assert list(source.read(4)) == entries[4:]
     assert source.describe()["sha256"]
+
+
+def test_ids_of_images_may_be_numbers_and_text(tmp_path: Path) -> None:
+    rows = [
+        {"image_id": image, "id": number, "caption": text}
+        for number, (image, text) in enumerate([("0", "a"), (1, "b"), (0, "c"), ("x", "d")])
+    ]
+    (tmp_path / "c.json").write_text(json.dumps({"annotations": rows}))
+    found = coco_prompts(str(tmp_path / "c.json"))
+    assert sorted(prompt.text for prompt in found) == ["a", "b", "d"]
 
 
 def test_every_class_equally_often() -> None:

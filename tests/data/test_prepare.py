@@ -31,10 +31,9 @@ from tempera.data.sources import (
     Entry,
     ImageFolder,
     ParquetShards,
-    PromptFile,
     Source,
     TarShards,
-    decode_picture,
+    decoded,
 )
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -216,9 +215,7 @@ def check(source: Source, captions: list[str], broken: list[str], counts: bool =
     assert all(part in failure for part, failure in zip(broken, failures, strict=True)), failures
     for start in range(len(items) + 2):
         assert list(map(str, source.read(start))) == list(map(str, items[start:]))
-    assert all(
-        decode_picture(entry.image).size == (12, 8) for entry in entries if entry.image is not None
-    )
+    assert all(decoded(entry.image).size == (12, 8) for entry in entries if entry.image is not None)
     assert len({entry.key for entry in entries}) == len(entries)
     json.dumps(source.describe())
 
@@ -328,9 +325,9 @@ def test_pictures_in_archives_are_read_when_they_are_decoded(tmp_path: Path) -> 
     tar_of(file, {"s0.bmp": shown, "s0.txt": b"one"})
     (entry,) = TarShards(str(tmp_path)).read(0)
     assert isinstance(entry, Entry) and entry.image is not None
-    assert decode_picture(entry.image).getpixel((0, 0)) == (10, 0, 0)
+    assert decoded(entry.image).getpixel((0, 0)) == (10, 0, 0)
     file.write_bytes(file.read_bytes().replace(shown, later))
-    assert decode_picture(entry.image).getpixel((0, 0)) == (200, 0, 0)
+    assert decoded(entry.image).getpixel((0, 0)) == (200, 0, 0)
     file.write_bytes(gzip.compress(file.read_bytes()))  # has no places to read from
     (entry,) = TarShards(str(tmp_path)).read(0)
     assert isinstance(entry, Entry) and entry.image == later
@@ -447,11 +444,6 @@ def test_anything_that_datasets_streams(tmp_path: Path) -> None:
     )
     with pytest.raises(TemperaError, match="datasets cannot load"):
         list(Dataset(str(tmp_path / "absent")).read(0))
-
-
-def test_prompt_files(tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
-    check(PromptFile(str(tmp_path / "prompts.txt")), ["one", "two"], [])
 
 
 def test_the_bar_shows_where_in_the_source_one_is(tmp_path: Path) -> None:
@@ -689,7 +681,7 @@ def test_vq_encoder_gives_the_images_codes_and_counts_broken_images(tmp_path: Pa
     encoder = VQEncoder(vq, "tok", GRID)
     good, bad = Entry("x", "0", "a", picture(9)), Entry("y", "1", "b", b"not an image")
     encoded = encoder.encode([bad, good])
-    expected = vq.encode(to_pixels(decode_picture(picture(9)), (8, 12))[None]).flatten(1)
+    expected = vq.encode(to_pixels(decoded(picture(9)), (8, 12))[None]).flatten(1)
     assert encoded.entries == [good]
     assert encoded.codes.tolist() == expected.tolist()
     assert "unreadable image" in encoded.broken[0].why

@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
-from tempera.data.prompts import Prompt, class_prompts, file_prompts, one_prompt
+from tempera.data.benchmarks import coco_prompts
+from tempera.data.prompts import Prompt, check_unique, file_prompts, one_prompt
 from tempera.errors import TemperaError
 from tempera.shapes.scenes import world_prompts
 
@@ -14,6 +16,10 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
+def coco(*annotations: object) -> str:
+    return json.dumps({"annotations": annotations})
+
+
 def test_world_prompts_are_seeded_and_sliced() -> None:
     prompts = world_prompts(limit=5, offset=121)
     assert [prompt.id for prompt in prompts] == [f"world-{index:06d}" for index in range(121, 126)]
@@ -21,49 +27,85 @@ def test_world_prompts_are_seeded_and_sliced() -> None:
     assert prompts != world_prompts(limit=5, offset=121, seed=2)
 
 
-def test_class_prompts_go_round() -> None:
-    assert [(prompt.id, prompt.text) for prompt in class_prompts(3, 998)] == [
-        ("class-0998-000", "998"),
-        ("class-0999-000", "999"),
-        ("class-0000-001", "0"),
-    ]
-    assert len(class_prompts(None)) == 1000
-
-
 def test_one_prompt_has_an_id_of_its_text() -> None:
     first, second = one_prompt("a red ring")[0], one_prompt(" a blue ring ")[0]
     assert first.text == "a red ring" and second.text == "a blue ring" and first.id != second.id
     assert one_prompt("a red ring") == [first]
-    with pytest.raises(TemperaError, match="prompt is empty"):
-        one_prompt("  ")
     assert one_prompt(7)[0].text == "7"  # a class
 
 
-@pytest.mark.parametrize("given", [["a red ring", "a blue ring"], {"deeper": 1}])
+@pytest.mark.parametrize("given", [["a red ring", "a blue ring"], {"deeper": 1}, "  ", None])
 def test_one_prompt_is_one_text(given: Any) -> None:
-    with pytest.raises(TemperaError, match=r"prompt=.* is not possible: give one text"):
+    with pytest.raises(TemperaError) as problem:
         one_prompt(given)
+    assert problem.value.option == "prompt"
 
 
-def test_text_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "my prompts.txt", "\ufeffa cat\r\n  a “dog”\tasleep \n\n")
-    assert file_prompts(path) == [
-        Prompt("my-prompts-000001", "a cat"),
-        Prompt("my-prompts-000002", "a “dog” asleep"),
-    ]
-    assert file_prompts(path, limit=5, offset=1) == [Prompt("my-prompts-000002", "a “dog” asleep")]
+TEXTS = ["a cat", "a “dog” asleep"]
+FILES = {
+    "txt": "a cat\n  a “dog”\tasleep \n\n",
+    "csv": "id,Prompt\n1,a cat\n2,a “dog” asleep\n",
+    "tsv": "Prompt\tNote\na cat\tx\na “dog” asleep\n",
+    "jsonl": '{"prompt": "a cat"}\n["a “dog” asleep", "another"]\n',
+    "json": '{"annotations": [{"id": 1, "caption": "a cat"},\n'
+    '{"id": 2, "caption": ["a “dog” asleep"]}]}',
+}  # fmt: skip
 
 
-def test_parti_prompts_layout(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "Parti.tsv",
-        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\tx\n the words "go" '
-        "\tWorld\tBasic\t\n",
-    )
-    assert file_prompts(path) == [
-        Prompt("Parti-000002", "bond"),
-        Prompt("Parti-000003", 'the words "go"'),
-    ]
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("kind", FILES)
+def test_every_format_with_every_line_end_and_a_byte_order_mark(
+    kind: str, mark: str, ends: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"my prompts.{kind.upper()}", mark + FILES[kind].replace("\n", ends))
+    prompts = file_prompts(path)
+    assert [prompt.text for prompt in prompts] == TEXTS
+    if kind != "json":
+        assert prompts[-1].id == f"my-prompts-{3 if kind in ('csv', 'tsv') else 2:06d}"
+    assert file_prompts(path, limit=5, offset=1) == prompts[1:]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings_are_named(kind: str, encoding: str, tmp_path: Path) -> None:
+    text = FILES[kind].replace("“", "é").replace("”", "é")
+    with pytest.raises(TemperaError, match=rf"\.{kind}:\d+ is not UTF-8 text"):
+        file_prompts(write(tmp_path / f"a.{kind}", text.encode(encoding)))
+
+
+def test_quotes_of_a_tsv_are_those_of_pandas_or_part_of_raw_prompts(tmp_path: Path) -> None:
+    texts = ['the words "go"', '"G I G" painted', "plain"]
+    raw = "Prompt\tNote\n" + "".join(f"{text}\tn\n" for text in texts)
+    quoted = pandas.DataFrame({"Prompt": texts, "Note": "n"}).to_csv(sep="\t", index=False)
+    for number, content in enumerate((raw, quoted)):
+        path = write(tmp_path / f"{number}.tsv", content)
+        assert [prompt.text for prompt in file_prompts(path)] == texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../escaped/evil", "/tmp/evil", "a/b", "a\\b", "..", ".", "", ".hidden", "a\nb", "\x00",
+     "x" * 101, "é" * 51, "\ud800"],
+)  # fmt: skip
+def test_an_id_is_a_file_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TemperaError, match="a prompt's id"):
+        Prompt(name, "a cat")
+    content = json.dumps({"annotations": [{"id": name, "image_id": 1, "caption": "x"}]})
+    path = write(tmp_path / "captions.json", content)
+    for door in (file_prompts, coco_prompts):
+        with pytest.raises(TemperaError, match="a prompt's id"):
+            door(path)
+
+
+def test_ids_are_unique_in_the_whole_set(tmp_path: Path) -> None:
+    one, other = ({"id": name, "image_id": f"{name!r}", "caption": "x"} for name in (1, "1"))
+    path = write(tmp_path / "captions.json", coco(one, other))
+    for door in (file_prompts, coco_prompts):
+        with pytest.raises(TemperaError, match="two prompts have the id 1"):
+            door(path, limit=1)
+    with pytest.raises(TemperaError, match="two prompts have the id a"):
+        check_unique([Prompt("a", "x"), Prompt("a", "y")])
 
 
 def test_coco_layout(tmp_path: Path) -> None:
@@ -78,46 +120,32 @@ def test_coco_layout(tmp_path: Path) -> None:
     assert file_prompts(path) == [Prompt("401", "An office."), Prompt("7", "A cat")]
 
 
-def coco(*annotations: object) -> str:
-    return json.dumps({"annotations": annotations})
-
-
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.txt", "", r"a\.txt holds no prompts"),
-        ("a.txt", " \n\n", r"a\.txt holds no prompts"),
-        ("a.txt", "one\n\nthree\n", r"a\.txt:2 holds an empty prompt"),
-        ("a.txt", b"one\ncaf\xe9\n", r"a\.txt:2 is not UTF-8 text \(byte 4\)"),
-        ("a.txt", "one\ntwo\x00\n", r"a\.txt:2 is broken .*control character"),
-        ("a.tsv", "", r"a\.tsv holds no prompts"),
-        ("a.tsv", "Prompt\tCategory\n", r"a\.tsv holds no prompts"),
-        ("a.tsv", "text\tCategory\nx\ty\n", r"a\.tsv:1 has no Prompt column"),
-        (
-            "a.tsv",
-            "Prompt\tCategory\nx\ty\nx\ty\tz\n",
-            r"a\.tsv:3 is broken \(3 fields where the header has 2\)",
-        ),
-        ("a.tsv", "Category\tPrompt\nx\ty\nx\n", r"a\.tsv:3 is broken \(1 fields"),
-        ("a.tsv", "Prompt\tCategory\n \ty\n", r"a\.tsv:2 holds an empty prompt"),
-        ("a.json", '{"annotations": [\n{"id": 1,,}]}', r"a\.json:2 is not valid JSON"),
-        ("a.json", '{"annotations": [{"id": 1, "caption": "x"', r"a\.json:1 is not valid JSON"),
-        ("a.json", "[1]", r"a\.json has no list of annotations"),
-        ("a.json", coco({"id": 1, "caption": "x"}, {"id": 2}), r"a\.json, annotation 2 is broken"),
-        ("a.json", coco({"id": 1, "caption": "x"}, 3), r"a\.json, annotation 2 is broken"),
-        (
-            "a.json",
-            coco({"id": 1, "caption": " "}),
-            r"a\.json, annotation 1 \(id 1\) holds an empty prompt",
-        ),
-        (
-            "a.json",
-            coco({"id": 1, "caption": "x"}, {"id": 1, "caption": "y"}),
-            r"annotation 2 repeats the id 1 of annotation 1",
-        ),
-        ("a.json", coco({"id": "../x", "caption": "x"}), r"cannot name a file"),
-        ("a.json", coco(), r"a\.json holds no prompts"),
-        ("a.csv", "x", r"a\.csv does not end like a prompt file"),
+        ("a.txt", "", r"a\.txt holds 0 prompts"),
+        ("a.txt", " \n\n", r"a\.txt holds 0 prompts"),
+        ("a.txt", "one\n\nthree\n", r"a\.txt:2 "),
+        ("a.txt", "one\ntwo\x00\n", r"a\.txt:2 "),
+        ("a.tsv", "", r"a\.tsv holds 0 prompts"),
+        ("a.tsv", "Prompt\tCategory\n", r"a\.tsv holds 0 prompts"),
+        ("a.tsv", "words\tCategory\nx\ty\n", r"a\.tsv:1 "),
+        ("a.tsv", "Prompt\tCategory\nx\ty\nx\ty\tz\n", r"a\.tsv:3 "),
+        ("a.tsv", "Category\tPrompt\nx\ty\nx\n", r"a\.tsv:3 "),
+        ("a.csv", "Prompt,Category\n ,y\n", r"a\.csv:2 "),
+        ("a.jsonl", '"x"\n{"prompt": null}\n', r"a\.jsonl:2 "),
+        ("a.jsonl", '"x"\n{"prompt": 7}\n', r"a\.jsonl:2 "),
+        ("a.jsonl", '"x"\n{"prompt": []}\n', r"a\.jsonl:2 "),
+        ("a.jsonl", '"x"\n{oops\n', r"a\.jsonl:2 "),
+        ("a.jsonl", '"x"\n"\\ud800"\n', r"a\.jsonl:2 "),
+        ("a.json", '{"annotations": [\n{"id": 1,,}]}', r"a\.json is not valid JSON"),
+        ("a.json", "[1]", r"a\.json holds no JSON object"),
+        ("a.json", coco({"id": 1, "caption": "x"}, {"id": 2}), r"a\.json, annotation 2 "),
+        ("a.json", coco({"id": 1, "caption": "x"}, 3), r"a\.json, annotation 2 "),
+        ("a.json", coco({"id": True, "caption": "x"}), r"a\.json, annotation 1 "),
+        ("a.json", coco({"id": 1, "caption": " "}), r"a\.json, annotation 1 "),
+        ("a.json", coco(), r"a\.json holds 0 prompts"),
+        ("a.md", "x", r"a\.md is no prompt file"),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(
@@ -134,7 +162,7 @@ def test_missing_file_and_bad_slices(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="folder.txt is a directory"):
         (tmp_path / "folder.txt").mkdir()
         file_prompts(str(tmp_path / "folder.txt"))
-    with pytest.raises(TemperaError, match="data=file needs a file"):
+    with pytest.raises(TemperaError, match="data=file is no prompt file"):
         file_prompts(None)
     path = write(tmp_path / "a.txt", "one\ntwo\n")
     with pytest.raises(TemperaError, match="holds 2 prompts, so offset=2 leaves none"):

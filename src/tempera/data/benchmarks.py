@@ -2,20 +2,28 @@
 classes. Each is read from the hub, at a fixed commit if one is known, or from a local file.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt, check_slice, file_prompts
+from tempera.data.prompts import (
+    Prompt,
+    chosen,
+    coco_captions,
+    field_of,
+    file_prompts,
+    json_lines,
+    text_of,
+)
 from tempera.data.sources import Broken, Entry, Source
-from tempera.errors import TemperaError, misfit
-from tempera.runtime.files import sha256_file
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import regular_file, sha256_file
 from tempera.runtime.hub import Repository
 
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
@@ -42,61 +50,57 @@ def coco_prompts(
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    check_slice(limit, offset)
     images = _coco_images(path, "validation")
-    return _slice(
-        [Prompt(str(number), text) for _, number, text in _chosen(images, per_image, seed)],
-        limit,
-        offset,
-        path or COCO.id,
-    )
+    prompts = [Prompt(number, text) for _, number, text in _shuffled(images, per_image, seed)]
+    return chosen(prompts, limit, offset, path or COCO.id)
 
 
-Captions = dict[int, list[tuple[int, str]]]
+Captions = dict[str, list[tuple[str, str]]]
 """Image id -> the ids and texts of its captions, in order."""
 
 
 def _coco_images(path: str | None, split: str) -> Captions:
-    if path is not None:
-        return _coco_file(Path(path))
     images: Captions = {}
-    for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
-        for row in pq.read_table(file, columns=["image_id", "ids", "captions"]).to_pylist():
-            images[row["image_id"]] = sorted(zip(row["ids"], row["captions"], strict=True))
-    return images
+    if path is None:
+        for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
+            for row in _table(file, ["image_id", "ids", "captions"]).to_pylist():
+                images[str(row["image_id"])] = [
+                    (str(number), text)
+                    for number, caption in zip(row["ids"], row["captions"], strict=True)
+                    if (text := text_of(caption))
+                ]
+    else:
+        for one in coco_captions(Path(path))[0]:
+            if one.id is None or one.image is None:
+                raise TemperaError(f"{one.where} holds no id or image_id: repair or delete it.")
+            if one.text:
+                images.setdefault(one.image, []).append((one.id, one.text))
+    return {image: sorted(found, key=lambda one: _order(one[0])) for image, found in images.items()}
 
 
-def _coco_file(path: Path) -> Captions:
+def _order(name: str) -> tuple[int, int, str]:
+    """Sorts numbers by value, before other ids."""
+    number = name.isascii() and name.isdigit()
+    return (0, int(name), name) if number else (1, 0, name)
+
+
+def _table(file: Path, columns: list[str] | None = None) -> pa.Table:
     try:
-        annotations = json.loads(path.read_text(encoding="utf-8"))["annotations"]
-        images: Captions = {}
-        for row in annotations:
-            images.setdefault(row["image_id"], []).append((row["id"], str(row["caption"])))
-    except OSError as problem:
+        return pq.read_table(regular_file(file), columns=columns)
+    except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
-            f"{path} cannot be read ({problem.strerror}): give the path of an MS-COCO captions "
-            "file, such as captions_val2017.json."
+            f"{file} cannot be read ({shortened(str(problem))}): download it again."
         ) from None
-    except (ValueError, KeyError, TypeError) as problem:
-        raise TemperaError(
-            f"{path} is not an MS-COCO captions file ({misfit(problem)}): give one with "
-            "annotations, each with id, image_id and caption."
-        ) from None
-    return {image: sorted(found) for image, found in images.items()}
 
 
-def _chosen(images: Captions, per_image: int, seed: int) -> Iterator[tuple[int, int, str]]:
-    """(image id, caption id, text) of the non-empty captions, image by image. The order depends
-    only on the image ids and the seed.
+def _shuffled(images: Captions, per_image: int, seed: int) -> Iterator[tuple[str, str, str]]:
+    """(image id, caption id, text), image by image. The order depends only on the image ids and the
+    seed.
     """
-    order = sorted(images)
+    order = sorted(images, key=_order)
     for place in np.random.default_rng(seed).permutation(len(order)):
-        found = [
-            (order[place], number, text)
-            for number, caption in images[order[place]]
-            if (text := " ".join(caption.split()))
-        ]
-        yield from found[: per_image or None]
+        for number, text in images[order[place]][: per_image or None]:
+            yield order[place], number, text
 
 
 class Listed(Source):
@@ -139,9 +143,19 @@ class CocoTraining(Listed):
             described["sha256"] = sha256_file(Path(captions))
         prompts = [
             Prompt(f"{image}#{number}", text)
-            for image, number, text in _chosen(images, per_image, seed)
+            for image, number, text in _shuffled(images, per_image, seed)
         ]
         super().__init__(prompts, described)
+
+
+class PromptFile(Listed):
+    """`source=prompts`: captions of a file that `tempera.data.prompts.file_prompts` reads."""
+
+    def __init__(self, path: str) -> None:
+        prompts = file_prompts(path)
+        super().__init__(
+            prompts, {"kind": "prompts", "path": path, "sha256": sha256_file(Path(path))}
+        )
 
 
 def parti_prompts(
@@ -154,13 +168,12 @@ def parti_prompts(
         limit, offset: number of prompts to take, and to skip first.
         seed: seed of their order; None keeps the file's order, which is by category.
     """
-    check_slice(limit, offset)
     file = path or str(PARTI.file("PartiPrompts.tsv"))
     prompts = file_prompts(file)
     if seed is not None:
         order = np.random.default_rng(seed).permutation(len(prompts))
         prompts = [prompts[place] for place in order]
-    return _slice(prompts, limit, offset, file)
+    return chosen(prompts, limit, offset, file)
 
 
 def drawbench_prompts(
@@ -169,30 +182,23 @@ def drawbench_prompts(
     """DrawBench in its own order; ids are drawbench-<number>.
 
     Args:
-        path: .txt, .tsv with a Prompt column, or .parquet with a column prompts or prompt; by
-            default the hub's copy.
+        path: a prompt file, or Parquet with a column prompts; by default the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
     """
-    check_slice(limit, offset)
-    if path is not None and Path(path).suffix != ".parquet":
-        return _slice(file_prompts(path), limit, offset, path)
+    if path is not None and Path(path).suffix.lower() != ".parquet":
+        return chosen(file_prompts(path), limit, offset, path)
     folder = DRAWBENCH.snapshot(["*.parquet"]) if path is None else None
     files = sorted(folder.rglob("*test*.parquet")) if folder else [Path(str(path))]
-    texts: list[str] = []
-    for file in files:
-        try:
-            table = pq.read_table(file)
-        except (OSError, ValueError) as problem:
-            raise TemperaError(f"{file} cannot be read ({problem}): download it again.") from None
-        column = next((name for name in ("prompts", "prompt") if name in table.column_names), None)
-        if column is None:
+    rows = [row for file in files for row in _table(file).to_pylist()]
+    prompts = []
+    for number, row in enumerate(rows):
+        if (text := field_of(row)) is None:
             raise TemperaError(
-                f"{file} has no column prompts (it has {', '.join(table.column_names)}): give "
+                f"{path or DRAWBENCH.id}, row {number} holds no prompt in a column prompts: give "
                 "DrawBench as it was published."
             )
-        texts += [" ".join(str(text).split()) for text in table[column].to_pylist()]
-    prompts = [Prompt(f"drawbench-{number:03d}", text) for number, text in enumerate(texts)]
-    return _slice(prompts, limit, offset, path or DRAWBENCH.id)
+        prompts.append(Prompt(f"drawbench-{number:03d}", text))
+    return chosen(prompts, limit, offset, path or DRAWBENCH.id)
 
 
 def geneval_prompts(
@@ -205,19 +211,17 @@ def geneval_prompts(
         limit, offset: number of images to take, and to skip first.
         per_prompt: images per prompt.
     """
-    check_slice(limit, offset)
     if not path:
         raise TemperaError(
             "data=geneval needs GenEval's metadata: give path=evaluation_metadata.jsonl, which is "
             "in prompts/ of https://github.com/djghosh13/geneval."
         )
-    prompts = []
-    for index, record in enumerate(geneval_records(Path(path))):
-        prompts += [
-            Prompt(f"{index:05d}-{repetition:04d}", record["prompt"])
-            for repetition in range(per_prompt)
-        ]
-    return _slice(prompts, limit, offset, path)
+    prompts = [
+        Prompt(f"{index:05d}-{repetition:04d}", record["prompt"])
+        for index, record in enumerate(geneval_records(Path(path)))
+        for repetition in range(per_prompt)
+    ]
+    return chosen(prompts, limit, offset, path)
 
 
 def geneval_records(path: Path) -> list[dict[str, Any]]:
@@ -226,22 +230,14 @@ def geneval_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         TemperaError: the file is unreadable or broken; names file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise TemperaError(
-            f"{path} cannot be read ({problem.strerror}): check the path of GenEval's metadata."
-        ) from None
     records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            records.append({**record, "prompt": " ".join(record["prompt"].split())})
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+    for number, record in json_lines(path):
+        text = field_of(record, "prompt") if isinstance(record, dict) else None
+        if text is None:
             raise TemperaError(
-                f"{path}:{number} is not a record of GenEval ({misfit(problem)}): download the "
-                "file again."
-            ) from None
+                f"{path}:{number} is not a record of GenEval with a prompt: download it again."
+            )
+        records.append({**record, "prompt": text})
     return records
 
 
@@ -251,14 +247,13 @@ def imagenet_prompts(
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.
     """
-    check_slice(limit, offset)
     every = [(number, again) for again in range(per_class) for number in range(1000)]
     order = np.random.default_rng(seed).permutation(len(every))
     prompts = [
         Prompt(f"class-{number:04d}-{again:03d}", str(number))
         for number, again in (every[place] for place in order)
     ]
-    return _slice(prompts, limit, offset, "ImageNet")
+    return chosen(prompts, limit, offset, "ImageNet")
 
 
 class ImageNetClasses(Listed):
@@ -267,12 +262,3 @@ class ImageNetClasses(Listed):
     def __init__(self, per_class: int = 50, seed: int = 1) -> None:
         prompts = imagenet_prompts(None, 0, per_class, seed)
         super().__init__(prompts, {"kind": "imagenet", "per_class": per_class, "seed": seed})
-
-
-def _slice(prompts: list[Prompt], limit: int | None, offset: int, place: str) -> list[Prompt]:
-    if offset >= len(prompts):
-        raise TemperaError(
-            f"{place} holds {len(prompts)} prompts, so offset={offset} leaves none: choose a "
-            "smaller offset."
-        )
-    return prompts[offset:] if limit is None else prompts[offset : offset + limit]

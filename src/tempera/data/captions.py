@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt
+from tempera.data.prompts import Prompt, check_unique
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
@@ -61,5 +61,6 @@ class CheckedCaptions(Source):
 
 
 def check_prompts(prompts: Sequence[Prompt], captions: CaptionCheck) -> None:
-    """Raise TemperaError for the first prompt that the model cannot use."""
+    """Raise TemperaError for the first prompt that the model cannot use, or if two have one id."""
+    check_unique(prompts)
     captions.check([prompt.text for prompt in prompts])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from tempera.data.sources import Broken, Entry, decode_picture
+from tempera.data.sources import Broken, Entry, decoded
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.none import NoDraft
@@ -75,7 +75,7 @@ class VQEncoder:
                     "source its images."
                 )
             try:
-                pixels.append(to_pixels(decode_picture(entry.image), self.size))
+                pixels.append(to_pixels(decoded(entry.image), self.size))
                 kept.append(entry)
             except (OSError, ValueError) as problem:
                 broken.append(Broken(entry.where, f"unreadable image ({problem})"))

@@ -1,38 +1,69 @@
-"""Prompts from class numbers, a string, or a text, TSV or MS-COCO file."""
+"""Prompts: a single text, or files of them (.txt, .csv, .tsv, .jsonl, MS-COCO .json)."""
 
+import csv
 import hashlib
+import io
 import json
 import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import regular_file
+from tempera.runtime.files import read_json, read_text
+
+TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
+"""Names of columns and fields that hold the text, in any case; the first that exists is read."""
+LONGEST_ID = 100
+"""Most bytes of an id: it names files, which have at most 255 bytes."""
+
+QUOTED = re.compile(r'(?:(?:"(?:[^"]|"")*+"|[^"\t\n]*+)(?:[\t\n]|\Z))*+')
+"""Tab-separated text in which every quotation mark belongs to a quoted field."""
+
+
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and lone surrogates."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. Its `id` seeds the row's random stream and keys every result, so it is
-    unique in a run and safe as a file name.
+    """A prompt. Its `id` seeds the row's random stream, keys every result and names the picture's
+    file.
+
+    Raises:
+        TemperaError: the id cannot name a file, or the text is not UTF-8 text.
     """
 
     id: str
     text: str
 
+    def __post_init__(self) -> None:
+        faults = {
+            "it must be a file name, without slashes and without a dot in front":
+                not re.fullmatch(r"[^./\\][^/\\]*", self.id),
+            "it holds control characters": UNPRINTABLE.search(self.id),
+            "its prompt holds control characters": UNPRINTABLE.search(self.text),
+            f"it has more than {LONGEST_ID} bytes":
+                len(self.id.encode(errors="replace")) > LONGEST_ID,
+        }  # fmt: skip
+        for fault, found in faults.items():
+            if found:
+                raise TemperaError(
+                    f"a prompt's id, '{shortened(self.id)}', is not possible: {fault}."
+                )
 
-def class_prompts(limit: int | None = 64, offset: int = 0, classes: int = 1000) -> list[Prompt]:
-    """Class numbers, for class-conditional models: prompt i is class i mod `classes`; ids are
-    class-0207-000 (class, repetition).
+
+def text_of(value: Any) -> str | None:
+    """A caption from data: a text, or the first of a list of texts, on one line. None if the value
+    is neither, is empty, or has control characters.
     """
-    check_slice(limit, offset)
-    numbers = range(offset, offset + (classes if limit is None else limit))
-    return [
-        Prompt(f"class-{number % classes:04d}-{number // classes:03d}", str(number % classes))
-        for number in numbers
-    ]
+    if isinstance(value, list | tuple):
+        value = next((one for one in value if isinstance(one, str) and one.strip()), None)
+    if not isinstance(value, str):
+        return None
+    text = " ".join(value.split())
+    return text if text and not UNPRINTABLE.search(text) else None
 
 
 def one_prompt(given: str | float) -> list[Prompt]:
@@ -42,24 +73,26 @@ def one_prompt(given: str | float) -> list[Prompt]:
     Raises:
         TemperaError: it is empty, or neither text nor number.
     """
-    if not isinstance(given, str | int | float):
+    text = text_of(str(given) if isinstance(given, int | float) else given)
+    if text is None or isinstance(given, list):
         raise TemperaError(
-            f"prompt={given} is not possible: give one text in quotes, as in \"prompt='a small red "
-            "ring'\", or several in a file, as in data=file data.path=FILE."
+            "the prompt must be one printable text: several stand in a file, as in data=file "
+            "path=FILE.",
+            option="prompt",
         )
-    text = str(given).strip()
-    if not text:
-        raise TemperaError('the prompt is empty: give some text, as in prompt="a small red ring".')
     return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
 
 
 def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) -> list[Prompt]:
-    """Read prompts from a file. Its ending decides the format.
+    """Read prompts from a file. Its ending, in any case, decides the format.
 
-    - `.txt`: one prompt per line; ids are `<file stem>-<line number>`.
-    - `.tsv`: a header with a `Prompt` column, as in PartiPrompts; ids are as for `.txt`.
-    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`); ids are the annotation
-      ids.
+    - `.txt`: one prompt a line.
+    - `.csv`, `.tsv`: a header with a column prompt (or of another name in `TEXT_NAMES`), quoted as
+      pandas writes them; PartiPrompts' TSV, where quotes are part of the prompts, is read too.
+    - `.jsonl`: an object with such a field, or a string, a line.
+    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`).
+
+    Ids are `<file stem>-<line number>`; of MS-COCO, those of the annotations.
 
     Args:
         path: the file.
@@ -68,29 +101,69 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
 
     Raises:
         TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
-            prompt or a repeated id; the message names file and line.
+            prompt or an unusable id; the message names file and line.
     """
-    if not path:
+    readers = {
+        ".txt": _text_rows, ".csv": _table_rows, ".tsv": _table_rows, ".jsonl": json_lines,
+    }  # fmt: skip
+    file = Path(path or "")
+    if not path or file.suffix.lower() not in (*readers, ".json"):
         raise TemperaError(
-            "data=file needs a file of prompts: give path=FILE (.txt, .tsv with a Prompt column, "
-            "or MS-COCO captions .json)."
+            f"{path or 'data=file'} is no prompt file: give one that ends in "
+            f"{', '.join(readers)} or .json (MS-COCO captions).",
+            option="path",
         )
+    if file.suffix.lower() == ".json":
+        found = [(one.where, one.id, one.text) for one in coco_captions(file)[0]]
+    else:
+        stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
+        rows = readers[file.suffix.lower()](file)
+        found = [(f"{file}:{n}", f"{stem}-{n:06d}", field_of(row)) for n, row in rows]
+    return chosen([_prompt(*each) for each in found], limit, offset, str(path))
+
+
+def _prompt(where: str, name: str | None, text: str | None) -> Prompt:
+    if name is None or text is None:
+        lacks = "id" if name is None else "printable text for a prompt"
+        raise TemperaError(f"{where} holds no {lacks}: repair or delete it.")
+    try:
+        return Prompt(name, text)
+    except TemperaError as problem:
+        raise TemperaError(f"{where}: {problem}") from None
+
+
+def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) -> list[Prompt]:
+    """`limit` of a set's prompts from `offset` on.
+
+    Raises:
+        TemperaError: that is no prompt, or two prompts of the set have the same id.
+    """
     check_slice(limit, offset)
-    readers = {".txt": _read_text, ".tsv": _read_tsv, ".json": _read_coco}
-    file = Path(path)
-    if file.suffix.lower() not in readers:
-        raise TemperaError(
-            f"the path {path} does not end like a prompt file: use one of {', '.join(readers)}."
-        )
-    prompts = readers[file.suffix.lower()](file)
-    if not prompts:
-        raise TemperaError(f"{path} holds no prompts: put one on each line.")
+    check_unique(prompts)
     if offset >= len(prompts):
         raise TemperaError(
-            f"{path} holds {len(prompts)} prompts, so offset={offset} leaves none: choose a "
-            "smaller offset."
+            f"{place} holds {len(prompts)} prompts, so offset={offset} leaves none: choose "
+            "another file or a smaller offset.",
+            option="offset",
         )
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
+
+
+def check_unique(prompts: Sequence[Prompt]) -> None:
+    """Raise TemperaError if two prompts have the same id."""
+    known: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in known:
+            raise TemperaError(f"two prompts have the id {prompt.id}: ids must be unique.")
+        known.add(prompt.id)
+
+
+def check_slice(limit: int | None, offset: int) -> None:
+    """Refuse a slice of prompts that holds none, or a negative offset."""
+    if limit is not None and limit < 1:
+        raise TemperaError(f"limit={limit} asks for no prompts: give 1 or more.", option="limit")
+    if offset < 0:
+        raise TemperaError(f"offset={offset} is negative: give 0 or more.", option="offset")
 
 
 def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -99,161 +172,97 @@ def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
     return {"count": len(prompts), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
 
 
-def check_slice(limit: int | None, offset: int) -> None:
-    """Refuse a slice of prompts that holds none, or a negative offset."""
-    if limit is not None and limit < 1:
-        raise TemperaError(f"limit={limit} asks for no prompts: give at least 1.")
-    if offset < 0:
-        raise TemperaError(
-            f"offset={offset} is negative: give how many prompts to skip, 0 or more."
-        )
+Rows = Iterator[tuple[int, Any]]
+"""Line numbers and what stands there: an object, or a string."""
+
+
+def field_of(row: Any, name: str | None = None) -> str | None:
+    """The text in a row: the row itself, its field of that name, or the first of `TEXT_NAMES`."""
+    if isinstance(row, dict):
+        lower = {str(key).lower(): value for key, value in row.items()}
+        names = [known for known in TEXT_NAMES if lower.get(known)]
+        row = row.get(name) if name else lower[names[0]] if names else None
+    return text_of(row)
+
+
+def _text_rows(file: Path) -> Rows:
+    yield from enumerate(_lines(file), start=1)
 
 
 def _lines(file: Path) -> list[str]:
-    """The file's lines without trailing blank ones; line i is `lines[i - 1]`."""
-    regular_file(file)
-    try:
-        raw = file.read_bytes()
-    except OSError as problem:
-        raise TemperaError(
-            f"{file} cannot be read ({problem.strerror}): check the path of the prompt file."
-        ) from None
-    lines = []
-    for number, line in enumerate(raw.rstrip().split(b"\n"), start=1):
+    return text.split("\n") if (text := read_text(file).rstrip()) else []
+
+
+def json_lines(file: Path) -> Rows:
+    """The values of a JSON Lines file; None for a line that is not valid JSON."""
+    for number, line in enumerate(_lines(file), start=1):
         try:
-            lines.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r"))
-        except UnicodeDecodeError as problem:
-            raise TemperaError(
-                f"{file}:{number} is not UTF-8 text (byte {problem.start + 1}): save the file as "
-                "UTF-8."
-            ) from None
-    return [] if lines == [""] else lines
+            yield number, json.loads(line)
+        except (ValueError, RecursionError):
+            yield number, None
 
 
-def _line_prompt(file: Path, number: int, text: str) -> Prompt:
-    """The prompt on a line, after checking it."""
-    text = " ".join(text.split())
-    if not text:
-        raise TemperaError(
-            f"{file}:{number} holds an empty prompt: write one there or delete the line."
-        )
-    controls = [character for character in text if unicodedata.category(character) == "Cc"]
-    if controls:
-        raise TemperaError(
-            f"{file}:{number} is broken (it holds the control character {controls[0]!r}): repair "
-            "or delete the line."
-        )
-    return Prompt(_file_name(f"{file}:{number}", f"{_safe(file.stem)}-{number:06d}"), text)
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-
-
-def _read_text(file: Path) -> list[Prompt]:
-    return [_line_prompt(file, number, line) for number, line in enumerate(_lines(file), start=1)]
-
-
-def _read_tsv(file: Path) -> list[Prompt]:
-    lines = _lines(file)
-    if not lines:
-        return []
-    header = lines[0].split("\t")
-    if "Prompt" not in header:
-        raise TemperaError(
-            f"{file}:1 has no Prompt column (found {', '.join(header)[:80]}): name the prompts' "
-            "column Prompt in the first line."
-        )
-    column = header.index("Prompt")
-    prompts = []
-    for number, line in enumerate(lines[1:], start=2):
-        fields = line.split("\t")
-        if len(fields) > len(header) or len(fields) <= column:
-            raise TemperaError(
-                f"{file}:{number} is broken ({len(fields)} fields where the header has "
-                f"{len(header)}): repair or delete the line."
-            )
-        prompts.append(_line_prompt(file, number, fields[column]))
-    return prompts
-
-
-def _read_coco(file: Path) -> list[Prompt]:
-    lines = _lines(file)
-    if not lines:
-        return []
+def _table_rows(file: Path) -> Rows:
+    """The rows of a CSV or TSV file below its header; None for a row that is too long."""
+    text, tabs = read_text(file).rstrip("\n"), file.suffix.lower() == ".tsv"
+    quoting = csv.QUOTE_NONE if tabs and not QUOTED.fullmatch(text) else csv.QUOTE_MINIMAL
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter="\t" if tabs else ",", quoting=quoting
+    )
     try:
-        content = json.loads("\n".join(lines))
-    except json.JSONDecodeError as problem:
-        raise TemperaError(
-            f"{file}:{problem.lineno} is not valid JSON ({problem.msg}): download the file again "
-            "or repair the line."
-        ) from None
-    except (RecursionError, ValueError) as problem:
-        raise TemperaError(
-            f"{file} is not valid JSON ({shortened(str(problem))}): download the file again."
-        ) from None
-    annotations = content.get("annotations") if isinstance(content, dict) else None
-    if not isinstance(annotations, list):
-        raise TemperaError(
-            f"{file} has no list of annotations: give an MS-COCO captions file (annotations: "
-            "[{id, caption}, …])."
-        )
-    prompts = [
-        _annotation_prompt(file, number, annotation)
-        for number, annotation in enumerate(annotations, start=1)
-    ]
-    _check_unique(file, prompts)
-    return prompts
-
-
-def _annotation_prompt(file: Path, number: int, annotation: Any) -> Prompt:
-    where = f"{file}, annotation {number}"
-    if (
-        not isinstance(annotation, dict)
-        or not isinstance(annotation.get("caption"), str)
-        or not isinstance(annotation.get("id"), int | str)
-    ):
-        raise TemperaError(
-            f"{where} is broken (no id and caption): each annotation needs an id and a caption."
-        )
-    text = " ".join(annotation["caption"].split())
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise TemperaError(f"{where} is broken (its caption is not UTF-8 text): repair it.")
-    if not text:
-        raise TemperaError(
-            f"{where} (id {annotation['id']}) holds an empty prompt: write a caption there or "
-            "delete the annotation."
-        )
-    name = str(annotation["id"])
-    if name != _safe(name) or not name.strip("."):
-        raise TemperaError(
-            f"{where} has the id '{shortened(name)}', which cannot name a file: use letters, "
-            "digits, dot, dash or underscore."
-        )
-    return Prompt(_file_name(where, name), text)
-
-
-LONGEST_ID = 200
-"""Most characters of an id: file names have at most 255 bytes, including a temporary file's ending.
-"""
-
-
-def _file_name(where: str, name: str) -> str:
-    """The id, if it is short enough to name a picture's file."""
-    if len(name) > LONGEST_ID:
-        raise TemperaError(
-            f"{where} has an id of {len(name)} characters ('{shortened(name, 40)}'), which is too "
-            f"long to name a file: give at most {LONGEST_ID}, or shorten the prompt file's name."
-        )
-    return name
-
-
-def _check_unique(file: Path, prompts: Sequence[Prompt]) -> None:
-    seen: dict[str, int] = {}
-    for number, prompt in enumerate(prompts, start=1):
-        if prompt.id in seen:
+        header = next(reader, [])
+        if text and not {name.strip().lower() for name in header} & {*TEXT_NAMES, "file_name"}:
             raise TemperaError(
-                f"{file}, annotation {number} repeats the id {prompt.id} of annotation "
-                f"{seen[prompt.id]}: ids must be unique."
+                f"{file}:1 names no column of prompts (it names {shortened(', '.join(header))}): "
+                "name it prompt."
             )
-        seen[prompt.id] = number
+        for row in reader:
+            fits = len(row) <= len(header)  # editors cut empty fields at the end
+            yield reader.line_num, dict(zip(header, row, strict=False)) if fits else None
+    except csv.Error as problem:
+        raise TemperaError(f"{file}:{reader.line_num} is broken ({problem}): repair it.") from None
+
+
+@dataclass(frozen=True)
+class Caption:
+    """An annotation of MS-COCO. id, image, text: None where the file holds none that is usable."""
+
+    where: str
+    id: str | None
+    image: str | None
+    text: str | None
+
+
+def coco_captions(path: Path) -> tuple[list[Caption], dict[str, str]]:
+    """The annotations of an MS-COCO captions file, and its images' file names by image id.
+
+    Raises:
+        TemperaError: it is no such file.
+    """
+    content = read_json(path)
+    annotations, images = content.get("annotations"), content.get("images", [])
+    if not isinstance(annotations, list) or not isinstance(images, list):
+        raise TemperaError(
+            f"{path} is not an MS-COCO captions file: give one with lists of images and "
+            "annotations."
+        )
+    captions = [
+        Caption(f"{path}, annotation {number}", *_caption(one if isinstance(one, dict) else {}))
+        for number, one in enumerate(annotations, start=1)
+    ]
+    named = [image for image in images if isinstance(image, dict)]
+    return captions, {
+        str(image.get("id")): image["file_name"]
+        for image in named
+        if isinstance(image.get("file_name"), str)
+    }
+
+
+def _caption(annotation: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    number, image = (_number(annotation.get(name)) for name in ("id", "image_id"))
+    return number, image, text_of(annotation.get("caption"))
+
+
+def _number(value: Any) -> str | None:
+    known = isinstance(value, int | str) and not isinstance(value, bool)
+    return str(value) if known else None

@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from tempera.data.prompts import file_prompts
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_json, regular_file
+from tempera.runtime.image_files import decode_picture
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 CAPTION_NAMES = ("caption", "text", "prompt", "top_caption", "TEXT")
@@ -104,31 +104,15 @@ class Source(Protocol):
         """The entries from position `start` on; broken ones occupy a position too."""
 
 
-def decode_picture(image: EncodedPicture) -> PIL.Image.Image:
+def decoded(image: EncodedPicture) -> PIL.Image.Image:
     """Decode any picture into an RGB image.
 
     Raises:
         OSError: it cannot be decoded, or is implausibly large.
     """
-    try:
-        return _decoded(image)
-    except MemoryError:
-        raise
-    except Exception as problem:  # a decoder may raise anything on damaged bytes
-        raise OSError(_reason(problem)) from problem
-
-
-def _decoded(image: EncodedPicture) -> PIL.Image.Image:
     if isinstance(image, np.ndarray):
         return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
-    if isinstance(image, PIL.Image.Image):
-        return image.convert("RGB")
-    if isinstance(image, Span):
-        image = image.read()
-    elif isinstance(image, Path) and not image.is_file():
-        raise OSError("it is no file")
-    with PIL.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
-        return opened.convert("RGB")
+    return decode_picture(image.read() if isinstance(image, Span) else image)
 
 
 class ImageFolder(Source):
@@ -463,28 +447,6 @@ class CocoCaptions(Source):
         if fault := _fault(self.images, name):
             return Broken(where, fault)
         return _entry(where, key, caption, self.images / name)
-
-
-class PromptFile(Source):
-    """Captions without images from a text, TSV or MS-COCO file, read in the same way as prompts
-    (`tempera.data.prompts`).
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path, self.prompts = _existing(path, "a file of prompts"), file_prompts(path)
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "prompts", "path": str(self.path), "fingerprint": _fingerprint([self.path])}
-
-    @override
-    def count(self) -> int | None:
-        return len(self.prompts)
-
-    @override
-    def read(self, start: int) -> Iterator[Entry | Broken]:
-        for index, prompt in enumerate(self.prompts[start:], start):
-            yield Entry(f"{self.path} prompt {index}", prompt.id, prompt.text)
 
 
 class Dataset(Source):

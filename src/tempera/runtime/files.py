@@ -144,19 +144,36 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without a byte-order mark and with `LF` line ends.
+
+    Raises:
+        TemperaError: the file cannot be read, or is in another encoding.
+    """
+    try:
+        content = regular_file(path).read_bytes()
+    except OSError as problem:
+        raise TemperaError(f"cannot read {path}: {problem.strerror}; make it readable.") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        utf16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise TemperaError(
+            f"{path}:{line} is not UTF-8 text{' but UTF-16' * utf16}: save the file as UTF-8."
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def read_json(path: Path) -> dict[str, object]:
     """Read a JSON object.
 
     Raises:
         TemperaError: the file is missing or is not a JSON object.
     """
-    regular_file(path)
+    text = read_text(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise TemperaError(
-            f"cannot read {path}: {problem.strerror or problem}; make it readable."
-        ) from problem
+        value = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise TemperaError(
             f"{path} is not valid JSON ({shortened(str(problem))}): restore it, or delete it and "

@@ -1,15 +1,78 @@
 """Pictures as files. A picture is uint8 [3, H, W]."""
 
+import io
+import struct
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
 
 Picture = NDArray[np.uint8]
+MOST_PIXELS = 89_478_485
+"""Larger images are not decoded; Pillow warns of decompression bombs from here on."""
+PNG = b"\x89PNG\r\n\x1a\n"
+PNG_IMAGE = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
+"""The chunks of a PNG that are the image; all others are metadata."""
+
+
+def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
+    """An image in any format as a viewer shows it, in 8-bit RGB: upright by its EXIF orientation,
+    on white where it is transparent, 16-bit grey scaled down. Damaged metadata is ignored.
+
+    Raises:
+        OSError: it cannot be decoded, is no regular file, or is implausibly large.
+    """
+    try:
+        if isinstance(image, Image.Image):
+            return _shown(image)
+        if isinstance(image, Path):
+            image = regular_file(image).read_bytes()
+        try:
+            return _shown(Image.open(io.BytesIO(image)))
+        except Exception:
+            if not image.startswith(PNG):
+                raise
+            return _shown(Image.open(io.BytesIO(_without_metadata(image))))
+    except MemoryError:
+        raise
+    except Exception as problem:  # Pillow may raise anything on damaged bytes
+        raise OSError(shortened(str(problem) or type(problem).__name__, 200)) from problem
+
+
+def _shown(image: Image.Image) -> Image.Image:
+    if image.width * image.height > MOST_PIXELS:
+        raise OSError(f"{image.width} × {image.height} pixels are too many")
+    image.load()
+    with suppress(Exception):  # Pillow may raise anything on damaged EXIF
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        grey: NDArray[Any] = np.asarray(image)
+        if grey.min() < 0 or grey.max() > 65535:
+            raise OSError("its values exceed 16 bits")
+        image = Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise OSError("floating-point values have no defined white")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _without_metadata(png: bytes) -> bytes:
+    """The chunks of a PNG that are the image."""
+    kept, place = [PNG], len(PNG)
+    while place + 8 <= len(png):
+        size, name = struct.unpack_from(">I4s", png, place)
+        if name in PNG_IMAGE:
+            kept.append(png[place : place + size + 12])
+        place += size + 12
+    return b"".join(kept)
 
 
 def picture_path(directory: Path, prompt_id: str) -> Path:
@@ -43,10 +106,9 @@ def read_picture(path: Path) -> Picture:
     """
     regular_file(path)
     try:
-        picture = Image.open(path).convert("RGB")
-    except Exception as problem:  # Pillow may raise anything on damaged bytes
+        return np.asarray(decode_picture(path)).transpose(2, 0, 1).copy()
+    except OSError as problem:
         raise TemperaError(
             f"{path} cannot be read as a picture ({shortened(str(problem))}): delete it, and the "
             "next evaluation in this directory generates it again from its tokens."
         ) from None
-    return np.asarray(picture).transpose(2, 0, 1).copy()

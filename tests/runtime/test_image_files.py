@@ -1,0 +1,82 @@
+"""One decoder for pictures: what a viewer shows, or a reason."""
+
+import io
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_server import _bomb
+from PIL import Image
+
+from tempera.runtime.image_files import PNG, decode_picture
+
+COLOUR = (200, 90, 40)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def with_chunk(png: bytes, name: bytes, content: bytes, intact: bool = True) -> bytes:
+    """A PNG with one more chunk after its header."""
+    check = zlib.crc32(name + content) ^ (not intact)
+    chunk = len(content).to_bytes(4) + name + content + check.to_bytes(4)
+    return png[:33] + chunk + png[33:]
+
+
+PLAIN = Image.new("RGB", (6, 4), COLOUR)
+GREY = Image.fromarray(np.full((4, 6), 128 * 257, np.uint16))
+HALF = Image.new("RGBA", (6, 4), (0, 0, 0, 0))
+SHOWN = {
+    "plain": (encoded(PLAIN), COLOUR),
+    "16-bit grey": (encoded(GREY), (128, 128, 128)),
+    "16-bit grey, TIFF": (encoded(GREY, "TIFF"), (128, 128, 128)),
+    "palette": (encoded(PLAIN.convert("P", palette=Image.Palette.ADAPTIVE)), COLOUR),
+    "one bit": (encoded(Image.new("1", (6, 4), 1)), (255, 255, 255)),
+    "transparent": (encoded(HALF), (255, 255, 255)),
+    "transparent grey": (encoded(Image.new("LA", (6, 4), (0, 0))), (255, 255, 255)),
+    "transparent colour": (encoded(PLAIN, transparency=COLOUR), (255, 255, 255)),
+    "text with a wrong checksum": (with_chunk(encoded(PLAIN), b"tEXt", b"a\0b", False), COLOUR),
+    "a bomb of text": (
+        with_chunk(encoded(PLAIN), b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))), COLOUR,
+    ),
+    "damaged EXIF": (encoded(PLAIN, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09junk"), COLOUR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_picture_is_what_a_viewer_shows(name: str, tmp_path: Path) -> None:
+    content, colour = SHOWN[name]
+    (tmp_path / "file").write_bytes(content)
+    for image in (content, tmp_path / "file"):
+        shown = decode_picture(image)
+        assert (shown.mode, shown.size) == ("RGB", (6, 4))
+        assert shown.getpixel((1, 1)) == pytest.approx(colour, abs=1)
+
+
+def test_a_picture_stands_upright() -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    assert decode_picture(encoded(PLAIN, "JPEG", exif=exif)).size == (4, 6)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nonsense", PNG, encoded(PLAIN)[:-30], _bomb(), encoded(Image.new("F", (6, 4)), "TIFF"),
+     encoded(Image.fromarray(np.full((4, 6), 2**20, np.int32)), "TIFF")],
+)  # fmt: skip
+def test_what_is_no_picture_says_why(content: bytes) -> None:
+    with pytest.raises(OSError, match="."):
+        decode_picture(content)
+
+
+def test_pipes_and_directories_do_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent"):
+        with pytest.raises(OSError, match=path.name):
+            decode_picture(path)
