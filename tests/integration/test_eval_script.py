@@ -144,10 +144,10 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
     ("arguments", "sentence"),
     slow_rows_but(
         [
-            (["data=file"], "data=file needs a file of prompts"),
+            (["data=file"], "data=file is no prompt file"),
             (["data=file", "path=nowhere.txt"], "there is no file nowhere.txt"),
             (["data=file", "path=broken.tsv"], "broken.tsv:3 is broken"),
-            (["prompt="], "the prompt is empty"),
+            (["prompt="], "the prompt must be one printable text"),
             (["limit=0"], "limit=0 asks for no prompts"),
             (["limit=many"], "`limit=many` is not possible; it must be a whole number"),
             (["batch_size=0"], "batch_size=0 is too small"),
@@ -175,7 +175,7 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
             (["tracking=wandb", "tracking.mode=on"], "it must be one of auto, online, offline"),
             (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
         ],
-        (["data=file"], "data=file needs a file of prompts"),
+        (["data=file"], "data=file is no prompt file"),
     ),
 )
 def test_mistakes_are_reported_in_one_sentence(

@@ -73,8 +73,8 @@ def one_prompt(given: str | float) -> list[Prompt]:
     Raises:
         TemperaError: it is empty, or neither text nor number.
     """
-    text = text_of(str(given) if isinstance(given, int | float) else given)
-    if text is None or isinstance(given, list):
+    text = text_of(str(given)) if isinstance(given, str | int | float) else None
+    if text is None:
         raise TemperaError(
             "the prompt must be one printable text: several stand in a file, as in data=file "
             "path=FILE.",
@@ -205,9 +205,10 @@ def json_lines(file: Path) -> Rows:
 def _table_rows(file: Path) -> Rows:
     """The rows of a CSV or TSV file below its header; None for a row that is too long."""
     text, tabs = read_text(file).rstrip("\n"), file.suffix.lower() == ".tsv"
-    quoting = csv.QUOTE_NONE if tabs and not QUOTED.fullmatch(text) else csv.QUOTE_MINIMAL
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter="\t" if tabs else ",", quoting=quoting
+        io.StringIO(text, newline=""),
+        delimiter="\t" if tabs else ",",
+        quoting=csv.QUOTE_NONE if tabs and not QUOTED.fullmatch(text) else csv.QUOTE_MINIMAL,
     )
     try:
         header = next(reader, [])
