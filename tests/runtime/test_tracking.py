@@ -141,8 +141,17 @@ def test_no_tracking_accepts_the_same_arguments(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unknown_mode(tmp_path: Path) -> None:
-    with pytest.raises(
-        TemperaError, match="the tracking mode .on. is unknown: choose auto, online, offline"
-    ):
-        wandb_tracker(directory=tmp_path, mode="on")
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [({"mode": "on"}, None), ({}, "on"), ({"project": "a/b"}, "offline")],
+)
+def test_what_wandb_refuses_is_one_error(
+    options: dict[str, Any],
+    environment: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if environment is not None:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    with pytest.raises(TemperaError, match="W&B refuses the run"):
+        wandb_tracker(directory=tmp_path, **options)
