@@ -98,6 +98,13 @@ def test_an_id_is_a_file_name(name: str, tmp_path: Path) -> None:
             door(path)
 
 
+def test_a_repeated_prompt_may_have_a_longer_id() -> None:
+    for name in ("x" * 100, f"{'x' * 100}-3", f"{'x' * 100}-again-12"):
+        assert Prompt(name, "a cat").id == name
+    with pytest.raises(TemperaError, match="a prompt's id"):
+        Prompt("x" * 90 + "-" + "9" * 200, "a cat")
+
+
 def test_ids_are_unique_in_the_whole_set(tmp_path: Path) -> None:
     one, other = ({"id": name, "image_id": f"{name!r}", "caption": "x"} for name in (1, "1"))
     path = write(tmp_path / "captions.json", coco(one, other))

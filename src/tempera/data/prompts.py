@@ -17,6 +17,8 @@ TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
 """Names of columns and fields that hold the text, in any case; the first that exists is read."""
 LONGEST_ID = 100
 """Most bytes of an id: it names files, which have at most 255 bytes."""
+REPEAT = re.compile(r"(-again)?-\d{1,6}\Z")
+"""What an id ends in where a prompt is used once more; it does not count."""
 
 QUOTED = re.compile(r'(?:(?:"(?:[^"]|"")*+"|[^"\t\n]*+)(?:[\t\n]|\Z))*+')
 """Tab-separated text in which every quotation mark belongs to a quoted field."""
@@ -45,7 +47,7 @@ class Prompt:
             "it holds control characters": UNPRINTABLE.search(self.id),
             "its prompt holds control characters": UNPRINTABLE.search(self.text),
             f"it has more than {LONGEST_ID} bytes":
-                len(self.id.encode(errors="replace")) > LONGEST_ID,
+                len(REPEAT.sub("", self.id).encode(errors="replace")) > LONGEST_ID,
         }  # fmt: skip
         for fault, found in faults.items():
             if found:
@@ -76,8 +78,8 @@ def one_prompt(given: str | float) -> list[Prompt]:
     text = text_of(str(given)) if isinstance(given, str | int | float) else None
     if text is None:
         raise TemperaError(
-            "the prompt must be one printable text: several stand in a file, as in data=file "
-            "path=FILE.",
+            "the prompt must be one printable text: give one, or several in a file, as in "
+            "data=file path=FILE.",
             option="prompt",
         )
     return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
