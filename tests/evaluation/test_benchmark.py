@@ -157,7 +157,7 @@ def test_impossible_benchmarks_raise_one_sentence():
         ({"batch_sizes": [1, 0]}, r"batch_sizes=\[1, 0\]"),
         ({"batch_sizes": []}, r"batch_sizes=\[\]"),
         ({"repeats": 0}, "repeats=0"),
-        ({"trees": ["binary"]}, "there is no draft tree named .binary."),
+        ({"trees": ["binary"]}, "there is no draft tree 'binary'"),
         ({"bandwidth": 0.0}, "bandwidth=0.0 GB/s"),
     ):
         with pytest.raises(TemperaError, match=what):
