@@ -12,6 +12,8 @@ methods, each with options of its own:
           - method=ar
           - method=coolsd delta=1.1,2
 
+or `hydra.sweeper.table` names a table of the papers, whose rows are the cases.
+
 What stands on the command line is added to every case, and wins where both give an option. All jobs
 go to the launcher together.
 """
@@ -35,6 +37,7 @@ class CasesConf:
 
     _target_: str = "hydra_plugins.tempera_cases.CaseSweeper"
     cases: list[str] = field(default_factory=list)
+    table: str | None = None
     max_batch_size: int | None = None
     params: dict[str, Any] | None = None
 
@@ -45,11 +48,12 @@ class CaseSweeper(BasicSweeper):
     def __init__(
         self,
         cases: Sequence[str],
+        table: str | None = None,
         max_batch_size: int | None = None,
         params: dict[str, str] | None = None,
     ) -> None:
         super().__init__(max_batch_size, params)
-        self.cases = cases
+        self.cases, self.table = cases, table
 
     def split_arguments(  # type: ignore[override]
         self, overrides: list[Override], max_batch_size: int | None
@@ -58,13 +62,28 @@ class CaseSweeper(BasicSweeper):
         `max_batch_size`.
         """
         jobs = []
-        for case in self.cases or [""]:
+        for case in self._cases(overrides) or [""]:
             own = OverridesParser.create().parse_overrides(shlex.split(case))
-            given = {override.get_key_element() for override in overrides}
+            given = {override.get_key_element() for override in overrides} - {"model"}
             kept = [override for override in own if override.get_key_element() not in given]
-            jobs += BasicSweeper.split_arguments([*kept, *overrides], None)[0]
+            named = {override.get_key_element() for override in kept}
+            left = [one for one in overrides if one.get_key_element() not in named]
+            jobs += BasicSweeper.split_arguments([*kept, *left], None)[0]
         distinct = [job for place, job in enumerate(jobs) if job not in jobs[:place]]
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
+
+    def _cases(self, overrides: list[Override]) -> Sequence[str]:
+        """The cases; those of a paper's table depend on the model."""
+        if self.table is None:
+            return self.cases
+        from tempera.reporting.paper_results import cases
+
+        swept = [one.value() for one in overrides if one.get_key_element() == "model"]
+        models = swept or ([self.config.model.name] if self.config is not None else ["shapes"])
+        if isinstance(models[0], str):
+            return cases(self.table, models[0])
+        names = [str(name) for name in models[0].list]
+        return [f"{case} model={name}" for name in names for case in cases(self.table, name)]
 
 
 ConfigStore.instance().store(

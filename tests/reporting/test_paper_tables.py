@@ -28,13 +28,15 @@ from tempera.errors import TemperaError
 from tempera.evaluation.run_identity import GROUPS
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.paper_results import APART, find, group, results, wanted
 from tempera.reporting.report import write_report
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
 PRESETS = sorted(
     path.stem
     for path in (CONF / "experiment").glob("*.yaml")
-    if not path.stem.startswith("frontier") and path.stem not in ("relaxations", "study")
+    if not path.stem.startswith("frontier")
+    and path.stem not in ("relaxations", "study", "paper", "paper_mar")
 )
 CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
 ISSUED = {
@@ -54,12 +56,14 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
         return compose("eval", list(overrides), return_hydra_config=hydra)
 
 
-def split(cases: list[str], overrides: list[str], size: int | None = None) -> list[list[list[str]]]:
+def split(
+    cases: list[str], overrides: list[str], size: int | None = None, table: str | None = None
+) -> list[list[list[str]]]:
     """The jobs that the sweeper makes of cases and a command line, in batches."""
     # Hydra executes its plugins' modules once more when it looks for them: the class is the one
     # there is afterwards
     Plugins.instance()
-    sweeper = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases)
+    sweeper = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases, table)
     batches: list[list[list[str]]] = sweeper.split_arguments(
         OverridesParser.create().parse_overrides(overrides), size
     )
@@ -68,12 +72,16 @@ def split(cases: list[str], overrides: list[str], size: int | None = None) -> li
 
 def jobs(preset: str, *given: str) -> list[list[str]]:
     """What the sweep runs, as the sweeper makes it from the preset."""
-    node = composed(
+    cfg = composed(
         f"experiment={preset}", *(option for option in given if "," not in option), hydra=True
-    ).hydra.sweeper
+    )
+    node = cfg.hydra.sweeper
     assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
-    (batch,) = split(list(node.cases), [f"experiment={preset}", *given])
-    return batch
+    model = [] if any(one.startswith("model=") for one in given) else [f"model={cfg.model.name}"]
+    (batch,) = split(
+        list(node.cases), [f"experiment={preset}", *model, *given], table=node.get("table")
+    )
+    return [[option for option in job if option not in model] for job in batch]
 
 
 def as_row(job: list[str]) -> dict[str, Any]:
@@ -87,7 +95,8 @@ def as_row(job: list[str]) -> dict[str, Any]:
     }
     return {
         "settings": options | {group: chosen[group] for group in GROUPS if group in chosen},
-        "paper": OmegaConf.to_container(cfg.paper, resolve=True),
+        "model": cfg.model.name,
+        "changes": {},
     }
 
 
@@ -98,7 +107,6 @@ def as_row(job: list[str]) -> dict[str, Any]:
         ([1], r"`paper=\[1\]` is not possible"),
         ({"deeper": 1}, "`paper={'deeper': 1}` is not possible"),
         ({"table": "coolsd_table3", "same": 1}, "is not possible"),
-        ({"table": "coolsd_table3", "same": {"k": 1}}, "is not possible"),
         ({}, "there is no paper.table=None; choose one of coolsd_table1, "),
         ({"table": ["a"]}, r"there is no paper.table=\['a'\]; choose one of"),
     ],
@@ -106,7 +114,7 @@ def as_row(job: list[str]) -> dict[str, Any]:
 def test_a_preset_names_a_table(paper: Any, message: str) -> None:
     with pytest.raises(TemperaError, match=message):
         paper_tables.check_preset(paper)
-    paper_tables.check_preset({"table": "coolsd_table3", "same": {"k": {1000: 100}}})
+    paper_tables.check_preset({"table": "coolsd_table3"})
 
 
 def test_every_table_has_its_preset() -> None:
@@ -223,13 +231,13 @@ def test_every_job_composes_and_builds(
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
-    data = paper_tables.results()[preset]
-    assert data["paper"] in paper_tables.results()["papers"]
+    data = find(preset)
+    assert data["paper"] in results()["papers"]
     made = [as_row(job) for job in jobs(preset)]
     for line in (line for lines in data.get("models", {}).values() for line in lines):
         assert all(paper_tables.column(name) for name in set(line) - {"run"})
-        fitting = [row for row in made if paper_tables.fits(row, line["run"])]
-        assert len(fitting) == 1, line["run"]
+        fitting = [row for row in made if paper_tables._more(row, wanted(data, line)) is not None]
+        assert fitting, line["run"]
 
 
 TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
@@ -350,22 +358,86 @@ def test_a_run_on_the_shipped_model(
     assert (run / "proximity_map.png").is_file() == (row["method"] == "lantern")
 
 
-def test_a_table_without_numbers_lists_the_runs() -> None:
-    run = {
-        "settings": {"method": "coolsd"},
-        "family": "coolsd linear",
-        "delta": 2.0,
-        "model": "large",
-        "images": 4,
+def finished(
+    method: str, length: float, table: str = "coolsd_table1", **changed: Any
+) -> dict[str, Any]:
+    """A run's row, as far as papers' tables look at it; `changed` may give model, data, images and
+    seed.
+    """
+    facts = {"model": "shapes", "data": "shapes", "images": 4, "seed": 0}
+    facts |= {name: changed.pop(name) for name in list(changed) if name in facts}
+    return {
+        "settings": {"method": method, "seed": facts["seed"], "temperature": 1, **changed},
+        "method": method,
+        "changes": {name: one for name, one in changed.items() if (name, one) != ("tree", "chain")},
+        "family": method,
+        "delta": changed.get("delta"),
+        "directory": f"runs/{method}-{length}",
         "machine": "cpu",
-        "metrics": {"accepted_length": {"value": 2.5}},
+        "metrics": {"accepted_length": {"value": length}},
         "acceptance_by_depth": [0.5],
         "tv_by_depth": [],
         "time": {},
-        "paper": {"table": "coolsd_figure5"},
+        "paper": {"table": table},
+        **facts,
     }
+
+
+def cell(tables: list[paper_tables.PaperComparison], title: str, row: str, model: str) -> str:
+    """A model's accepted length in a row of the group with this title."""
+    (one,) = [found for found in tables if found.title.endswith(title)]
+    ((_, cells),) = [line for line in one.lines if line[0] == row]
+    return cells[0][1 + one.models.index(model)]
+
+
+def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
+    """Other sampling, prompts, sizes and models do not move a cell, and are named."""
+    runs = [
+        finished("eagle", 3.0, tree="chain"),
+        finished("eagle", 3.2, tree="chain", seed=1),
+        finished("ar", 1.0),
+        finished("eagle", 9.0, tree="chain", temperature=0.5),
+        finished("eagle", 8.0, tree="chain", images=2),
+        finished("eagle", 2.5, tree="chain", model="lumina", data="coco"),
+        finished("eagle", 7.0, tree="chain", model="lumina", data="parti"),
+    ]
+    tables = paper_tables.beside(runs)
+    assert cell(tables, "LlamaGen-XL", "eagle tree=chain", "shapes") == "3.10"
+    assert cell(tables, "Lumina-mGPT 7B", "eagle tree=chain", "lumina") == "2.50"
+    assert [table.models for table in tables] == [["shapes"], ["shapes", "lumina"], ["shapes"]]
+    left = [note for note in tables[-1].notes if note.startswith("Left out")]
+    assert [
+        sum(text in note for note in left)
+        for text in ("temperature=0.5", "has 2 images", "data=parti")
+    ] == [1, 1, 1]
+    text = "\n".join(paper_tables.markdown(tables))
+    assert "accepted length: shapes (shipped) | accepted length: lumina |" in text
+
+
+def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
+    runs = [finished("ar", 1.0), finished("ar", 5.0) | {"machine": "cuda"}]
+    tables = paper_tables.beside(runs)
+    assert cell(tables, "LlamaGen-XL", "ar", "shapes") == "1.00"
+    assert any("differs" in note and "machine (cpu and cuda)" in note for note in tables[-1].notes)
+
+
+def test_a_replaced_value_stands_in_its_row() -> None:
+    run = finished("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
+    (table,) = paper_tables.beside([run])
+    assert table.lines[1][0] == "delta=0.4 k=1000 (here 62)"
+
+
+def test_every_group_has_its_model() -> None:
+    for name in results().keys() - {*APART}:
+        assert all(
+            group(title).keys() >= {"model", "data"} for title in find(name).get("models", {})
+        )
+
+
+def test_a_table_without_numbers_lists_the_runs() -> None:
+    run = finished("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
     (table,) = paper_tables.beside([run, {**run, "paper": None}])
-    assert table.lines == [("coolsd linear delta=2", [("–", "2.50"), ("–", "–")])]
+    assert table.lines == [("coolsd δ=2", [["–", "2.50"], ["–", "–"]])]
     assert any("exponential is better than linear" in note for note in table.notes)
     assert paper_tables.beside([{**run, "paper": None}]) == []
 

@@ -83,6 +83,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
         build.parse_dtype(cfg.dtype, device),
     )
     data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
+    data["preset"] = choices.get("data") if cfg.prompt is None else "prompt"
     notes = about(device, _hydra(cfg, "overrides") or []) | {
         "changes": changes(cfg, choices),
         "paper": _paper(cfg),

@@ -115,6 +115,7 @@ def row_of(
             "settings": {name: value for name, value in settings.items() if name not in HIDDEN},
             "images": content["images"],
             "machine": content["about"].get("machine", ""),
+            "data": content["about"].get("data", {}).get("preset", ""),
             "metrics": dict(content["metrics"]),
             "acceptance_by_depth": content.get("acceptance_by_depth", []),
             "acceptance_by_tenth": content.get("acceptance_by_tenth", []),

@@ -1,28 +1,32 @@
 """A paper's numbers beside ours. A preset of conf/experiment/ names a table of
 `paper_results.yaml`, whose rows are matched with runs.
 
-A run belongs to a row of the paper if it has the row's options. Where the shipped model needs
-another value, because its codebook is smaller than the papers', the preset gives it under
-`paper.same` as {option: {the paper's value: ours}}.
+A run belongs to a row if it has the row's options, where `values` of that file says what stands for
+them on its model, and changes nothing else in its method's preset.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
+from tempera.reporting.baseline import label
+from tempera.reporting.paper_results import find, group, ours, results, wanted
 
 PaperRow = Mapping[str, Any]
-DATA = Path(__file__).resolve().with_name("paper_results.yaml")
+SHIPPED = ("shapes", "shapes_mar")
+"""Models of this package, which stand beside every model of the papers in columns of their own."""
+SMALL = (
+    " It is tiny and knows only a small world of shapes: compare differences between rows, not "
+    "levels."
+)
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,14 @@ class PaperColumn:
 
 @dataclass
 class PaperComparison:
-    """A table with one line per row of the paper; each quantity has two cells, the paper's value
-    and ours.
+    """A table with one line per row of the paper; each quantity has the paper's value and one of
+    each model that ran.
     """
 
     title: str
     columns: list[PaperColumn]
-    lines: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
+    models: list[str]
+    lines: list[tuple[str, list[list[str]]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -207,31 +212,17 @@ def column(name: str) -> PaperColumn:
     return PaperColumn(metric.heading, metric.format, _metric(name))
 
 
-@cache
-def results() -> dict[str, Any]:
-    """The contents of paper_results.yaml."""
-    contents: Any = OmegaConf.to_container(OmegaConf.load(DATA))
-    return dict(contents)
-
-
 def check_preset(paper: Any) -> None:
-    """Raise TemperaError unless an evaluation's option `paper` has the name of a table, as `table`,
-    and nothing else but our values for the paper's, as `same`.
+    """Raise TemperaError unless an evaluation's option `paper` has the name of a table as `table`,
+    and nothing else.
     """
-    parts = paper if isinstance(paper, Mapping) else {"": paper}
-    same = parts.get("same") or {}
-    if not parts.keys() <= {"table", "same"} or not (
-        isinstance(same, Mapping) and all(isinstance(one, Mapping) for one in same.values())
-    ):
+    if not isinstance(paper, Mapping) or not paper.keys() <= {"table"}:
         raise TemperaError(
             f"`paper={shortened(str(paper))}` is not possible; it names a table of a paper, as in "
-            "paper.table=coolsd_table3"
+            "paper.table=coolsd_table3.",
+            option="paper",
         )
-    tables = [name for name in results() if name != "papers"]
-    if (name := parts.get("table")) not in tables:
-        raise TemperaError(
-            f"there is no paper.table={shortened(str(name))}; choose one of {', '.join(tables)}"
-        )
+    find(paper.get("table"))
 
 
 def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
@@ -243,76 +234,153 @@ def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
     found = []
     for name in dict.fromkeys(row["paper"]["table"] for row in rows if row.get("paper")):
         runs = [row for row in rows if row.get("paper") and row["paper"]["table"] == name]
-        found += _tables(results()[name], runs)
+        found += _tables(find(name), runs)
     return found
 
 
 def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComparison]:
-    """One comparison per model in the paper's table; runs that match no row are appended to the
-    last one.
+    """One comparison per group of the paper's rows. A group's cells are filled by runs on its own
+    model and prompts, and, in columns of their own, by those on a shipped model. Runs that match no
+    row follow the rows of the last group, and runs that differ from a row's in anything else are
+    left out with the difference named.
     """
-    citation = results()["papers"][data["paper"]]
-    models = data.get("models") or {"": []}
-    tables, used = [], []
-    for model, lines in models.items():
-        names = list(
-            dict.fromkeys(
-                [
-                    *(data.get("columns") or []),
-                    *(key for line in lines for key in line if key != "run"),
-                ]
-            )
-        )
+    lines = [line for group in (data.get("models") or {}).values() for line in group]
+    runs, refused = _alike(runs, "captions" not in str(lines))
+    kept = []
+    for run in runs:
+        near = [more for line in lines if (more := _more(run, wanted(data, line))) is not None]
+        if near and all(near):
+            refused.append(f"{_where(run)} also has {_options(min(near, key=len))}")
+        else:
+            kept.append(run)
+    tables = []
+    used: list[PaperRow] = []
+    for title, rows in (data.get("models") or {"": []}).items():
+        names = [*(data.get("columns") or []), *(key for line in rows for key in line)]
+        columns = [column(name) for name in dict.fromkeys(names) if name != "run"]
+        here = [run for run in kept if _belongs(run, title, refused)]
+        models = list(dict.fromkeys(str(run["model"]) for run in here))
         comparison = PaperComparison(
-            f"{data['title']}{f', {model}' if model else ''}", [column(name) for name in names]
+            f"{data['title']}{f', {title}' if title else ''}", columns, models
         )
-        for line in lines:
-            ours = [run for run in runs if fits(run, line["run"])]
-            used += ours
-            cells = [_cell(column(name), line.get(name), ours) for name in names]
-            comparison.lines.append((_label(line["run"]), cells))
+        for line in rows:
+            options = wanted(data, line)
+            fitting = [run for run in here if _more(run, options) == {}]
+            used += fitting
+            text = _label(line["run"], models)
+            paper = [line.get(name) for name in dict.fromkeys(names) if name != "run"]
+            comparison.lines.append((text, _cells(comparison, paper, fitting, refused)))
         tables.append(comparison)
     last = tables[-1]
-    for run in (run for run in runs if all(run is not one for one in used)):
-        last.lines.append((_name(run), [_cell(shown, None, [run]) for shown in last.columns]))
-    last.notes = [f"Paper: {citation}", *(data.get("notes") or []), *_about(runs)]
+    out = " ".join(refused)
+    others = [run for run in kept if all(run is not one for one in used) and _where(run) not in out]
+    last.models += [
+        one for one in dict.fromkeys(run["model"] for run in others) if one not in last.models
+    ]
+    for name in dict.fromkeys(map(label, others)):
+        same = [run for run in others if label(run) == name]
+        last.lines.append((name, _cells(last, [None] * len(last.columns), same, refused)))
+    for _, pairs in last.lines:
+        pairs[:] = [[*pair, *["–"] * (1 + len(last.models) - len(pair))] for pair in pairs]
+    last.notes = [f"Paper: {results()['papers'][data['paper']]}", *(data.get("notes") or [])]
+    last.notes += [*_about(runs), *(f"Left out: {one}." for one in dict.fromkeys(refused))]
     last.notes += list(
-        dict.fromkeys(
-            shown.note for comparison in tables for shown in comparison.columns if shown.note
-        )
+        dict.fromkeys(one.note for table in tables for one in table.columns if one.note)
     )
     return tables
 
 
-def fits(run: PaperRow, wanted: Mapping[str, Any]) -> bool:
-    """Whether the run has all the options of a paper's row."""
-    same = run["paper"].get("same") or {}
-    for option, value in wanted.items():
-        ours = {str(key): one for key, one in (same.get(option) or {}).items()}.get(
-            str(value), value
-        )
-        if run["settings"].get(option) not in (value, ours):
-            return False
+def _more(run: PaperRow, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run changes beside a row's options; None if it does not have these options."""
+    for option, value in options.items():
+        if run["settings"].get(option) != ours(run["model"], option, value):
+            return None
+    return {name: one for name, one in run["changes"].items() if name not in options}
+
+
+def _belongs(run: PaperRow, title: str, refused: list[str]) -> bool:
+    """Whether a run can fill a group: on a shipped model it can, which its column says."""
+    if run["model"] in SHIPPED or not title:
+        return True
+    its = group(title)
+    if run["model"] != its.get("model"):
+        return False
+    if run["settings"].get("drafter") != its.get("drafter", run["settings"].get("drafter")):
+        return False
+    if run["data"] != its["data"]:
+        refused.append(f"{_where(run)} has data={run['data']}, and {title} data={its['data']}")
+        return False
     return True
 
 
-def _label(wanted: Mapping[str, Any]) -> str:
-    method = [str(wanted["method"])] if "method" in wanted else []
-    return " ".join(
-        [*method, *(f"{name}={value}" for name, value in wanted.items() if name != "method")]
+def _alike(runs: Sequence[PaperRow], counts: bool) -> tuple[list[PaperRow], list[str]]:
+    """The runs without those whose prompts, or number of images if it `counts`, are not those of
+    most runs on their model; and what these differ in.
+    """
+    kept, refused = [], []
+    for run in runs:
+        peers = [other for other in runs if other["model"] == run["model"]]
+        usual = Counter(other["images"] for other in peers).most_common(1)[0][0]
+        if counts and run["images"] != usual:
+            refused.append(f"{_where(run)} has {run['images']} images, and the others {usual}")
+        else:
+            kept.append(run)
+    return kept, refused
+
+
+def _cells(
+    comparison: PaperComparison,
+    paper: Sequence[float | None],
+    runs: Sequence[PaperRow],
+    refused: list[str],
+) -> list[list[str]]:
+    """Per quantity the paper's value, and the mean of each model's runs over seeds; a dash if
+    missing. A run that differs from another one in more than its seed is left out.
+    """
+    chosen: dict[str, list[PaperRow]] = {}
+    for run in runs:
+        first = chosen.setdefault(str(run["model"]), [run])[0]
+        if differing := _differing(first, run):
+            refused.append(f"{_where(run)} differs from {first['directory']} in {differing}")
+        elif run is not first:
+            chosen[str(run["model"])].append(run)
+    found = []
+    for shown, value in zip(comparison.columns, paper, strict=True):
+        line = [_number(value, shown.form)]
+        for model in comparison.models:
+            values = [one for run in chosen.get(model, []) if (one := shown.ours(run)) is not None]
+            line.append(_number(math.fsum(values) / len(values) if values else None, shown.form))
+        found.append(line)
+    return found
+
+
+def _differing(one: PaperRow, other: PaperRow) -> str:
+    """The settings in which two runs differ, apart from their seeds, with both values."""
+    left, right = (run["settings"] | {"machine": run["machine"]} for run in (one, other))
+    names = [name for name in {**left, **right} if name != "seed"]
+    return ", ".join(
+        f"{name} ({left.get(name)} and {right.get(name)})"
+        for name in names
+        if left.get(name) != right.get(name)
     )
 
 
-def _name(run: PaperRow) -> str:
-    delta = run["delta"]
-    return f"{run['family']}{'' if delta is None else f' delta={delta:g}'}"
+def _where(run: PaperRow) -> str:
+    return f"{label(run)} in {run['directory']}"
 
 
-def _cell(column: PaperColumn, paper: float | None, runs: Sequence[PaperRow]) -> tuple[str, str]:
-    """The paper's value and ours (the mean over runs with different seeds); a dash if missing."""
-    values = [value for value in map(column.ours, runs) if value is not None]
-    ours = sum(values) / len(values) if values else None
-    return _number(paper, column.form), _number(ours, column.form)
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _label(shown: Mapping[str, Any], models: Sequence[str]) -> str:
+    """A row's options; in brackets the values that stand for the paper's on these models."""
+    parts = []
+    for name, value in shown.items():
+        own = {str(ours(model, name, value)) for model in models} - {str(value)}
+        here = f" (here {' or '.join(sorted(own))})" if own else ""
+        parts.append(f"{value}" if name == "method" else f"{name}={value}{here}")
+    return " ".join(parts)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -320,18 +388,21 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _about(runs: Sequence[PaperRow]) -> list[str]:
-    models, machines = (sorted({str(run[key]) for run in runs}) for key in ("model", "machine"))
-    images = sorted({run["images"] for run in runs})
-    notes = [
-        f"Ours: model {', '.join(models)}, {'–'.join(map(str, images))} images a run, "
-        f"{', '.join(machines)}."
-    ]
-    if any(model.startswith("shapes") for model in models):
+    notes = []
+    for model in dict.fromkeys(str(run["model"]) for run in runs):
+        mine = [run for run in runs if run["model"] == model]
+        images = sorted({run["images"] for run in mine})
+        machines = ", ".join(sorted({str(run["machine"]) for run in mine}))
         notes.append(
-            "The shipped models and their evaluators are tiny and know only a small world of "
-            "shapes: compare differences between rows, not levels."
+            f"{model}: {'–'.join(map(str, images))} images a run, {machines}."
+            + (SMALL if model in SHIPPED else "")
         )
     return notes
+
+
+def head(model: str) -> str:
+    """The head of a model's columns, which marks a shipped one."""
+    return f"{model} (shipped)" if model in SHIPPED else model
 
 
 def markdown(tables: Sequence[PaperComparison]) -> list[str]:
@@ -343,11 +414,11 @@ def markdown(tables: Sequence[PaperComparison]) -> list[str]:
             *(
                 f"{column.title}: {whose}"
                 for column in comparison.columns
-                for whose in ("paper", "ours")
+                for whose in ("paper", *map(head, comparison.models))
             ),
         ]
         cells = [
-            [label, *(cell for pair in pairs for cell in pair)] for label, pairs in comparison.lines
+            [name, *(cell for pair in pairs for cell in pair)] for name, pairs in comparison.lines
         ]
         lines += [
             f"### {comparison.title}",
@@ -373,9 +444,10 @@ def show(tables: Sequence[PaperComparison], console: Console | None = None) -> N
         printed.add_column("run")
         for column in comparison.columns:
             printed.add_column(f"{column.title}\npaper", justify="right")
-            printed.add_column("\nours", justify="right", style="bold")
-        for label, pairs in comparison.lines:
-            printed.add_row(label, *(cell for pair in pairs for cell in pair))
+            for model in comparison.models:
+                printed.add_column(f"\n{head(model)}", justify="right", style="bold")
+        for name, pairs in comparison.lines:
+            printed.add_row(name, *(cell for pair in pairs for cell in pair))
         console.print(printed)
         for note in comparison.notes:
             console.print(note, highlight=False, soft_wrap=True)

@@ -1043,7 +1043,7 @@
     for (const paper of data.papers) {
       const two = paper.columns.flatMap(() => [
         make("th", { scope: "col" }, "paper"),
-        make("th", { scope: "col" }, "ours"),
+        ...paper.models.map((model) => make("th", { scope: "col" }, model)),
       ]);
       at("papers").append(
         make("h3", {}, paper.title),
@@ -1061,7 +1061,7 @@
                 {},
                 make("th", { rowspan: 2, scope: "col" }, "run"),
                 ...paper.columns.map((column) =>
-                  make("th", { colspan: 2, scope: "colgroup" }, column),
+                  make("th", { colspan: 1 + paper.models.length, scope: "colgroup" }, column),
                 ),
               ),
               make("tr", {}, ...two),
