@@ -78,11 +78,12 @@ class CaseSweeper(BasicSweeper):
             return self.cases
         from tempera.reporting.paper_results import cases
 
-        swept = [one.value() for one in overrides if one.get_key_element() == "model"]
-        models = swept or ([self.config.model.name] if self.config is not None else ["shapes"])
-        if isinstance(models[0], str):
-            return cases(self.table, models[0])
-        names = [str(name) for name in models[0].list]
+        given = [one for one in overrides if one.get_key_element() == "model"]
+        if not given:
+            return cases(self.table, self.config.model.name if self.config else "shapes")
+        names = list(given[0].sweep_string_iterator()) if given[0].is_sweep_override() else None
+        if names is None:
+            return cases(self.table, str(given[0].value()))
         return [f"{case} model={name}" for name in names for case in cases(self.table, name)]
 
 

@@ -270,6 +270,14 @@ def test_the_command_line_overrides_a_preset_and_can_be_swept() -> None:
     ]
 
 
+def test_several_models_each_have_their_own_runs() -> None:
+    made = jobs("lantern_table9", "model=shapes,llamagen_xl_stage1")
+    assert [[one for one in job if one.startswith(("k=", "model="))] for job in made] == [
+        *[["k=62", "model=shapes"]] * 2,
+        *[["k=1000", "model=llamagen_xl_stage1"]] * 2,
+    ]
+
+
 @pytest.mark.slow
 def test_batches_for_a_launcher() -> None:
     batches = split(["seed=1,2", "seed=3"], [], 2)

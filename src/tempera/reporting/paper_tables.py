@@ -400,7 +400,7 @@ def _about(runs: Sequence[PaperRow]) -> list[str]:
     return notes
 
 
-def head(model: str) -> str:
+def model_head(model: str) -> str:
     """The head of a model's columns, which marks a shipped one."""
     return f"{model} (shipped)" if model in SHIPPED else model
 
@@ -414,7 +414,7 @@ def markdown(tables: Sequence[PaperComparison]) -> list[str]:
             *(
                 f"{column.title}: {whose}"
                 for column in comparison.columns
-                for whose in ("paper", *map(head, comparison.models))
+                for whose in ("paper", *map(model_head, comparison.models))
             ),
         ]
         cells = [
@@ -445,7 +445,7 @@ def show(tables: Sequence[PaperComparison], console: Console | None = None) -> N
         for column in comparison.columns:
             printed.add_column(f"{column.title}\npaper", justify="right")
             for model in comparison.models:
-                printed.add_column(f"\n{head(model)}", justify="right", style="bold")
+                printed.add_column(f"\n{model_head(model)}", justify="right", style="bold")
         for name, pairs in comparison.lines:
             printed.add_row(name, *(cell for pair in pairs for cell in pair))
         console.print(printed)

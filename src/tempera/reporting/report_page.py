@@ -122,7 +122,7 @@ def page_data(
             {
                 "title": comparison.title,
                 "columns": [column.title for column in comparison.columns],
-                "models": [paper_tables.head(model) for model in comparison.models],
+                "models": [paper_tables.model_head(model) for model in comparison.models],
                 "lines": comparison.lines,
                 "notes": comparison.notes,
             }
