@@ -16,7 +16,7 @@ def main(cfg: DictConfig) -> list[Path]:
 
     rows, damaged = collect(finished, baseline)
     output = Path(str(cfg.output))
-    files = write_report(rows, output, unfinished, damaged, baseline, cfg.animate)
+    files = write_report(rows, output, unfinished, damaged, baseline)
     for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished)]:
         print(f"left out: {problem}")
     for file in files:

@@ -116,7 +116,6 @@ class Report:
     runs: str | int | list[str]
     output: Path
     baseline: str | None
-    animate: int | None
     publish: bool
     project: str
     entity: str | None

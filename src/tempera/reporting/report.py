@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import animation, paper_tables, pareto, report_page, study
+from tempera.reporting import paper_tables, pareto, report_page, study
 from tempera.reporting.baseline import accepted_length, label, of_equal_length
 from tempera.reporting.collect import ReportRow
 from tempera.reporting.console import number
@@ -39,10 +39,9 @@ def write_report(
     unfinished: Sequence[Path] = (),
     damaged: Sequence[str] = (),
     baseline: str | None = None,
-    animate: int | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, report.html, pareto*.png, comparison.png and replay.webp, all
-    or none, and return their paths.
+    """Write results.csv, report.md, report.html, pareto*.png, comparison.png, all or
+    none, and return their paths.
 
     Args:
         rows: runs as `tempera.reporting.collect` reads them.
@@ -50,20 +49,15 @@ def write_report(
         unfinished: run directories that the report names as left out.
         damaged: sentences about runs that are left out because one of their files is damaged.
         baseline: what `collect` compared the runs with.
-        animate: number of the prompt that replay.webp shows; without one there is no replay.webp.
 
     Raises:
-        TemperaError: there is no such prompt, or no run kept its replay; or `output` cannot be
-            written.
+        TemperaError: `output` cannot be written.
     """
     shared = _shared_prompts(rows)
     pictures, unreadable = _read_pictures(rows, shared)
     cautions = _cautions(rows, unfinished, [*damaged, *unreadable])
     studied = study.tables(rows, baseline)
     with replacing_all(output) as place:
-        moving = []
-        if animate is not None:
-            moving.append(animation.write(place / "replay.webp", rows, animate))
         figures = pareto.write(rows, place)
         if shared:
             figures.append(place / "comparison.png")
@@ -78,7 +72,7 @@ def write_report(
         "results.csv",
         "report.md",
         "report.html",
-        *(path.name for path in [*figures, *moving]),
+        *(path.name for path in figures),
     ]
     return [output / name for name in names]
 

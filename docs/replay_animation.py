@@ -1,5 +1,11 @@
-"""replay.webp: a prompt's decode under several runs, side by side, one frame a round."""
+"""A prompt's decode under several runs, side by side, one frame a round.
 
+    python docs/replay_animation.py FILE.webp RUNS [NUMBER]
+
+RUNS contains the run directories; NUMBER is the prompt's, from 0.
+"""
+
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +18,7 @@ from tempera.decoding.replay import COLUMNS, REPLAYS
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 from tempera.reporting.baseline import label
+from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.figures import GAP, INK, MUTED, PAPER, enlarged, font, wrap
 from tempera.reporting.report_page import blank_columns
 from tempera.runtime.files import replacing
@@ -165,3 +172,8 @@ def _last(ends: Sequence[int], turn: int) -> tuple[int, int]:
     """The tokens of round `turn`, first and end; none before the first and after the last one."""
     rounds = list(pairwise(ends))
     return rounds[turn - 1] if 0 < turn <= len(rounds) else (0, 0)
+
+
+if __name__ == "__main__":
+    file, runs, *number = sys.argv[1:]
+    print(write(Path(file), collect(find_runs([runs])[0])[0], int(number[0]) if number else 0))
