@@ -403,7 +403,7 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
     assert 4 < rounds().sum() / 2 < 16
     (tmp_path / "c2i_L_384.pt").unlink()
     with pytest.raises(
-        TemperaError, match=r"holds no c2i_L_384.pt: .* give model.independent.network.weights=DIR"
+        TemperaError, match=r"holds no c2i_L_384.pt: .* give .*weights=DIR"
     ):
         rounds()
 
@@ -430,7 +430,7 @@ def test_a_model_without_a_smaller_one_is_refused(targets: dict[str, Any]) -> No
     cfg = composed("model=lumina", "method=independent")
     with pytest.raises(
         TemperaError,
-        match="^this model names no smaller one to draft for it; choose another model or drafter",
+        match="^this model names no smaller one to draft for it: choose another model or drafter",
     ):
         build_drafter(cfg, targets["lumina"])
 

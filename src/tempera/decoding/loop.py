@@ -131,7 +131,7 @@ class Images:
         """
         lengths, *has_nan = torch.cat([self.lengths[None], self._has_nan]).tolist()
         for who, rows in zip(("target", "draft"), has_nan, strict=True):
-            if any(rows):
+            if 1 in rows:
                 raise TemperaError(
                     f"the {who} gave NaN probabilities for prompt '{self.ids[rows.index(1)]}'; "
                     "check its weights, and try float32"

@@ -130,5 +130,7 @@ class HiddenStateDraft:
             self.cache = session.new_cache(self._cached_layers, shape[1], self.dtype)
             self._shape = shape
             self._step = session.step(self._forward)
+        else:
+            self.cache.reset()
         self._places.begin(self.cache)
         return is_new

@@ -70,6 +70,11 @@ class KVCache:
         per_key = sum(entries.nbytes for entries in self.entries) // self.capacity
         return per_key * (self.capacity if keys is None else keys)
 
+    def reset(self) -> None:
+        """Forget all entries. A mask hides old entries from a new batch, but not NaN among them."""
+        for entries in self.entries:
+            entries.zero_()
+
     def place(self, slots: Tensor, kv_length: int) -> None:
         """Set where the next pass writes and what it loads.
 

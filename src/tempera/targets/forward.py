@@ -209,6 +209,8 @@ class Session:
             self.cache = self.new_cache(len(self.network.model.layers), capacity)
             self._shape = self.prompt.rows, capacity
             self._layouts: dict[int, tuple[Tree, TreeLayout]] = {}
+        else:
+            self.cache.reset()
         self._padding = self.prompt.padding(self.cache.capacity, self.dtype)
 
     def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
