@@ -88,7 +88,7 @@ def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
             ["`delta`", "method=eagle", "rule=relaxed"],
         ),
         ("drafter.path=nowhere", ["nowhere"]),
-        ("prompt=", ["prompt", "empty"]),
+        ("prompt=", ["prompt", "one printable text"]),
         ("data=file path=nowhere.txt", ["nowhere.txt"]),
         ("limit=0", ["limit=0"]),
         ("batch_size=0", ["batch_size"]),
@@ -136,11 +136,7 @@ def test_a_draft_that_gives_nan(run: Any, tmp_path: Path) -> None:
     weights = load_file(SHIPPED / "draft" / "model.safetensors")
     name = next(name for name in weights if name.startswith("fc"))
     a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
-    status, err = run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}")
-    assert status == 1
-    assert (
-        "error: the draft gave NaN probabilities for prompt 'world-000000'" in err.splitlines()[-1]
-    )
+    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}"), "NaN in fc")
     nothing_written(tmp_path)
 
 
@@ -152,7 +148,6 @@ def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
     refused(
         *run("eval/run.py", *SHORT, "data=file", "path=captions.tsv", "limit=2"),
         "captions.tsv:3",
-        "broken",
     )
     nothing_written(tmp_path)
 
@@ -169,7 +164,7 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
     )
     refused(
         *run("train_draft/prepare.py", "source=imagefolder"),
-        "source.path=",
+        "`source.path`",
     )
     nothing_written(tmp_path)
 
@@ -230,11 +225,11 @@ SLOW = {"transformers", "torchvision", "torch._dynamo", "matplotlib", "wandb"}
         ("eval/run.py", ["method=eagle", "delta=2"], {"torch", *SLOW}),
         ("eval/run.py", ["--help"], {"torch", *SLOW}),
         ("eval/report.py", ["nowhere"], {"torch", *SLOW}),
-        ("eval/run.py", ["delta=abc"], SLOW),
-        ("eval/run.py", ["depth=0"], SLOW),
+        ("eval/run.py", ["delta=abc"], {"matplotlib", "wandb"}),
+        ("eval/run.py", ["depth=0"], {"matplotlib", "wandb"}),
         ("eval/run.py", ["limit=abc"], SLOW),
         ("eval/run.py", ["batch_size=0"], SLOW),
-        ("eval/run.py", ["drafter.path=nowhere"], SLOW),
+        ("eval/run.py", ["drafter.path=nowhere"], {"matplotlib", "wandb"}),
         ("eval/run.py", ["tracking.mode=abc"], SLOW),
         ("eval/tune.py", ["budget=abc"], SLOW),
         ("eval/bench.py", ["repeats=0"], SLOW),
