@@ -355,8 +355,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("given", "message"), slow_rows_but(MISTAKES, MISTAKES[1]))
 def test_mistakes(given: list[str], message: str) -> None:
-    cfg = composed("eval", ["expected_length=3", *given])
     with pytest.raises(TemperaError, match=message):
+        cfg = composed("eval", ["expected_length=3", *given])
         expected_length.check_options(cfg, given)
         shared = [Prompt("world-000000", ""), Prompt("world-000001", "")]
         expected_length.check_prompts(cfg, shared)
