@@ -174,6 +174,7 @@ def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--delta", "2"], ["write delta=2"]),
+        (["--experimental-rerun=run.pickle"], ["reads a pickle"]),
         (["method=eagle", "delta=2"], ["`delta`", "rule=relaxed"]),
         (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
         (["-m", "delta=2,-1"], ["delta=-1"]),

@@ -37,9 +37,8 @@ LITERAL = ("prompt", "baseline")
 FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"),
     *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
-    "--experimental-rerun",
 )
-"""Hydra's flags."""
+"""Hydra's flags, without --experimental-rerun, which reads a pickle and so may run code."""
 AGAIN = "interrupted; run the command again"
 STARTS_AGAIN = ("report", "bench", "calibrate")
 """Scripts that start over after an interruption."""
@@ -134,10 +133,14 @@ def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
     """The command line as Hydra takes it: -m first, literal texts quoted.
 
     Raises:
-        TemperaError: an option is written as a flag.
+        TemperaError: an option is written as a flag, or a flag may run code.
     """
     for place, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
+        if name.startswith("--e"):  # --experimental-rerun and its abbreviations
+            raise TemperaError(
+                f"{name} reads a pickle, which may run code: give the run's options instead."
+            )
         if argument.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
             value = value or " ".join(one for one in arguments[place + 1 : place + 2])
             option = name.strip("-").replace("-", "_")
