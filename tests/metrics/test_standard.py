@@ -29,7 +29,7 @@ from tempera.metrics import reference as references
 from tempera.metrics import table
 from tempera.metrics import weights as weight_files
 from tempera.metrics.distances import frechet
-from tempera.metrics.evaluators import BATCH, Networks, NoEvaluator
+from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import Inception
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.reference import Reference
@@ -310,7 +310,7 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
         evaluator("some/nothing").check("large")
     first = evaluator("some/brightness")
     first.check("large")
-    assert first.memory(8, 8) == first.to_download() == file.stat().st_size
+    assert first.to_download() == file.stat().st_size
     assert first.absent() == ["own"]
     assert hub.downloads().count("brightness.bin") == 0
     first.fetch()
@@ -407,26 +407,6 @@ def test_files_behind_a_url(
     assert named.local is None
 
 
-def test_memory_is_that_of_the_largest_network_with_a_batch(file: Path, images: Path) -> None:
-    """The weights (8 bytes), the pictures as floats, their means and the values, all on the device;
-    a file that is elsewhere counts as its size.
-    """
-
-    class Moved(Brightness):
-        def load(self, device: torch.device) -> Networks:
-            made = super().load(device)
-            assert made.features is not None
-            features = made.features
-            return Networks(lambda pictures: features(pictures.to(device)))
-
-    evaluator = standard_evaluator(["fid"], str(images), own=Moved(str(file)))
-    pictures = BATCH * 3 * 6 * 10
-    assert evaluator.memory(6, 10) == pytest.approx(
-        8 + pictures + 4 * pictures + 4 * BATCH, abs=600
-    )
-    assert NoEvaluator().memory(6, 10) == 0
-
-
 def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,7 +421,7 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     assert networks.identity.startswith("clip-")
     none = standard_evaluator(None, **nowhere, clip=Brightness("no.pt"))
     none.check("large")
-    assert list(none.load(CPU)) == [] and none.memory(8, 8) == none.to_download() == 0
+    assert list(none.load(CPU)) == [] and none.to_download() == 0
 
 
 def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:

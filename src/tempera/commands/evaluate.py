@@ -46,14 +46,14 @@ def main(cfg: DictConfig) -> dict[str, float]:
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator = instantiate(cfg.metrics)
-    scoring, missing = cache(evaluator.memory), cache(evaluator.to_download)
+    missing = cache(evaluator.to_download)
 
     def cost(sized: DictConfig, size: int) -> Cost:
         def make() -> Pipeline:
             pipeline: Pipeline = build.build_sized_pipeline(sized)
             return pipeline
 
-        found = estimate(make, prompts, size, cfg.diagnostics, scoring)
+        found = estimate(make, prompts, size, cfg.diagnostics)
         return replace(found, metrics=missing())
 
     def weighed() -> Cost | None:

@@ -1,4 +1,4 @@
-"""Memory of an evaluation, from a rehearsal of one batch and its metrics without data."""
+"""Memory of an evaluation, from a rehearsal of one batch without data."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,18 +19,16 @@ def estimate(
     prompts: Sequence[Prompt],
     batch_size: int,
     diagnostics: bool,
-    scoring: Callable[[int, int], int] = lambda height, width: 0,
 ) -> Cost:
-    """Rehearse a batch: its prompts, one round, and its pictures; then the metrics, beside the
-    networks and caches of decoding. A rule's tables are not counted, nor the distances between sets
-    of pictures, nor the memory of rounds that are recorded on a CPU, less than a round takes.
+    """Rehearse a batch: its prompts, one round, and its pictures. A rule's tables and the
+    networks of metrics are not counted, nor the memory of rounds that are recorded on a CPU, less
+    than a round takes.
 
     Args:
         make: builds the pipeline with networks on the meta device.
         prompts: of the whole run.
         batch_size: prompts decoded together.
         diagnostics: see `tempera.decoding.loop.decode`.
-        scoring: bytes that the metrics take, for pictures of this height and width in pixels.
 
     Returns:
         the cost, without its download.
@@ -44,13 +42,12 @@ def estimate(
             tokens = blank_tokens(target, len(batch)).to(META)
             height, width = pipeline.decoded(tokens).shape[-2:]
         del tokens
-        scored = meter.live + scoring(height, width)
     return Cost(
         f"{len(prompts):,} images of {height}×{width} pixels, {target.length:,} tokens each, "
         f"{len(batch)} at a time",
         weights,
         cache,
-        max(meter.peak, scored),
+        meter.peak,
         written=len(prompts) * (3 * height * width + 64 * target.length),
         download=None,
     )

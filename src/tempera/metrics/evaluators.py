@@ -86,11 +86,6 @@ class Evaluator(Protocol):
         """Names of the networks that `load` would have to download; downloads nothing."""
         return ()
 
-    def memory(self, height: int, width: int) -> int:
-        """Bytes on a device of the largest group of networks with a batch of pictures of this size,
-        in pixels. Downloads nothing: if a file is not on this machine, only its size counts.
-        """
-
     def load(self, device: torch.device) -> Iterator[Networks]:
         """Load the networks, one group after another."""
 
@@ -124,10 +119,6 @@ class NoEvaluator(Evaluator):
     @override
     def fetch(self) -> None:
         pass
-
-    @override
-    def memory(self, height: int, width: int) -> int:
-        return 0
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:

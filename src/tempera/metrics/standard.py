@@ -12,13 +12,11 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.metrics.evaluators import BATCH, Evaluator, Networks, Pictures, at_least_1
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, at_least_1
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile
-from tempera.runtime.rehearsal import META, Meter, Rehearsal
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
 """What is measured by default, as far as its files are on this machine."""
@@ -104,11 +102,6 @@ class StandardEvaluator(Evaluator):
     @override
     def absent(self) -> list[str]:
         return [name for name in self._chosen[0] if not _is_here(self.networks[name])]
-
-    @override
-    def memory(self, height: int, width: int) -> int:
-        return max((_memory(self.networks[name], height, width) for name in self._chosen[0]),
-                   default=0)  # fmt: skip
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
@@ -223,25 +216,6 @@ def _check(adapter: Adapter) -> None:
 def _is_here(adapter: Adapter) -> bool:
     """Whether all files are on this machine."""
     return all(file.local for file in adapter.files)
-
-
-def _memory(adapter: Adapter, height: int, width: int) -> int:
-    """Bytes of an adapter's networks and of their activations with a batch of pictures, rehearsed
-    without data. The passes of a detector, which takes one picture at a time and only some prompts,
-    are not counted.
-    """
-    if not _is_here(adapter):
-        return sum(file.size() for file in adapter.files)
-    pictures = torch.zeros(BATCH, 3, height, width, dtype=torch.uint8)
-    prompts = [Prompt(str(number), "") for number in range(BATCH)]
-    with Meter() as meter, Rehearsal(), torch.inference_mode():
-        networks = adapter.load(META)
-        if networks.features is not None:
-            networks.features(pictures)
-        for score in networks.scores:
-            score(pictures, prompts)
-    peak: int = meter.peak
-    return peak
 
 
 def _identity(adapter: Adapter) -> str:

@@ -92,11 +92,6 @@ class ShapesEvaluator(Evaluator):
         pass
 
     @override
-    def memory(self, height: int, width: int) -> int:
-        """Of the weights alone: activations of so small networks do not count."""
-        return sum(path.stat().st_size for path in NETWORKS)
-
-    @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         classifier = classifiers.load_classifier().to(device)
         yield Networks(
