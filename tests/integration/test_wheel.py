@@ -33,7 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", place, ROOT]
     subprocess.run(build, check=True)
-    (wheel,) = place.glob("tempera-*.whl")
+    (wheel,) = place.glob("tempera_decoding-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "env"], check=True)
     (packages,) = place.glob("env/lib/python*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")

@@ -13,6 +13,8 @@ from tempera.evaluation.pipeline import Pipeline
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 """Hydra groups whose choices are part of the identity."""
+PACKAGES = ("tempera-decoding", "torch", "transformers")
+"""Distributions whose versions are recorded with a run."""
 FREE = (
     "tokens",
     "directory",
@@ -86,7 +88,7 @@ def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:
         "overrides": overrides,
         "machine": machine(device),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in ("tempera", "torch", "transformers")},
+        "versions": {name: _version(name) for name in PACKAGES},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
