@@ -230,16 +230,13 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", slow_but(METHODS, *ONE_EACH.values()))
-def test_every_method_generates(
-    method: str, draft: Path, parallel: Path, smaller: Path, tmp_path: Path
-) -> None:
+def test_every_method_generates(method: str, draft: Path, parallel: Path, smaller: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
-    kept = [f"neighbours.directory={tmp_path}"] if " k=" in method else []
     own = parallel if "parallel" in method else draft
     weights = [f"drafter.path={own}"] if drafted else []
     if "independent" in method:
         weights = [f"model.independent.directory={smaller}"]
-    cfg = composed(*method.split(), *kept, *weights, TINY_CODES)
+    cfg = composed(*method.split(), *weights, TINY_CODES)
     target = tiny_target()
     drafter = build_drafter(cfg, target)
     rule = build_rule(cfg, drafter.depth)
@@ -266,19 +263,6 @@ def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
     assert build_captions(composed("model=shapes")) is None  # it takes any text
     with pytest.raises(TemperaError, match="'a dog', is no shape"):
         build_captions(composed("model=shapes_mar", "weights=/nowhere")).check(["a dog"])
-
-
-@pytest.mark.slow
-def test_neighbours_are_kept_for_the_next_run(tmp_path: Path) -> None:
-    options = ["method=gsd", "k=5", f"neighbours.directory={tmp_path}"]
-    rule = build_rule(composed(*options, TINY_CODES), 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["l2_5.safetensors"]
-    assert build_rule(composed(*options, TINY_CODES), 1) == rule
-    with pytest.raises(
-        TemperaError,
-        match="l2_5.safetensors were built for another codebook .* another directory",
-    ):
-        build_rule(composed(*options), 1)
 
 
 def test_the_published_schedule_of_cool_sd() -> None:

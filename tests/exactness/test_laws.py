@@ -57,7 +57,7 @@ BIASED = {
     "lantern": (Lantern(NEAR, 0.3), BUSH),
     "lantern, jsd": (Lantern(NEAR, 0.2, "jsd"), CHAIN),
     "lanternpp": (LanternPP(NEAR, 1.5), BUSH),
-    "lantern, kl": (Lantern(NEAR, 0.3, residual="kl"), CHAIN),
+    "lantern, kl": (Lantern(NEAR, 0.3, "tvd", "kl"), CHAIN),
     "gsd": (GSD(NEAR, 1), BUSH),
     "gsd, static": (GSD(NEAR, None), CHAIN),
 }

@@ -44,14 +44,12 @@ from tempera.config.build import (
     build_target,
     build_tokenizer,
 )
-from tempera.config.instantiate import instantiate
 from tempera.data.sources import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
-from tempera.rules.codebook_neighbours import Neighbours, codebook_hash
 from tempera.rules.standard import Exact
 from tempera.shapes.build.stages import save_network
 from tempera.shapes.networks import TextEncoder, target_config
@@ -272,11 +270,9 @@ def models(options: dict[str, list[str]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def places(
-    targets: dict[str, Any], models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """For every family a directory with an EAGLE draft, a parallel draft, a smaller model of the
-    same tokens, and a table of neighbours.
+def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For every family a directory with an EAGLE draft, a parallel draft, and a smaller model of
+    the same tokens.
     """
     found = {}
     for name, target in targets.items():
@@ -291,9 +287,6 @@ def places(
             to_official(network.state_dict(), 1), target_config(network), directory / "smaller"
         )
         save_network(encoder.state_dict(), encoder.config, directory / "smaller" / "text_encoder")
-        codebook = instantiate(models[name].tokenizer).codebook
-        near = (torch.arange(len(codebook))[:, None] + torch.arange(5)) % len(codebook)
-        Neighbours(near, "l2", codebook_hash(codebook)).save(directory / "l2_5.safetensors")
     return found
 
 
@@ -324,7 +317,7 @@ def generate(
         with open_dict(cfg.model):
             cfg.model.independent = smaller(places[name])
         if "neighbours" in cfg:
-            cfg.neighbours.directory = str(places[name])
+            cfg.neighbours = {"_target_": "near_codes.next_codes"}
         target, prompts = targets[name], list(FAMILIES[name].prompts)
         if temperature is not None:
             monkeypatch.setattr(

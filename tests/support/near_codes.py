@@ -13,6 +13,12 @@ def near(codes, k, proximity="l2"):
     )
 
 
+def next_codes(codebook):
+    """The next five instead of the nearest, which take longer for a large codebook."""
+    codes = len(codebook)
+    return Neighbours((torch.arange(codes)[:, None] + torch.arange(5)) % codes, "l2", "0")
+
+
 def near_rules(codes, k=3):
     """By name, with both residuals."""
     table = near(codes, k)
@@ -20,7 +26,7 @@ def near_rules(codes, k=3):
         f"{name} {residual}": make(residual)
         for residual in ("published", "optimal", "kl")
         for name, make in {
-            "lantern": lambda residual: Lantern(table, 0.3, residual=residual),
+            "lantern": lambda residual: Lantern(table, 0.3, "tvd", residual),
             "lantern jsd": lambda residual: Lantern(table, 0.2, "jsd", residual),
             "lantern++": lambda residual: LanternPP(table, 1.5, residual),
             "grouped": lambda residual: GSD(table, 1, residual),

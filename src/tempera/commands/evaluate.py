@@ -1,12 +1,10 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -143,11 +141,7 @@ def _measured(
         raise TemperaError("compile=true compiles rounds first, which takes minutes")
     evaluator.check(cfg.model.name)
     build.check_draft(cfg)
-    cfg = copy.deepcopy(cfg)
-    with TemporaryDirectory() as directory:
-        if "neighbours" in cfg:
-            cfg.neighbours.directory = directory
-        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
+    pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
     return run_time(
         pipeline, prompts, cfg.batch_size, cfg.diagnostics, protocol, evaluator, processes
     )

@@ -364,7 +364,7 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
 def build_rule(cfg: DictConfig, depth: int) -> Rule:
     """The acceptance rule of the method. A relaxed rule's schedule spreads its budget over `depth`
     depths, and is raised to `floor` if there is one. A rule with `neighbours` gets those of the
-    codebook of `model.tokenizer`, read from a file or computed.
+    codebook of `model.tokenizer`.
     """
     offered = _schedule(cfg, depth)
     if "neighbours" in cfg:

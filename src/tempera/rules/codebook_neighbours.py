@@ -2,33 +2,29 @@
 
 Distances are computed on the codebook as the image decoder uses it (ℓ2-normalised for LlamaGen), so
 that nearby codes give similar images. LANTERN's public code uses the raw codebook and leaves the
-code itself out of its k neighbours; here it is the first of them, as in the paper. A table is built
-once and stored in a file with the codebook's hash, which is checked when it is loaded.
+code itself out of its k neighbours; here it is the first of them, as in the paper. A table of
+16,384 codes takes about six seconds.
 """
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import replacing
 
 Proximity = Literal["l2", "cosine", "random"]
-DEFAULT = Path("outputs/neighbours")
-"""Default directory of the tables, with a folder per codebook, named by its hash."""
+_BUILT: dict[tuple[str, int, str], "Neighbours"] = {}
+"""Tables of this process, which searches and sweeps need again."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`, `load` or `provide`; equal
-    where codebook, proximity and k are.
+    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`; equal where codebook,
+    proximity and k are.
 
     Attributes:
         table: the k nearest codes of every code, nearest first and itself at the front, int64 [V,
@@ -62,75 +58,10 @@ class Neighbours:
                 f"proximity={proximity} is not known; choose one of "
                 f"{', '.join(get_args(Proximity))}"
             )
-        rows = [_nearest(codebook, start, k, proximity) for start in range(0, size, 512)]
-        return cls(torch.cat(rows), proximity, codebook_hash(codebook))
-
-    @classmethod
-    def load(cls, path: Path, codebook: Tensor, k: int, proximity: Proximity) -> "Neighbours":
-        """Load a table and check that it belongs to this codebook, k and proximity.
-
-        Raises:
-            TemperaError: the file is damaged, or was built for another codebook, k or proximity.
-        """
-        try:
-            with safe_open(path, "pt") as file:
-                notes, table = file.metadata() or {}, file.get_tensor("neighbours").long()
-        except (OSError, SafetensorError) as problem:
-            raise TemperaError(
-                f"{path} is no table of neighbours ({problem}); delete it, and it is built again"
-            ) from problem
-        made, wanted = notes.get("codebook"), codebook_hash(codebook)
-        if made != wanted:
-            raise TemperaError(
-                f"the neighbours in {path} were built for another codebook ({made}, but this "
-                f"model's is {wanted}): delete the file, or keep this model's in another directory",
-                option="neighbours.directory",
-            )
-        if (notes.get("proximity"), table.shape) != (proximity, (len(codebook), k)):
-            raise TemperaError(
-                f"{path} does not hold the {k} nearest codes by proximity={proximity}; delete "
-                "it, and it is built again"
-            )
-        return cls(table, proximity, wanted)
-
-    def save(self, path: Path) -> None:
-        """Write the table, its codebook's hash and its options, atomically.
-
-        Raises:
-            TemperaError: the file cannot be written.
-        """
-        notes = {"codebook": self.codebook, "proximity": self.proximity, "k": str(self.k)}
-        with replacing(path) as temporary:
-            save_file({"neighbours": self.table.to(torch.int32)}, temporary, notes)
-
-    @classmethod
-    def provide(
-        cls,
-        codebook: Tensor,
-        k: int,
-        proximity: Proximity = "l2",
-        directory: str | Path | None = None,
-    ) -> "Neighbours":
-        """The table of a codebook from its file in `directory`, built and saved there if there is
-        none.
-
-        Args:
-            codebook: [V, D], as the image decoder uses it.
-            k: how many, the code itself included.
-            proximity: see the class.
-            directory: where to look; a folder named by the codebook's hash in `DEFAULT` if not
-                given.
-
-        Raises:
-            TemperaError: see `build`, `load` and `save`.
-        """
-        folder = DEFAULT / codebook_hash(codebook) if directory is None else Path(directory)
-        path = folder / f"{proximity}_{k}.safetensors"
-        if path.is_file():
-            return cls.load(path, codebook, k, proximity)
-        neighbours = cls.build(codebook, k, proximity)
-        neighbours.save(path)
-        return neighbours
+        key = codebook_hash(codebook), k, proximity
+        if key not in _BUILT:
+            _BUILT[key] = cls(_nearest(codebook, k, proximity), proximity, key[0])
+        return _BUILT[key]
 
     @property
     def k(self) -> int:
@@ -185,8 +116,7 @@ def ranked(codebook: Tensor, rank: int) -> Tensor:
             f"rank={rank} is no place among {size} codes; give 0 (the code itself), 1 to "
             f"{size - 1} (1: the nearest), or -1 (the farthest) to {1 - size}"
         )
-    rows = [_nearest(codebook, start, size, "l2")[:, rank] for start in range(0, size, 512)]
-    return torch.cat(rows)
+    return _nearest(codebook, size)[:, rank]
 
 
 def codebook_hash(codebook: Tensor) -> str:
@@ -200,20 +130,26 @@ def codebook_hash(codebook: Tensor) -> str:
     ).hexdigest()[:16]
 
 
-def _nearest(codebook: Tensor, start: int, k: int, proximity: str) -> Tensor:
-    """512 rows of the table, from code `start` on; for a large codebook the distances of all rows
-    would not fit into memory.
+def _nearest(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
+    """The k nearest codes of each, int64 [V, k], 512 rows at a time: the distances of all rows of a
+    large codebook would not fit into memory.
     """
-    vectors = codebook.detach().double().cpu()
-    rows = torch.arange(start, min(start + 512, len(vectors)))
-    if proximity == "random":
-        draws = torch.Generator().manual_seed(start)
-        distances = torch.rand(len(rows), len(vectors), generator=draws)
-    else:
-        vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
-        # without matrix products, so that equal codes have distance 0 exactly
-        exact = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(vectors[rows], vectors, compute_mode=exact)
-    # itself first, even where another code is the same vector
-    distances.scatter_(1, rows.unsqueeze(1), -1.0)
-    return distances.argsort(dim=1, stable=True)[:, :k].clone()
+    vectors, rows = codebook.detach().double().cpu(), []
+    vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
+    index = torch.arange(len(vectors))
+    places = (1 << len(vectors).bit_length()) - 1
+    for start in range(0, len(vectors), 512):
+        own = index[start : start + 512]
+        if proximity == "random":
+            draws = torch.Generator().manual_seed(start)
+            distances = torch.rand(len(own), len(vectors), generator=draws).double()
+        else:  # without matrix products, so that equal codes have distance 0 exactly
+            exact = "donot_use_mm_for_euclid_dist"
+            distances = torch.cdist(vectors[own], vectors, compute_mode=exact)
+        # itself first, even where another code is the same vector
+        distances.scatter_(1, own.unsqueeze(1), -1.0)
+        # the bits of a float64 grow with it; the last ones make way for the index, which orders
+        # equal distances
+        keys = (distances.view(torch.int64) & ~places) | index
+        rows.append(keys.topk(k, largest=False).values & places)
+    return torch.cat(rows)

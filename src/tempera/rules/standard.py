@@ -38,14 +38,14 @@ class Exact(Rule):
         return excess(p, q)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Relaxed(Rule):
     """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD
     are this rule with their schedules.
 
     Args:
         schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.rules.schedules`.
-        residual: "optimal", G* = Norm[p - q·f]+ (Eq. 10), "vanilla", Norm[p - q]+ (Eq. 11), or
+        residual_kind: "optimal", G* = Norm[p - q·f]+ (Eq. 10), "vanilla", Norm[p - q]+ (Eq. 11), or
             "kl", Norm[c·p - q·f]+, the one of least KL divergence (docs/optimal.md). The first two
             are the same where ω_i ≥ 1 (Proposition 1); below 1 vanilla is biased, and "kl" is G*.
             At ω_i < 1 vanilla is ill-conditioned where p ≈ q: it normalises a difference of almost
@@ -58,21 +58,21 @@ class Relaxed(Rule):
             float32; or `residual` is none of the three.
     """
 
-    schedule: tuple[float, ...]
-    residual_kind: str
+    schedule: Sequence[float]
+    residual_kind: Literal["optimal", "vanilla", "kl"] = "optimal"
 
-    def __init__(
-        self, schedule: Sequence[float], residual: Literal["optimal", "vanilla", "kl"] = "optimal"
-    ) -> None:
+    def __post_init__(self) -> None:
+        schedule = tuple(map(float, self.schedule))
+        object.__setattr__(self, "schedule", schedule)
         if not schedule or not all(0 < omega <= LARGEST for omega in schedule):
             raise TemperaError(
                 f"the relaxation schedule {list(schedule)} must hold at least one number, all "
                 f"above 0 and at most {LARGEST:g}"
             )
-        if residual not in ("optimal", "vanilla", "kl"):
-            raise TemperaError(f"residual={residual} is not known; choose optimal, vanilla or kl")
-        object.__setattr__(self, "schedule", tuple(map(float, schedule)))
-        object.__setattr__(self, "residual_kind", residual)
+        if self.residual_kind not in ("optimal", "vanilla", "kl"):
+            raise TemperaError(
+                f"residual={self.residual_kind} is not known; choose optimal, vanilla or kl"
+            )
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) everywhere."""
