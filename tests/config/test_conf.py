@@ -33,8 +33,8 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.network_directory import write_network
 from tempera.shapes import networks
-from tempera.shapes.build.stages import save_network
 from tempera.targets.llamagen import to_official
 from tempera.training.losses import AcceptanceLoss, EagleLoss
 
@@ -220,12 +220,9 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tiny_target().network,
         networks.TextEncoder(6, 8, layers=1, heads=2),
     )
-    save_network(
-        to_official(network.state_dict(), network.config.num_attention_heads),
-        networks.target_config(network),
-        directory,
-    )
-    save_network(encoder.state_dict(), encoder.config, directory / "text_encoder")
+    state = to_official(network.state_dict(), network.config.num_attention_heads)
+    write_network(directory, state, networks.target_config(network))
+    write_network(directory / "text_encoder", encoder.state_dict(), encoder.config)
     return directory
 
 

@@ -31,7 +31,6 @@ SCRIPTS = {
     "eval/tune.py": "tune",
     "train_draft/main.py": "train_draft",
     "train_draft/prepare.py": "prepare",
-    "train_draft/build_shapes.py": "build_shapes",
 }
 SHOWN = sorted({command for page in PAGES for command in shown_commands(page)})
 

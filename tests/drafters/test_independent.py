@@ -36,7 +36,7 @@ from tempera.errors import TemperaError
 from tempera.exactness.tables import check, compare, emit, emitted_law
 from tempera.exactness.theory import sequence_law
 from tempera.rules.standard import Exact, Relaxed
-from tempera.shapes.build.stages import save_network
+from tempera.runtime.network_directory import write_network
 from tempera.shapes.networks import TextEncoder, load_smaller, target_config
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
 
@@ -234,8 +234,8 @@ def save_smaller(directory):
         lively(LlamaGen(LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4))),
         TextEncoder(4, 4, 1, 1),
     )
-    save_network(to_official(network.state_dict(), 1), target_config(network), directory)
-    save_network(encoder.state_dict(), encoder.config, directory / "text_encoder")
+    write_network(directory, to_official(network.state_dict(), 1), target_config(network))
+    write_network(directory / "text_encoder", encoder.state_dict(), encoder.config)
 
 
 def test_built_from_a_directory(tmp_path):

@@ -51,7 +51,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
-from tempera.shapes.build.stages import save_network
+from tempera.runtime.network_directory import write_network
 from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
@@ -283,10 +283,9 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
             target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4
         )
         network, encoder = lively(LlamaGen(sizes)), TextEncoder(4, 4, 1, 1)
-        save_network(
-            to_official(network.state_dict(), 1), target_config(network), directory / "smaller"
-        )
-        save_network(encoder.state_dict(), encoder.config, directory / "smaller" / "text_encoder")
+        state, place = to_official(network.state_dict(), 1), directory / "smaller"
+        write_network(place, state, target_config(network))
+        write_network(place / "text_encoder", encoder.state_dict(), encoder.config)
     return found
 
 

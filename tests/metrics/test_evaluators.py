@@ -126,7 +126,7 @@ def test_clip_score_goes_through_open_clip() -> None:
         is_train=False,
         **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")},
     )
-    tokenizer = open_clip.SimpleTokenizer(context_length=32)
+    tokenizer = clips.world_tokenizer()
     prompts, pictures = scenes(3)
     with torch.no_grad():
         scorer = clip_scorer(model, tokenizer, preprocess, CPU)

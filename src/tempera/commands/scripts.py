@@ -48,11 +48,6 @@ def prepare(cfg: "DictConfig | None" = None) -> Any:
     return _script("prepare", "prepare", cfg)
 
 
-def build(cfg: "DictConfig | None" = None) -> Any:
-    """`tempera-build`: train the networks of the shipped model."""
-    return _script("build_shapes", "build_shapes", cfg)
-
-
 def _script(
     config_name: str, module: str, cfg: "DictConfig | None", positional: str | None = None
 ) -> Any:

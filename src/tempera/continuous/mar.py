@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -377,7 +376,6 @@ def read_mar(directory: str | Path) -> MAR:
         directory,
         lambda values: MAR(MARConfig(**tuples(values))),
         "a MAR",
-        f"train a model with `{command('build')} stages=[mar]` and give the directory that it "
-        "wrote",
+        "give a directory that train_draft/build_shapes.py wrote",
     )
     return network.eval().requires_grad_(False)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
-from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -96,7 +95,7 @@ def read_kl(directory: str | Path) -> KLModel:
         sizes = tuples(values)
         return KLModel(KLConfig(**{**sizes, "networks": VQConfig(**sizes["networks"])}))
 
-    advice = f"build it with `{command('build')} stages=[kl,kl_decoder]`"
+    advice = "give a directory that train_draft/build_shapes.py wrote"
     model = read_network(directory, build, "a KL tokenizer", advice)
     return model.eval().requires_grad_(False)
 

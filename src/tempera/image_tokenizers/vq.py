@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 
 
@@ -307,7 +306,7 @@ def load_vq(directory: str | Path) -> VQModel:
         directory,
         lambda values: VQModel(VQConfig(**tuples(values))),
         "an image tokenizer",
-        f"build it with `{command('build')} stages=[tokenizer]`",
+        "give a directory that train_draft/build_shapes.py wrote",
     )
     return model.eval().requires_grad_(False)
 

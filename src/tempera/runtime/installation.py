@@ -15,7 +15,6 @@ SCRIPTS = {
     "tune": "eval/tune.py",
     "train": "train_draft/main.py",
     "prepare": "train_draft/prepare.py",
-    "build": "train_draft/build_shapes.py",
 }
 """For each command `tempera-<name>`, the equivalent script of a checkout."""
 

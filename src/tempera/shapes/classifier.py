@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.runtime.network_directory import read_network
-from tempera.shapes.networks import SHIPPED, rebuild
+from tempera.shapes.networks import SHIPPED
 from tempera.shapes.world import BACKGROUNDS, COLOURS, PATTERNS, RELATIONS, SHAPES, SIZES, Scene
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -108,5 +108,7 @@ def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]
 
 def load_classifier(directory: Path = SHIPPED / "classifier") -> Classifier:
     """The shipped classifier, frozen."""
-    model = read_network(directory, lambda config: Classifier(**config), "a classifier", rebuild())
+    model = read_network(
+        directory, lambda config: Classifier(**config), "a classifier", "reinstall tempera"
+    )
     return model.eval().requires_grad_(False)

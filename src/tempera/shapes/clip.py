@@ -8,11 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes.networks import SHIPPED
+from tempera.shapes.world import WORDS
 
+CHARACTERS = 512
+"""The first tokens of CLIP's vocabulary: single bytes, within a word and at its end."""
+CONTEXT = 32
+"""Tokens of a text."""
 TINY_CLIP: dict[str, Any] = {
     "model_cfg": {
         "embed_dim": 128,
@@ -24,8 +30,8 @@ TINY_CLIP: dict[str, Any] = {
             "head_width": 32,
         },
         "text_cfg": {
-            "context_length": 32,
-            "vocab_size": 49408,
+            "context_length": CONTEXT,
+            "vocab_size": 545,
             "width": 48,
             "heads": 3,
             "layers": 3,
@@ -48,11 +54,21 @@ def load_clip(
     loaded by open_clip.
     """
     open_clip = import_open_clip()
-    name = f"local-dir:{directory}"
     with _quiet():
-        model, _, preprocess = open_clip.create_model_and_transforms(name)
-        tokenizer = open_clip.get_tokenizer(name)
-    return model.eval().requires_grad_(False), tokenizer, preprocess
+        model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{directory}")
+    return model.eval().requires_grad_(False), world_tokenizer(), preprocess
+
+
+def world_tokenizer() -> Callable[[list[str]], Tensor]:
+    """CLIP's tokenizer, renumbered: the table has rows for single characters and for the world's
+    words. All other tokens share the row of padding, whose id is 0; the end of a text keeps the
+    largest id, by which CLIP finds it.
+    """
+    tokenizer = import_open_clip().SimpleTokenizer(context_length=CONTEXT)
+    rows = torch.cat([torch.arange(CHARACTERS), tokenizer(list(WORDS)).flatten()]).unique()
+    ids = torch.zeros(tokenizer.vocab_size, dtype=torch.int64)
+    ids[rows] = torch.arange(len(rows))
+    return lambda texts: ids[tokenizer(texts)]
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from tempera.metrics.clip import clip_scorer
 from tempera.metrics.distances import feature_distances
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, at_least_1
 from tempera.runtime.files import sha256_file
-from tempera.runtime.installation import command
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
 from tempera.shapes.classifier import Classifier, correct
@@ -76,10 +75,7 @@ class ShapesEvaluator(Evaluator):
             )
         missing = [str(path) for path in NETWORKS if not path.is_file()]
         if missing:
-            raise TemperaError(
-                f"{missing[0]} is missing: reinstall tempera, or rebuild it with "
-                f"`{command('build')}`."
-            )
+            raise TemperaError(f"{missing[0]} is missing: reinstall tempera.")
         at_least_1(neighbours=self.neighbours, resamples=self.resamples)
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(

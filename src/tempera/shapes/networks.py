@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tempera.drafters.independent import Smaller
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, load_vq
-from tempera.runtime.installation import command
 from tempera.runtime.network_directory import read_network, tuples
 from tempera.shapes.world import WORDS
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
@@ -82,20 +81,14 @@ class TextEncoder(nn.Module):
         return out
 
 
-def rebuild() -> str:
-    """How to get a shipped network that is missing."""
-    return f"reinstall tempera, or rebuild it with `{command('build')}`"
-
-
-def other_weights() -> str:
-    """The same for a network below `weights`."""
-    return f"correct weights=DIR, or {rebuild()}"
+OTHER_WEIGHTS = "correct weights=DIR, or reinstall tempera"
+"""How to get a network below `weights` that is missing."""
 
 
 def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
     encoder = read_network(
-        directory, lambda config: TextEncoder(**config), "a text encoder", other_weights()
+        directory, lambda config: TextEncoder(**config), "a text encoder", OTHER_WEIGHTS
     )
     return encoder.eval().requires_grad_(False)
 
@@ -109,7 +102,7 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
         return from_official(state, network.config.num_attention_heads)
 
-    network = read_network(directory, build, "a LlamaGen", other_weights(), translate)
+    network = read_network(directory, build, "a LlamaGen", OTHER_WEIGHTS, translate)
     return network.eval().requires_grad_(False)
 
 

@@ -81,9 +81,7 @@ def train(
     draft.check(target)
     directory = writable_directory(directory)
     sharded = uses_fsdp()
-    accelerator = Accelerator(
-        mixed_precision=recipe.mixed_precision, cpu=target.device.type == "cpu"
-    )
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
     recipe.part(accelerator.num_processes)
     keep_record(
         directory,
@@ -266,7 +264,8 @@ class TrainingRun:
         """The parts of the loss on these training images, with unrolled steps or slots weighted."""
         recipe, images = self.recipe, self.codes.train(positions)
         rows = self.target.sampling.rows if self.loss.guided else 1
-        with self.accelerator.autocast():
+        bf16 = recipe.mixed_precision == "bf16"
+        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=bf16):
             lesson = teach(
                 self.target,
                 images.captions * rows,

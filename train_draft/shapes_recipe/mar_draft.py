@@ -8,24 +8,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
-from tempera.continuous.mar import MAR, MARConfig
-from tempera.image_tokenizers.kl import KLModel
-from tempera.shapes.build.mar import (
+from shapes_recipe.mar import (
     TINY_MAR,
     Latents,
     MARSettings,
     MaskedBatch,
-    averaged_training,
-    computation,
+    averaged,
+    divergence_of,
     unseen_batches,
 )
-from tempera.shapes.build.record import LogMetrics
+from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
+from tempera.continuous.mar import MAR, MARConfig
+from tempera.image_tokenizers.kl import KLModel
 
 TINY_DRAFT = replace(TINY_MAR, depth=2)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MARDistillation(MARSettings):
     """How the draft learns the kernels of its target.
 
@@ -73,24 +72,20 @@ def distil_mar(
     settings: MARDistillation,
     tokenizer: KLModel,
     latents: Latents,
-    directory: Path,
+    run: Path,
     target: MAR,
     config: MARConfig,
-    report: LogMetrics | None = None,
 ) -> MAR:
-    """Train a draft for `target`, from where `directory` left off, and return the averaged
-    network.
-    """
-    target = target.requires_grad_(False)
+    """Train a draft for `target`, from where `run` left off, and return the averaged network."""
+    draft = pruned(target.requires_grad_(False), config)
 
-    def losses(network: MAR, step: int) -> dict[str, Tensor]:
+    def losses(step: int) -> dict[str, Tensor]:
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
-        batch = MaskedBatch.drawn(
-            latents.draw(chosen, tokenizer), latents.classes[chosen], settings.shown
-        )
-        return {"loss": _divergence(network, target, batch, settings)}
+        tokens = latents.draw(chosen, tokenizer)
+        batch = MaskedBatch.drawn(tokens, latents.classes[chosen], settings.mask_std)
+        return {"loss": _divergence(draft, target, batch, settings)}
 
-    return averaged_training(pruned(target, config), losses, settings, directory, report)
+    return averaged(draft, losses, settings, run)
 
 
 def kernel_divergence(
@@ -98,11 +93,11 @@ def kernel_divergence(
     target: MAR,
     batch: MaskedBatch,
     scale: Tensor,
-    taken: NoiseSchedule,
+    sampling: NoiseSchedule,
     repeats: int = 1,
 ) -> Tensor:
-    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at `repeats` stages of `taken` a
-    token, in nats a number: what a path of S stages gives up is S·D times as much.
+    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at `repeats` stages of
+    `sampling` a token, in nats a number: what a path of S stages gives up is S·D times as much.
 
     Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class.
 
@@ -110,18 +105,18 @@ def kernel_divergence(
         draft, target: the networks.
         batch: images and what is shown of them; `drop` is not used.
         scale: s of every image, [B].
-        taken: the stages of sampling.
+        sampling: its stages.
         repeats: stages a token.
     """
     start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
-    stage = torch.randint(len(taken.times), (len(start),))
-    kept = NoiseSchedule(TRAINING_STEPS).kept[taken.times[stage]].unsqueeze(-1)
-    x = (kept.sqrt() * start + (1 - kept).sqrt() * torch.randn_like(start)).float()
+    stage = torch.randint(len(sampling.times), (len(start),))
+    signal = NoiseSchedule(TRAINING_STEPS).kept[sampling.times[stage]].unsqueeze(-1)
+    x = (signal.sqrt() * start + (1 - signal).sqrt() * torch.randn_like(start)).float()
     by_token = scale.repeat_interleave(batch.hidden.shape[1]).repeat(repeats).unsqueeze(-1)
     kernels = []
     for network in (target, draft):
         (c, place), (u, _) = (
-            network.head(x, taken.times[stage], vectors).float().chunk(2, -1)
+            network.head(x, sampling.times[stage], vectors).float().chunk(2, -1)
             for vectors in (
                 batch.vectors(network, torch.full_like(batch.drop, dropped))
                 .flatten(0, 1)
@@ -129,27 +124,23 @@ def kernel_divergence(
                 for dropped in (False, True)
             )
         )
-        kernels.append(taken.kernel(torch.cat([u + by_token * (c - u), place], -1), x, stage))
-    true, mine = kernels
-    ratio = (true.std / mine.std).square()
-    gap = ((true.mean - mine.mean) / mine.std).square()
-    return 0.5 * (ratio - 1 - ratio.log() + gap).mean()
+        guided = torch.cat([u + by_token * (c - u), place], -1)
+        kernels.append(sampling.kernel(guided, x, stage))
+    return divergence_of(*kernels).mean()
 
 
 @torch.no_grad()
 def measure_draft(
-    draft: MAR, target: MAR, tokenizer: KLModel, settings: MARDistillation, count: int = 512
+    draft: MAR, target: MAR, tokenizer: KLModel, settings: MARDistillation
 ) -> dict[str, float]:
     """The divergence of a token's path, in nats, on unseen scenes."""
-    divergences = []
-    for batch in unseen_batches(tokenizer, settings, count):
-        with computation(bf16=False):
-            divergences.append(_divergence(draft, target, batch, settings))
+    batches = unseen_batches(tokenizer, settings)
+    mean = torch.stack([_divergence(draft, target, batch, settings) for batch in batches]).mean()
     numbers = settings.denoising_steps * draft.config.token_channels
-    return {"validation_path_divergence": numbers * torch.stack(divergences).mean().item()}
+    return {"validation_path_divergence": numbers * mean.item()}
 
 
 def _divergence(draft: MAR, target: MAR, batch: MaskedBatch, settings: MARDistillation) -> Tensor:
     """At guidances drawn between 1 and the largest one."""
     scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
-    return kernel_divergence(draft, target, batch, scale, settings.taken, settings.repeats)
+    return kernel_divergence(draft, target, batch, scale, settings.sampling, settings.repeats)

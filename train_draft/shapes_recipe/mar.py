@@ -1,31 +1,23 @@
 """Training of the shipped MAR on scenes of one shape."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.distributions import Normal, kl_divergence
 
-from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
+from shapes_recipe.scenes import kept, pictures, shape_tokens, single_shapes
+from shapes_recipe.stage import arithmetic, minimise, muon
+from tempera.continuous.diffusion import TRAINING_STEPS, Kernel, NoiseSchedule
 from tempera.continuous.mar import MAR, MARConfig, initialise
 from tempera.image_tokenizers.kl import KLModel
-from tempera.runtime.files import replacing
 from tempera.runtime.network_identity import identity_of
-from tempera.shapes.build.record import LogMetrics
-from tempera.shapes.build.resumable import follow, remaining_steps, take_step
-from tempera.shapes.build.single_shapes import images_and_classes, single_shapes
-from tempera.shapes.build.target import shape_tokens
-from tempera.shapes.labels import CLASSES
+from tempera.shapes.labels import CLASSES, class_of
 from tempera.shapes.world import COLOURS, SHAPES, World
-from tempera.training.checkpoint import State, TrainingProgress
 from tempera.training.lr_schedules import trapezoid
 
 TINY_MAR = MARConfig(
@@ -42,7 +34,7 @@ TINY_MAR = MARConfig(
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class MARSettings:
     """What the trainings of the small MAR and of its draft have in common.
 
@@ -55,14 +47,15 @@ class MARSettings:
         lr: AdamW's, for embeddings, norms, biases and what is not in a block.
         matrix_lr: Muon's, for the matrices of all blocks.
         repeats: noise levels a token is trained at, for one pass of the transformer.
-        shown: spread of the share of tokens that the network is shown: |N(0, shown²)|, less than 1.
-            MAR's own training has 0.25, cut off at 0.3, which leaves one-token-a-step decoding to
-            generalise from the first third of an image.
+        mask_std: spread of the share of tokens that the network sees: |N(0, mask_std²)|, less
+            than 1. MAR's own training has 0.25, cut off at 0.3, which leaves one-token-a-step
+            decoding to generalise from the first third of an image.
         denoising_steps, denoising_start: of the sampling that the kernels are learned for, as in
             `DiffusionSampling`. In a step from one of 1,000 levels to the next, the bounds of the
             variance are close to each other, and nothing is learned of what a step over forty
             needs.
         ema: decay of the moving average of the weights, which is what is kept.
+        measured: unseen scenes that its metrics come from.
         bf16: compute the forward pass in bfloat16 autocast; worth it on processors with bfloat16
             units only.
     """
@@ -76,63 +69,65 @@ class MARSettings:
     weight_decay: float = 0.02
     warmup_steps: int = 100
     repeats: int = 1
-    shown: float = 0.5
+    mask_std: float = 0.5
     denoising_steps: int = 25
     denoising_start: int = 960
     ema: float = 0.998
     bf16: bool = True
     seed: int = 0
     save_every: int = 500
+    measured: int = 512
 
     @property
-    def taken(self) -> NoiseSchedule:
+    def sampling(self) -> NoiseSchedule:
         """The stages of sampling."""
         return NoiseSchedule(self.denoising_steps, start=self.denoising_start)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cycle:
     """What is different in a further cycle of training, which starts from the averaged weights of
     the one before; see `MARTraining`.
     """
 
-    steps: int
+    steps: int = 5000
     size: str | None = None
     lr: float = 1.5e-3
     matrix_lr: float = 4e-3
     repeats: int = 4
-    calm: float = 0.4
+    plain_share: float = 0.4
     save_every: int = 250
 
 
-@dataclass(frozen=True)
+@dataclass
 class MARTraining(MARSettings):
     """How the small MAR is trained.
 
     Attributes:
-        emphasis: the squared error of the noise counts min(1/ᾱ, emphasis) times as much, relative
+        snr_clip: the squared error of the noise counts min(1/ᾱ, snr_clip) times as much, relative
             to its mean; 1 is MAR's own training. The noisy levels decide what a token shows, and
             have next to no share in the plain error.
         object_weight: loss weight of tokens that touch a shape: what kind of shape it is, one sees
             in few tokens, and there but little.
-        calm: last share of steps, without this weight.
+        plain_share: last share of steps, without this weight.
         variance: weight of the variational bound that teaches the variances, beside the squared
             error of the noise.
         cfg_dropout: share of images without a class, for guidance.
-        further: cycles of training after the first.
+        further: cycles of training after the first; the last one has the size of all shapes that
+            the MAR draws in the end.
     """
 
-    emphasis: float = 10.0
+    snr_clip: float = 10.0
     object_weight: float = 5.0
-    calm: float = 0.25
+    plain_share: float = 0.25
     variance: float = 0.3
     cfg_dropout: float = 0.1
-    further: tuple[Cycle, ...] = ()
+    further: list[Cycle] = field(default_factory=lambda: [Cycle(), Cycle(steps=4000, size="large")])
 
     @property
     def cycles(self) -> list[Self]:
         """The settings of every cycle."""
-        first = replace(self, further=())
+        first = replace(self, further=[])
         return [first, *(replace(first, **asdict(cycle)) for cycle in self.further)]
 
 
@@ -148,9 +143,8 @@ class Latents(NamedTuple):
     def draw(self, chosen: Tensor, tokenizer: KLModel) -> Tensor:
         """Tokens float32 [B, T, D] of the scenes int64 [B], drawn from their latents' law."""
         mean, log_variance = self.moments[chosen].float().unbind(1)
-        return tokenizer.tokens(mean + (0.5 * log_variance).exp() * torch.randn_like(mean)).flatten(
-            1, 2
-        )
+        latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+        return tokenizer.tokens(latents).flatten(1, 2)
 
 
 @torch.no_grad()
@@ -165,33 +159,20 @@ def encode_scenes(world: World, count: int, tokenizer: KLModel, size: str | None
     side = tokenizer.config.networks.factor * tokenizer.config.patch
     for first in range(0, count, 64):
         samples = single_shapes(world, first, min(64, count - first), side, size)
-        images, labels = images_and_classes(samples)
-        moments.append(torch.stack(tokenizer.moments(images), 1).half())
-        classes.append(labels)
+        moments.append(torch.stack(tokenizer.moments(pictures(samples)), 1).half())
+        classes += [class_of(sample.scene.caption) for sample in samples]
         touched += [shape_tokens(sample, side)[0] for sample in samples]
-    return Latents(torch.cat(moments), torch.cat(classes), torch.stack(touched))
+    return Latents(torch.cat(moments), torch.tensor(classes), torch.stack(touched))
 
 
 def kept_latents(settings: MARSettings, tokenizer: KLModel, directory: Path) -> Latents:
-    """The latents in `directory` if they are those of this tokenizer and these scenes; else encode
-    them and keep them there.
-    """
-    path = directory / f"latents{f'_{settings.size}' if settings.size else ''}.safetensors"
-    made = {
-        "tokenizer": identity_of(tokenizer),
-        "scenes": str(settings.scenes),
-        "seed": str(settings.seed),
-        "holds": str(Latents._fields),
-        "centred": "on corners of tokens",
-    }
-    if path.is_file():
-        with safe_open(path, "pt") as file:
-            if file.metadata() == made:
-                return Latents(*map(file.get_tensor, Latents._fields))
-    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
-    with replacing(path) as temporary:
-        save_file(latents._asdict(), temporary, made)
-    return latents
+    """The encoded scenes of a training, made once for a tokenizer."""
+    return kept(
+        directory / f"latents_{settings.size or 'all'}.safetensors",
+        Latents,
+        {"tokenizer": identity_of(tokenizer), "scenes": settings.scenes, "seed": settings.seed},
+        lambda: encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size),
+    )
 
 
 class MaskedBatch(NamedTuple):
@@ -211,12 +192,12 @@ class MaskedBatch(NamedTuple):
     order: Tensor
 
     @classmethod
-    def drawn(cls, tokens: Tensor, labels: Tensor, shown: float, cfg_dropout: float = 0.0) -> Self:
+    def drawn(cls, tokens: Tensor, labels: Tensor, spread: float, cfg_dropout: float = 0.0) -> Self:
         """A random order and a random share of the tokens, at least one of them hidden; see
-        `MARTraining`.
+        `MARSettings.mask_std`.
         """
         length, share = tokens.shape[1], torch.empty(1)
-        nn.init.trunc_normal_(share, 0.0, shown, 0.0, 1.0)
+        nn.init.trunc_normal_(share, 0.0, spread, 0.0, 1.0)
         known = min(int(length * share), length - 1)
         order = torch.rand(len(tokens), length).argsort()
         drop = torch.rand(len(tokens)) < cfg_dropout
@@ -236,20 +217,27 @@ class MaskedBatch(NamedTuple):
         """The network's vectors for the hidden tokens, [B, T − known, C]."""
         count = len(self.tokens)
         places = torch.arange(self.known, self.order.shape[1]).expand(count, -1)
-        condition = network.class_embedding(self.labels, drop)
-        counts = torch.full((count,), self.known)
+        condition, counts = (
+            network.class_embedding(self.labels, drop),
+            torch.full((count,), self.known),
+        )
         shown = self.ordered[:, : self.known]
         out: Tensor = network(shown, self.order, counts, condition, places)
         return out
+
+
+def divergence_of(true: Kernel, mine: Kernel) -> Tensor:
+    """KL(true‖mine) in nats of every number."""
+    return kl_divergence(Normal(true.mean, true.std), Normal(mine.mean, mine.std))
 
 
 def token_losses(
     network: MAR,
     batch: MaskedBatch,
     repeats: int,
-    emphasis: float = 1.0,
+    snr_clip: float = 1.0,
     weights: Tensor | None = None,
-    taken: NoiseSchedule | None = None,
+    sampling: NoiseSchedule | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and
     Dhariwal 2021, Eq. 16).
@@ -258,9 +246,9 @@ def token_losses(
         network: the network.
         batch: images and what is shown of them.
         repeats: noise levels a token.
-        emphasis: see `MARTraining`.
+        snr_clip: see `MARTraining`.
         weights: of the tokens by place in the image, [B, T]; equal unless given.
-        taken: the steps that the variances are learned for, on half of the tokens; all of the
+        sampling: the steps that the variances are learned for, on half of the tokens; all of the
             process's unless given.
 
     Returns:
@@ -268,120 +256,90 @@ def token_losses(
         kernel from the true posterior in nats: means over the numbers of all tokens.
     """
     schedule, channels = NoiseSchedule(TRAINING_STEPS), batch.tokens.shape[-1]
-    taken = schedule if taken is None else taken
+    sampling = schedule if sampling is None else sampling
     condition, start = (
         part.flatten(0, 1).repeat(repeats, 1)
         for part in (batch.vectors(network, batch.drop), batch.hidden)
     )
-    on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(taken.times), (len(start),))
-    t = torch.where(on_way, taken.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
-    noise, kept = torch.randn_like(start), schedule.kept[t].unsqueeze(-1)
-    x = (kept.sqrt() * start + (1 - kept).sqrt() * noise).float()
+    on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(sampling.times), (len(start),))
+    t = torch.where(on_way, sampling.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
+    noise, signal = torch.randn_like(start), schedule.kept[t].unsqueeze(-1)
+    x = (signal.sqrt() * start + (1 - signal).sqrt() * noise).float()
     predicted, place = network.head(x, t, condition).float().split(channels, -1)
     mine, true = (
-        taken.kernel(torch.cat(output, -1)[on_way], x[on_way], stage[on_way])
+        sampling.kernel(torch.cat(output, -1)[on_way], x[on_way], stage[on_way])
         for output in ((predicted.detach(), place), (noise, -torch.ones_like(noise)))
     )
-    ratio = (true.std / mine.std).square()
-    divergence = 0.5 * (ratio - 1 - ratio.log() + ((true.mean - mine.mean) / mine.std).square())
-    by_level = (1 / schedule.kept).clamp(max=emphasis).float()
+    by_level = (1 / schedule.kept).clamp(max=snr_clip).float()
     error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[t]
     if weights is not None:
         by_token = weights.gather(1, batch.order)[:, batch.known :].flatten().repeat(repeats)
         error = error * by_token / by_token.mean()
-    return error.mean(), divergence.mean()
+    return error.mean(), divergence_of(true, mine).mean()
 
 
 def train_mar(
-    settings: MARTraining,
-    tokenizer: KLModel,
-    latents: Latents,
-    directory: Path,
-    start: MAR,
-    report: LogMetrics | None = None,
+    settings: MARTraining, tokenizer: KLModel, latents: Latents, run: Path, network: MAR
 ) -> MAR:
-    """Train from the weights of `start`, or from where `directory` left off, and return the
+    """Train one cycle from the weights of `network`, or from where `run` left off, and return the
     averaged network.
     """
 
-    def losses(network: MAR, step: int) -> dict[str, Tensor]:
+    def losses(step: int) -> dict[str, Tensor]:
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
-        calm = step >= (1 - settings.calm) * settings.steps
+        plain = step >= (1 - settings.plain_share) * settings.steps
         weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
-        batch = MaskedBatch.drawn(
-            latents.draw(chosen, tokenizer),
-            latents.classes[chosen],
-            settings.shown,
-            settings.cfg_dropout,
-        )
+        tokens, classes = latents.draw(chosen, tokenizer), latents.classes[chosen]
+        batch = MaskedBatch.drawn(tokens, classes, settings.mask_std, settings.cfg_dropout)
         error, divergence = token_losses(
             network,
             batch,
             settings.repeats,
-            settings.emphasis,
-            None if calm else weights,
-            settings.taken,
+            settings.snr_clip,
+            None if plain else weights,
+            settings.sampling,
         )
         loss = error + settings.variance * divergence
         return {"loss": loss, "noise_error": error, "divergence": divergence}
 
-    return averaged_training(start, losses, settings, directory, report)
+    return averaged(network, losses, settings, run)
 
 
-def averaged_training(
-    start: MAR,
-    losses: Callable[[MAR, int], dict[str, Tensor]],
-    settings: MARSettings,
-    directory: Path,
-    report: LogMetrics | None = None,
+def averaged(
+    network: MAR, losses: Callable[[int], dict[str, Tensor]], settings: MARSettings, run: Path
 ) -> MAR:
-    """Minimise `loss`, one of the `losses` of a network at a step, from the weights of `start` or
-    from where `directory` left off. Returns the moving average of the network.
-    """
-    network = copy.deepcopy(start).requires_grad_()
-    average = copy.deepcopy(start).requires_grad_(False)
-    network.class_emb.weight.register_hook(_taught_together)
-    optimisers = _optimisers(network, settings)
-    state = State(network, optimisers, average.state_dict(), TrainingProgress())
+    """Train a network and return the moving average of it."""
+    network.requires_grad_().class_emb.weight.register_hook(taught_together)
+    named = dict(network.named_parameters())
+    matrices = [name for name, p in named.items() if "blocks." in name and p.ndim == 2]
+    optimisers = [
+        muon([named[name] for name in matrices], settings.matrix_lr, settings.weight_decay),
+        torch.optim.AdamW(
+            [named[name] for name in named if name not in matrices],
+            lr=settings.lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+        ),
+    ]
+
+    def of_step(step: int) -> Iterator[dict[str, Tensor]]:
+        with arithmetic(settings.bf16):
+            values = losses(step)
+        yield values
+
     schedule = trapezoid(settings.warmup_steps, settings.steps)
-    for step in remaining_steps(directory, state, settings, schedule):
-        # so that an interrupted training ends the same
-        torch.manual_seed(settings.seed * 1_000_003 + step)
-        with computation(settings.bf16):
-            values = losses(network, step)
-        values["loss"].backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 3.0)
-        take_step(optimisers)
-        follow(average, network, settings.ema, step)
-        if report and step % 50 == 0:
-            report({name: value.item() for name, value in values.items()}, step)
-    return average.eval()
-
-
-@contextmanager
-def computation(bf16: bool) -> Iterator[None]:
-    """Forward passes for training, if asked in bfloat16. On a CPU, the backward pass of fused
-    attention takes twice as long.
-    """
-    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        yield
+    average = minimise(network, optimisers, schedule, of_step, settings, run, 3.0, settings.ema)
+    assert isinstance(average, MAR)
+    return average
 
 
 def new_mar(config: MARConfig, seed: int) -> MAR:
-    """A network without training."""
+    """A network without training. Its position embeddings start as sines of row and column: a small
+    network with few images does not find the grid by itself.
+    """
     torch.manual_seed(seed)
     network = MAR(config)
     initialise(network)
-    _lay_out(network)
-    return network
-
-
-@torch.no_grad()
-def _lay_out(network: MAR) -> None:
-    """Start the position embeddings as sines of row and column: a small network with few images
-    does not find the grid by itself.
-    """
-    config = network.config
     rows, columns = (
         part.flatten().float()
         for part in torch.meshgrid(*map(torch.arange, config.grid), indexing="ij")
@@ -393,10 +351,11 @@ def _lay_out(network: MAR) -> None:
         network.decoder_pos_embed_learned,
         network.diffusion_pos_embed_learned,
     ):
-        embedding[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
+        embedding.data[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
+    return network
 
 
-def _taught_together(gradient: Tensor) -> Tensor:
+def taught_together(gradient: Tensor) -> Tensor:
     """The gradient of the classes' embeddings, [classes, W], of which each takes those of its shape
     and its colour as well, as if it were a sum of three: one of 48 classes is seldom seen, and a
     network that has no use for the shape yet would hardly find it.
@@ -406,45 +365,21 @@ def _taught_together(gradient: Tensor) -> Tensor:
     return shared.flatten(0, 1)
 
 
-def _optimisers(network: MAR, settings: MARSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the transformer's and the head's blocks, AdamW for
-    everything else.
-    """
-    matrices = {
-        name: weight
-        for name, weight in network.named_parameters()
-        if "blocks." in name and weight.ndim == 2
-    }
-    rest = [weight for name, weight in network.named_parameters() if name not in matrices]
-    return [
-        torch.optim.Muon(
-            matrices.values(),
-            lr=settings.matrix_lr,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 @torch.no_grad()
-def measure_mar(
-    network: MAR, tokenizer: KLModel, settings: MARTraining, count: int = 512
-) -> dict[str, float]:
+def measure_mar(network: MAR, tokenizer: KLModel, settings: MARTraining) -> dict[str, float]:
     """The losses with a class on unseen scenes, without weights."""
     errors = []
-    for batch in unseen_batches(tokenizer, settings, count):
-        with computation(bf16=False):
-            errors.append(
-                torch.stack(token_losses(network, batch, settings.repeats, taken=settings.taken))
-            )
+    for batch in unseen_batches(tokenizer, settings):
+        losses = token_losses(network, batch, settings.repeats, sampling=settings.sampling)
+        errors.append(torch.stack(losses))
     error, divergence = torch.stack(errors).mean(0).tolist()
     return {"validation_noise_error": error, "validation_divergence": divergence}
 
 
-def unseen_batches(tokenizer: KLModel, settings: MARSettings, count: int) -> Iterator[MaskedBatch]:
-    """`count` scenes of another world, by 64."""
+def unseen_batches(tokenizer: KLModel, settings: MARSettings) -> Iterator[MaskedBatch]:
+    """Scenes of another world, by 64."""
     torch.manual_seed(settings.seed)
-    unseen = encode_scenes(World(settings.seed + 1), count, tokenizer, settings.size)
-    for part in torch.arange(count).split(64):
-        yield MaskedBatch.drawn(unseen.draw(part, tokenizer), unseen.classes[part], settings.shown)
+    unseen = encode_scenes(World(settings.seed + 1), settings.measured, tokenizer, settings.size)
+    for part in torch.arange(settings.measured).split(64):
+        tokens = unseen.draw(part, tokenizer)
+        yield MaskedBatch.drawn(tokens, unseen.classes[part], settings.mask_std)

@@ -1,1 +1,0 @@
-"""How the networks of the shipped model are trained."""

@@ -1,0 +1,144 @@
+"""Training of the shapes evaluation networks: the attribute classifier and the tiny CLIP."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shapes_recipe.scenes import pictures
+from shapes_recipe.stage import arithmetic, minimise
+from tempera.image_tokenizers.vq import VQModel
+from tempera.runtime.torchvision import import_open_clip
+from tempera.shapes.classifier import UNTOLD, Classifier, correct, labels
+from tempera.shapes.clip import TINY_CLIP, world_tokenizer
+from tempera.shapes.world import Sample, World
+from tempera.training.lr_schedules import cosine
+
+
+@dataclass
+class EvaluatorTraining:
+    """How an evaluation network is trained.
+
+    Attributes:
+        blurred: share of the images that pass through the tokenizer first, as generated images do.
+        measured: unseen scenes that its metrics come from.
+        bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
+    """
+
+    steps: int = 4000
+    batch_size: int = 64
+    lr: float = 2e-3
+    weight_decay: float = 0.05
+    blurred: float = 0.15
+    seed: int = 100
+    save_every: int = 200
+    measured: int = 4096
+    bf16: bool = True
+
+
+def _train(
+    model: nn.Module,
+    loss_of: Callable[[list[Sample], Tensor], Tensor],
+    settings: EvaluatorTraining,
+    tokenizer: VQModel,
+    run: Path,
+) -> None:
+    """Minimise the loss of samples and their images, some of these as the tokenizer renders them,
+    from where `run` left off.
+    """
+    world, size = World(settings.seed), settings.batch_size
+    blurred = round(settings.blurred * size)
+
+    def losses(step: int) -> Iterator[dict[str, Tensor]]:
+        samples = world.batch(step * size, size)
+        images = pictures(samples)
+        with arithmetic(settings.bf16):
+            with torch.no_grad():
+                rendered = tokenizer.decode_codes(tokenizer.encode(images[:blurred])).float()
+            loss = loss_of(samples, torch.cat([rendered, images[blurred:]]))
+        yield {"loss": loss}
+
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+    )
+    minimise(model.train(), [optimiser], cosine(50, settings.steps), losses, settings, run)
+
+
+def train_classifier(
+    settings: EvaluatorTraining, tokenizer: VQModel, run: Path
+) -> tuple[Classifier, dict[str, float]]:
+    """Train the classifier, from where `run` left off; returns it with the accuracy of every
+    attribute on unseen real images.
+    """
+    torch.manual_seed(settings.seed)
+    model = Classifier()
+
+    def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
+        truth = [labels(sample.scene) for sample in samples]
+        losses = [
+            F.cross_entropy(
+                scores.float(), torch.tensor([t[name] for t in truth]), ignore_index=UNTOLD
+            )
+            for name, scores in model.attributes(images).items()
+        ]
+        return torch.stack(losses).sum()
+
+    _train(model, loss_of, settings, tokenizer, run)
+    return model, measure_classifier(model, World(settings.seed + 1), settings.measured)
+
+
+@torch.no_grad()
+def measure_classifier(model: Classifier, world: World, count: int) -> dict[str, float]:
+    """Accuracy of every attribute on `count` real images."""
+    parts = []
+    for first in range(0, count, 256):
+        samples = world.batch(first, min(256, count - first))
+        logits = model.attributes(pictures(samples))
+        parts.append(correct(logits, [sample.scene for sample in samples]))
+    hits = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {name: right.nanmean().item() for name, right in hits.items() if right.isfinite().any()}
+
+
+def train_clip(
+    settings: EvaluatorTraining, tokenizer: VQModel, run: Path
+) -> tuple[nn.Module, dict[str, float]]:
+    """Train the CLIP with the symmetric contrastive loss, from where `run` left off; returns it
+    with its text→image retrieval accuracy among 64 unseen images.
+    """
+    torch.manual_seed(settings.seed)
+    model, words = import_open_clip().CLIP(**TINY_CLIP["model_cfg"]), world_tokenizer()
+
+    def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
+        return contrastive_loss(model, images, words([s.scene.caption for s in samples]))
+
+    _train(model, loss_of, settings, tokenizer, run)
+    return model, measure_clip(model, words, World(settings.seed + 1), settings.measured)
+
+
+def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
+    """CLIP's loss: cross-entropy of matching each image with its text and each text with
+    its image.
+    """
+    seen, read, scale = model(images, texts)
+    logits, target = scale * seen @ read.T, torch.arange(len(images))
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+
+
+@torch.no_grad()
+def measure_clip(
+    model: nn.Module, words: Callable[[list[str]], Tensor], world: World, count: int
+) -> dict[str, float]:
+    """Share of captions whose own image scores highest among 64 real images, and the mean cosine of
+    matching pairs.
+    """
+    hits, cosines = [], []
+    for first in range(0, count, 64):
+        samples = world.batch(first, min(64, count - first))
+        seen, read, _ = model(pictures(samples), words([s.scene.caption for s in samples]))
+        similarity = read @ seen.T
+        hits.append((similarity.argmax(-1) == torch.arange(len(samples))).float())
+        cosines.append(similarity.diag())
+    return {"retrieval": torch.cat(hits).mean().item(), "cosine": torch.cat(cosines).mean().item()}

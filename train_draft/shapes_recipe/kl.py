@@ -1,0 +1,132 @@
+"""Training of the continuous tokenizer of the shipped MAR, on scenes of one shape."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shapes_recipe.scenes import pictures, pixel_weights, single_shapes
+from shapes_recipe.stage import arithmetic, minimise
+from shapes_recipe.tokenizer import convolution_optimisers, painted, psnr
+from tempera.image_tokenizers.kl import KLConfig, KLModel
+from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.shapes.world import World
+from tempera.training.lr_schedules import cosine
+
+TINY_KL = KLConfig(
+    VQConfig(
+        channels=16,
+        encoder_multipliers=(1, 2, 4),
+        decoder_multipliers=(1, 2, 4),
+        res_blocks=1,
+        z_channels=4,
+        norm_groups=4,
+    ),
+    patch=2,
+)
+
+
+@dataclass
+class KLTraining:
+    """How the continuous tokenizer is trained, and then its decoder further while the encoder, and
+    so every latent, stays as it is.
+
+    Attributes:
+        lr: Adam's, for biases, norms and the first and last convolutions; `matrix_lr` is Muon's,
+            for all others. Both are halved for the decoder.
+        start: start from the encoder and decoder of the VQ tokenizer; random weights take several
+            times as many steps.
+        kl: weight of the latents' KL divergence from N(0, 1).
+        decoder_steps: steps of the decoder alone.
+        object_weight: in these, weight of pixels of shapes and their edges.
+        bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
+    """
+
+    steps: int = 600
+    batch_size: int = 16
+    lr: float = 2e-3
+    matrix_lr: float = 8e-3
+    start: bool = True
+    kl: float = 1e-3
+    decoder_steps: int = 1200
+    object_weight: float = 3.0
+    bf16: bool = True
+    seed: int = 0
+    save_every: int = 200
+
+
+def train_kl(
+    settings: KLTraining, run: Path, start: VQModel | None = None, config: KLConfig = TINY_KL
+) -> KLModel:
+    """Train the tokenizer, from where `run` left off, at first from the networks of `start` if
+    there is one; its scale is set to give tokens of unit variance.
+    """
+    torch.manual_seed(settings.seed)
+    model, world = KLModel(config), World(settings.seed)
+    if start is not None:
+        _take_over(model, start)
+
+    def losses(step: int) -> Iterator[dict[str, Tensor]]:
+        images = pictures(single_shapes(world, step * settings.batch_size, settings.batch_size))
+        with arithmetic(settings.bf16):
+            mean, log_variance = model.moments(images)
+            latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+            output = model.decoder(model.post_quant_conv(latents)).float()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
+        loss = painted(output, images) + settings.kl * divergence
+        yield {"loss": loss, "psnr": psnr(output, images), "divergence": divergence}
+
+    parameters = list(model.parameters())
+    optimisers = convolution_optimisers(parameters, settings.lr, settings.matrix_lr)
+    minimise(model, optimisers, cosine(30, settings.steps, 0.02), losses, settings, run, 1.0)
+    mean, log_variance = model.moments(_unseen(settings))
+    drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+    model.config = replace(config, scale=1 / float(drawn.std()))
+    return model
+
+
+def train_decoder(settings: KLTraining, run: Path, model: KLModel) -> KLModel:
+    """Train the decoder of `model` on draws of its latents, from where `run` left off."""
+    parameters = [*model.decoder.parameters(), *model.post_quant_conv.parameters()]
+    model.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_()
+    world = World(settings.seed)
+
+    def losses(step: int) -> Iterator[dict[str, Tensor]]:
+        samples = single_shapes(world, step * settings.batch_size, settings.batch_size)
+        images, weights = pictures(samples), pixel_weights(samples, settings.object_weight)
+        with arithmetic(settings.bf16):
+            mean, log_variance = model.moments(images)
+            latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+            output = model.decoder(model.post_quant_conv(latents)).float()
+        yield {"loss": painted(output, images, weights), "psnr": psnr(output, images)}
+
+    optimisers = convolution_optimisers(parameters, settings.lr / 2, settings.matrix_lr / 2)
+    further = replace(settings, steps=settings.decoder_steps)
+    schedule = cosine(30, further.steps, 0.02)
+    minimise(model, optimisers, schedule, losses, further, run, 1.0)
+    return model
+
+
+def measure_kl(model: KLModel, settings: KLTraining) -> dict[str, float]:
+    """PSNR in dB on unseen scenes, and the scale of the latents."""
+    images = _unseen(settings)
+    output = model.decode_codes(model.encode(images))
+    return {"psnr": psnr(output, images).item(), "scale": model.config.scale}
+
+
+def _unseen(settings: KLTraining) -> Tensor:
+    return pictures(single_shapes(World(settings.seed + 1), 0, 64))
+
+
+def _take_over(model: KLModel, trained: VQModel) -> None:
+    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers
+    next to the latents.
+    """
+    for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
+        own, given = mine.state_dict(), theirs.state_dict()
+        fitting = {name: value for name, value in given.items() if value.shape == own[name].shape}
+        mine.load_state_dict(own | fitting)

@@ -1,0 +1,218 @@
+"""The recipe of the shipped model: the settings of its stages, and what each writes."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from shapes_recipe import evaluators, kl, mar, mar_draft, target, tokenizer
+from shapes_recipe.evaluators import EvaluatorTraining
+from shapes_recipe.kl import KLTraining
+from shapes_recipe.mar import Latents, MARSettings, MARTraining
+from shapes_recipe.mar_draft import MARDistillation
+from shapes_recipe.stage import is_built, log, record, write_half
+from shapes_recipe.target import TargetTraining
+from shapes_recipe.tokenizer import TokenizerTraining
+from tempera.commands import train
+from tempera.config.compose import composed, written
+from tempera.continuous.mar import read_mar
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.kl import KLModel, read_kl
+from tempera.runtime.files import read_json
+from tempera.runtime.network_directory import CONFIG, WEIGHTS
+from tempera.shapes.clip import TINY_CLIP
+from tempera.shapes.networks import load_tokenizer, target_config
+from tempera.targets.llamagen import LlamaGenConfig, to_official
+from tempera.training.trainer import DRAFT
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class DraftTraining:
+    """How a draft is trained: as `train_draft/main.py model=shapes` trains it.
+
+    Attributes:
+        steps: of training; one of the parallel draft costs four of the other's.
+        options: more of that command's, as `name=value`.
+    """
+
+    steps: int = 3000
+    options: list[str] = field(
+        default_factory=lambda: [
+            "train_data=shapes_mixed",
+            "train_data.limit=2048",
+            "draft.features=[2,4,5]",
+            "mixed_precision=bf16",
+        ]
+    )
+    seed: int = 0
+
+
+def _parallel() -> DraftTraining:
+    return DraftTraining(2400, ["draft=parallel", *DraftTraining().options])
+
+
+@dataclass
+class Recipe:
+    """The options of `train_draft/build_shapes.py`.
+
+    Attributes:
+        stages: what to build, in this order; a stage that is built with its settings is skipped. A
+            stage reads what earlier ones wrote, and resumes where it was stopped.
+        output: where weights, records and checkpoints go.
+        threads: threads that torch uses; null leaves the choice to torch.
+    """
+
+    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    output: str = "outputs/build_shapes"
+    threads: int | None = None
+    tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
+    classifier: EvaluatorTraining = field(default_factory=EvaluatorTraining)
+    target: TargetTraining = field(default_factory=TargetTraining)
+    independent: TargetTraining = field(default_factory=lambda: TargetTraining(steps=1500))
+    draft: DraftTraining = field(default_factory=DraftTraining)
+    parallel: DraftTraining = field(default_factory=_parallel)
+    clip: EvaluatorTraining = field(
+        default_factory=lambda: EvaluatorTraining(steps=1500, batch_size=128, lr=1e-3)
+    )
+    kl_decoder: KLTraining = field(default_factory=KLTraining)
+    mar: MARTraining = field(default_factory=MARTraining)
+    mar_draft: MARDistillation = field(default_factory=MARDistillation)
+
+
+def build(recipe: Recipe) -> None:
+    """Run the chosen stages in order; each writes its weights and its record into `output`.
+
+    Raises:
+        TemperaError: there is no such stage, or what an earlier one writes is missing.
+    """
+    unknown = [stage for stage in recipe.stages if stage not in STAGES]
+    if unknown:
+        raise TemperaError(
+            f"stages= has no stage {', '.join(unknown)}; choose among {', '.join(STAGES)}"
+        )
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    output = Path(recipe.output)
+    for stage in recipe.stages:
+        settings, run = getattr(recipe, stage), output / f"{stage}_run"
+        if is_built(output / stage, settings):
+            log.info("%s is built", stage)
+            continue
+        run.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        metrics = STAGES[stage](output, settings, run)
+        record(output / stage, settings, metrics, began)
+
+
+def build_tokenizer(output: Path, settings: TokenizerTraining, run: Path) -> Metrics:
+    """The VQ tokenizer."""
+    model, metrics = tokenizer.train_tokenizer(settings, run, tokenizer.TINY_VQ)
+    write_half(output / "tokenizer", model, model.config)
+    return metrics
+
+
+def build_classifier(output: Path, settings: EvaluatorTraining, run: Path) -> Metrics:
+    """The classifier of attributes."""
+    vq = load_tokenizer(output / "tokenizer")
+    model, metrics = evaluators.train_classifier(settings, vq, run)
+    write_half(output / "classifier", model, {"width": model.width})
+    return metrics
+
+
+def build_clip(output: Path, settings: EvaluatorTraining, run: Path) -> Metrics:
+    """The tiny CLIP, in open_clip's layout."""
+    model, metrics = evaluators.train_clip(settings, load_tokenizer(output / "tokenizer"), run)
+    write_half(output / "clip", model, TINY_CLIP, prefix="open_clip_")
+    return metrics
+
+
+def build_target(output: Path, settings: TargetTraining, run: Path) -> Metrics:
+    """The target, and its text encoder in `output`/text_encoder."""
+    return _train_target(output, settings, run, target.TINY_TARGET, "target", "text_encoder")
+
+
+def build_independent(output: Path, settings: TargetTraining, run: Path) -> Metrics:
+    """A half-size target with a text encoder of its own, the draft of `drafter=independent`."""
+    place = "independent/text_encoder"
+    return _train_target(output, settings, run, target.HALF_TARGET, "independent", place)
+
+
+def _train_target(
+    output: Path, settings: TargetTraining, run: Path, config: LlamaGenConfig, name: str, text: str
+) -> Metrics:
+    vq = load_tokenizer(output / "tokenizer")
+    model, metrics = target.train_target(settings, vq, run, config)
+    official = to_official(model.network.state_dict(), config.num_attention_heads)
+    write_half(output / name, official, target_config(model.network))
+    write_half(output / text, model.text, model.text.config)
+    return metrics
+
+
+def build_draft(output: Path, settings: DraftTraining, run: Path, name: str = "draft") -> Metrics:
+    """A draft, as the package trains it."""
+    options = [written("weights", output.absolute()), written("directory", run)]
+    options += [f"steps={settings.steps}", f"seed={settings.seed}", *settings.options]
+    metrics = train.main(composed("train_draft", ["model=shapes", "tracking=none", *options]))
+    shutil.copytree(run / DRAFT, output / name, dirs_exist_ok=True)
+    write_half(output / name, load_file(run / DRAFT / WEIGHTS), read_json(run / DRAFT / CONFIG))
+    best: Metrics = metrics["best"]
+    return best
+
+
+def build_kl(output: Path, settings: KLTraining, run: Path) -> Metrics:
+    """The continuous tokenizer."""
+    start = load_tokenizer(output / "tokenizer") if settings.start else None
+    model = kl.train_kl(settings, run, start, kl.TINY_KL)
+    model = kl.train_decoder(settings, run / "decoder", model)
+    write_half(output / "kl_decoder", model, model.config)
+    return kl.measure_kl(model, settings)
+
+
+def build_mar(output: Path, settings: MARTraining, run: Path) -> Metrics:
+    """The small MAR, cycle after cycle, each from the weights of the one before as they are kept,
+    rounded.
+    """
+    network = mar.new_mar(mar.TINY_MAR, settings.seed)
+    for number, cycle in enumerate(settings.cycles, 1):
+        vq, latents = _tokens(output, cycle)
+        network = mar.train_mar(cycle, vq, latents, run / f"cycle_{number}", network)
+        write_half(output / "mar", network, network.config)
+        network = read_mar(output / "mar")
+    return mar.measure_mar(network, vq, cycle)
+
+
+def build_mar_draft(output: Path, settings: MARDistillation, run: Path) -> Metrics:
+    """The draft for the MAR."""
+    vq, latents = _tokens(output, settings)
+    teacher = read_mar(output / "mar")
+    network = mar_draft.distil_mar(settings, vq, latents, run, teacher, mar_draft.TINY_DRAFT)
+    write_half(output / "mar_draft", network, network.config)
+    return mar_draft.measure_draft(network, teacher, vq, settings)
+
+
+def _tokens(output: Path, settings: MARSettings) -> tuple[KLModel, Latents]:
+    """The continuous tokenizer, as it is kept, rounded, and the scenes that it encoded."""
+    vq = read_kl(output / "kl_decoder")
+    return vq, mar.kept_latents(settings, vq, output / "kl_decoder_run")
+
+
+STAGES: dict[str, Callable[[Path, Any, Path], Metrics]] = {
+    "tokenizer": build_tokenizer,
+    "classifier": build_classifier,
+    "target": build_target,
+    "independent": build_independent,
+    "draft": build_draft,
+    "parallel": partial(build_draft, name="parallel"),
+    "clip": build_clip,
+    "kl_decoder": build_kl,
+    "mar": build_mar,
+    "mar_draft": build_mar_draft,
+}

@@ -1,0 +1,82 @@
+"""Scenes of the world as the stages read them: pictures, scenes of one shape, and which tokens a
+shape touches.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tempera.runtime.files import replacing
+from tempera.shapes.world import LATTICE, Sample, Scene, World, object_masks
+
+Encoded = TypeVar("Encoded", bound=NamedTuple)
+
+
+def pictures(samples: list[Sample]) -> Tensor:
+    """Images float32 [B, 3, 48, 48] in [−1, 1]."""
+    stack = torch.from_numpy(np.stack([sample.image for sample in samples]))
+    return stack.permute(0, 3, 1, 2).mul(2).sub(1).contiguous()
+
+
+def pixel_weights(samples: list[Sample], weight: float) -> Tensor:
+    """Of every pixel, [B, 1, 48, 48] of mean 1: pixels within one pixel of a shape count `weight`
+    times as much as the others. Texture has most of the plain error, and edges most of what a
+    picture shows.
+    """
+    shapes = np.stack([object_masks(sample.scene).any(0) for sample in samples])
+    weights = 1 + (weight - 1) * torch.from_numpy(shapes).unsqueeze(1)
+    return weights / weights.mean()
+
+
+def shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
+    """Tokens that touch a shape, and those of each shape's first two rows, bool [h·w] each."""
+    shapes = F.max_pool2d(torch.from_numpy(object_masks(sample.scene)).float(), factor) > 0
+    rows = torch.arange(shapes.shape[1])[:, None]
+    top = shapes.any(-1).int().argmax(-1)[:, None, None]
+    return shapes.any(0).flatten(), (shapes & (rows <= top + 1)).any(0).flatten()
+
+
+def single_shapes(
+    world: World, first: int, count: int, lattice: int = 1, size: str | None = None
+) -> list[Sample]:
+    """The next `count` scenes of one shape, of a size or of any, whose centre is a multiple of
+    `lattice` pixels.
+
+    The search starts at scene S·`first`, where S is about the number of scenes to one that fits, so
+    the result is pure in its arguments.
+    """
+    spacing = 2 if lattice <= LATTICE else 2 * (lattice // LATTICE) ** 2
+    start = first * (spacing if size is None else 2 * spacing)
+    fitting = (i for i in itertools.count(start) if _fits(world.scene(i), lattice, size))
+    return [world.sample(index) for index in itertools.islice(fitting, count)]
+
+
+def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
+    first, *others = scene.things
+    assert first.x is not None and first.y is not None
+    return not others and first.x % lattice == first.y % lattice == 0 and size in (None, first.size)
+
+
+def kept(
+    path: Path, kind: type[Encoded], facts: Mapping[str, object], make: Callable[[], Encoded]
+) -> Encoded:
+    """The encoded scenes in `path`; made and written there if they are missing, or if they were
+    made from other facts.
+    """
+    told = {name: str(value) for name, value in facts.items()}
+    if path.is_file():
+        with safe_open(path, "pt") as file:
+            if file.metadata() == told:
+                return kind(*map(file.get_tensor, kind._fields))
+    made = make()
+    with replacing(path) as temporary:
+        save_file(made._asdict(), temporary, told)
+    return made

@@ -1,0 +1,145 @@
+"""What the stages share: a training loop that continues where it was stopped, and the record of how
+a network was made.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tempera.runtime.files import read_json, write_json
+from tempera.runtime.installation import commit
+from tempera.runtime.network_directory import write_network
+from tempera.training.averaging import moving_average
+from tempera.training.checkpoint import State, TrainingProgress, load_state, save_state
+from tempera.training.lr_schedules import Schedule, set_rate
+
+log = logging.getLogger(__name__)
+
+RECORD = "training.json"
+Losses = Iterable[Mapping[str, Tensor]]
+"""The parts of a batch's loss, to be added up; `loss` is minimised, the others are logged."""
+
+
+class Settings(Protocol):
+    """What every training has."""
+
+    steps: int
+    seed: int
+    save_every: int
+
+
+def minimise(
+    network: nn.Module,
+    optimisers: list[torch.optim.Optimizer],
+    schedule: Schedule,
+    losses: Callable[[int], Losses],
+    settings: Settings,
+    run: Path,
+    clip: float = torch.inf,
+    ema: float = 0.0,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """Train a network in place, from where `run` left off; a step depends on the seed and its
+    number alone, so that an interrupted training ends with the same weights.
+
+    Args:
+        network: with its initial weights.
+        optimisers: of its parameters.
+        schedule: of their learning rates.
+        losses: of a step.
+        settings: its steps, seed, and after how many steps a checkpoint is written.
+        run: the directory of checkpoints.
+        clip: largest norm of the gradient.
+        ema: decay of the moving average of the weights; 0 keeps none.
+        buffers: tensors that change in place with the steps.
+
+    Returns:
+        the moving average, or without one the network, in evaluation mode.
+    """
+    average = moving_average(network, ema) if ema else None
+    beside = {**(buffers or {}), **(average.state_dict() if average is not None else {})}
+    state = State(network, optimisers, beside, TrainingProgress())
+    load_state(run, state)
+    while (step := state.progress.step) < settings.steps:
+        set_rate(optimisers, schedule(step))
+        torch.manual_seed(settings.seed * 1_000_003 + step)
+        network.zero_grad()
+        values = dict[str, float]()
+        for part in losses(step):
+            part["loss"].backward()
+            values |= {name: values.get(name, 0.0) + part[name].item() for name in part}
+        torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
+        for optimiser in optimisers:
+            optimiser.step()
+        if average is not None:
+            average.update_parameters(network)
+        state.progress.step += 1
+        if step % 50 == 0:
+            log.info("%s, step %d: %s", run.name, step, values)
+        if state.progress.step % settings.save_every == 0:
+            save_state(run, state)
+    return (average.module if average is not None else network).eval().requires_grad_(False)
+
+
+@contextmanager
+def arithmetic(bf16: bool) -> Iterator[None]:
+    """Forward passes of a training on a CPU, in bfloat16 autocast if asked. The backward pass of
+    fused attention takes twice as long there.
+    """
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        yield
+
+
+def muon(parameters: Iterable[nn.Parameter], lr: float, decay: float) -> torch.optim.Optimizer:
+    """Muon for matrices (Jordan et al. 2024), and for convolutions [out, in, h, w] as matrices
+    [out, in·h·w] in the same memory.
+    """
+    weights = list(parameters)
+    flat = [nn.Parameter(weight.data.flatten(1)) for weight in weights]
+    optimiser = torch.optim.Muon(flat, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+
+    def hand_over(*_: Any) -> None:
+        for weight, matrix in zip(weights, flat, strict=True):
+            matrix.grad = None if weight.grad is None else weight.grad.flatten(1)
+
+    optimiser.register_step_pre_hook(hand_over)
+    return optimiser
+
+
+def write_half(
+    directory: Path, network: nn.Module | Mapping[str, Tensor], config: Any, prefix: str = ""
+) -> None:
+    """Write a network, with its floats as float16."""
+    state = network.state_dict() if isinstance(network, nn.Module) else network
+    half = {
+        name: (value.half() if value.is_floating_point() else value).clone()
+        for name, value in state.items()
+    }
+    write_network(directory, half, config if isinstance(config, dict) else asdict(config), prefix)
+
+
+def record(directory: Path, settings: Any, metrics: Mapping[str, float], began: float) -> None:
+    """Write beside a network how it was made; seconds are those since it was last started."""
+    facts = {
+        "commit": commit(),
+        "torch": torch.__version__,
+        "seconds": round(time.monotonic() - began, 1),
+        "settings": asdict(settings),
+        "metrics": dict(metrics),
+    }
+    write_json(directory / RECORD, facts)
+    log.info("%s: %s", directory, facts)
+
+
+def is_built(directory: Path, settings: Any) -> bool:
+    """Whether a stage with these settings left its record here."""
+    path = directory / RECORD
+    return path.is_file() and read_json(path)["settings"] == asdict(settings)
