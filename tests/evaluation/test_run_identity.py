@@ -1,4 +1,4 @@
-"""What a run's identity records of target and method."""
+"""What a run's identity records."""
 
 from typing import Any
 
@@ -19,18 +19,26 @@ from tempera.runtime.files import sha256_file
 from tempera.targets.transformer import TransformerTarget
 
 
-def recorded(target: TransformerTarget, drafter: Any) -> dict[str, Any]:
-    pipeline = Pipeline(
-        target, Method(drafter, Exact()), Blocks(lambda: None), 0, torch.device("cpu")
-    )
-    return run_identity({}, {}, {}, pipeline, torch.float32)
+def recorded(
+    target: TransformerTarget, drafter: Any, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    method = Method(drafter, Exact())
+    pipeline = Pipeline(target, method, Blocks(lambda: None), 0, torch.device("cpu"))
+    choices = {"tree": "chain", "data": "coco"}
+    return run_identity(options or {}, choices, pipeline, torch.float32)
 
 
-def test_weights_tree_rule_and_type_are_recorded(tmp_path):
+def test_options_weights_tree_and_rule_are_recorded(tmp_path):
     target = tiny_target()
     tiny_eagle(target).save_pretrained(tmp_path)
-    assert recorded(target, build_eagle(str(tmp_path), target, Tree.chain(2))) == {
+    drafter = build_eagle(str(tmp_path), target, Tree.chain(2))
+    part = {"_target_": "x", "path": "draft", "window": 4}
+    options = {"delta": 2, "drafter": part, "tree": {}, "data": {"limit": 1}, "limit": 1}
+    assert recorded(target, drafter, options) == {
         "method": "exact",
+        "tree": "chain",
+        "delta": 2,
+        "drafter.window": 4,
         "dtype": "float32",
         "compiled": None,
         "target": target.identity,
@@ -40,14 +48,10 @@ def test_weights_tree_rule_and_type_are_recorded(tmp_path):
     }
 
 
-def test_a_smaller_model_is_recorded_by_its_weights():
+def test_a_draft_is_recorded_by_its_weights_if_it_has_some():
     target, small = tiny_target(), tiny_target(network=llamagen(seed=1), conditioner=captions)
     drafter = StaticTreeDrafter(IndependentDraft(small, target), Tree.chain(2))
     assert recorded(target, drafter)["draft"] == small.identity != target.identity
-
-
-def test_a_drafter_without_weights_or_a_given_tree_records_neither():
-    target = tiny_target()
     for drafter in (NoDraft(), sjd(target, 4)):
         values = recorded(target, drafter)
         assert values["draft"] is None and values["branching"] is None

@@ -73,7 +73,7 @@ def test_default_directory_and_command_line(run: Any, tmp_path: Path) -> None:
     status, out, error = run("delta=2", "floor=1", "depth=3")
     assert status == 0, error
     (directory,) = (tmp_path / "outputs" / "eval").glob("*_coolsd*")
-    assert f"results in {directory.relative_to(tmp_path)}" in out.replace(str(tmp_path) + "/", "")
+    assert f"report: {directory.relative_to(tmp_path)}" in out.replace(str(tmp_path) + "/", "")
     content = metrics(directory)
     assert content["settings"]["delta"] == 2
     assert content["settings"]["method"] == "coolsd"
@@ -217,6 +217,6 @@ def test_two_processes_share_a_run(options: list[str], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("results in") == 1
+    assert done.stdout.count("report: ") == 1
     assert metrics(tmp_path / "two")["images"] == 6
     assert len(list((tmp_path / "two" / "records").glob("*.parquet"))) == 4  # 3 prompts each

@@ -157,7 +157,7 @@ def test_two_nodes_evaluate_as_one_process(hub: Hub, options: list[str], tmp_pat
     outputs = [ended(one) for one in tasks(hub, tmp_path / "two", *command)]
     (tmp_path / "one").mkdir()
     outputs.append(ended(start(hub, tmp_path / "one", *command)))
-    assert [out.count("results in") for out, _ in outputs] == [1, 0, 1]
+    assert [out.count("report: ") for out, _ in outputs] == [1, 0, 1]
     assert outputs[1] == ("", "")
     (two,) = (tmp_path / "two/outputs/eval").iterdir()
     (one,) = (tmp_path / "one/outputs/eval").iterdir()

@@ -71,7 +71,7 @@ def test_the_scores_of_two_runs_are_shown_and_paired(
         file = written(tmp_path, "\n".join(["id,name,value", *rows]))
         plain = tiny_pipeline(plain=True) if name == "ar" else tiny_pipeline()
         own = {"method": "ar", "delta": None} if name == "ar" else {}
-        tiny_evaluate(tmp_path / name, plain, scores=file, **own, **options)
+        tiny_evaluate(tmp_path / name, plain, scores=file, report=True, **own, **options)
     assert "pick" in capsys.readouterr().out
     found = json.loads((tmp_path / "cool" / "metrics.json").read_text())["metrics"]["pick"]
     assert found["value"] == 5 + (len(ids) - 1) / 2 and found["n"] == len(ids)

@@ -25,13 +25,13 @@ from tempera.decoding.interfaces import Target
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
-from tempera.evaluation.run_identity import GROUPS
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.paper_results import APART, find, group, results, wanted
 from tempera.reporting.report import write_report
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
+GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 PRESETS = sorted(
     path.stem
     for path in (CONF / "experiment").glob("*.yaml")

@@ -1,10 +1,5 @@
-"""Table models, a block-generating image decoder and a toy evaluator for the evaluation tests; as a
-script, one evaluation that kills itself.
-"""
+"""Table models, a block-generating image decoder and a toy evaluator for the evaluation tests."""
 
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +15,13 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.evaluation.run import RunPlan, evaluate
+from tempera.evaluation.run_directory import claim
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.metrics.evaluators import Evaluator, Networks
+from tempera.metrics.scores import read_scores
+from tempera.reporting import run_report
+from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Exact, Relaxed
 from tempera.runtime.distributed import Processes
 from tempera.runtime.tracking import NoTracker, Tracker
@@ -106,26 +105,30 @@ def tiny_evaluate(
     timed: int = 3,
     batch_size: int = 8,
     scores: str | None = None,
+    report: bool = False,
     **settings: object,
 ) -> dict[str, float]:
-    """A whole evaluation."""
-    plan = RunPlan(
-        directory,
-        "tiny",
-        {"method": "coolsd", "delta": 1.5, **settings},
-        {"overrides": [], "changes": {}},
-        batch_size,
-        scores=scores,
-    )
-    return evaluate(
+    """A whole evaluation; with a report if one is wanted or there is a tracker."""
+    prompts = world_prompts(20) if prompts is None else prompts
+    identity = {"method": "coolsd", "delta": 1.5, **settings}
+    about = {"overrides": [], "changes": {}, "machine": "cpu"}
+    name = run_name(str(identity["method"]), {}, identity["delta"])  # type: ignore[arg-type]
+    plan = RunPlan(directory, name, identity, about, batch_size, True, 24)
+    given = read_scores(scores, [prompt.id for prompt in prompts])
+    claim(directory, identity, about)
+    result = evaluate(
         plan,
         pipeline or tiny_pipeline(),
-        world_prompts(20) if prompts is None else prompts,
+        prompts,
         evaluator or ToyEvaluator(),
         SpeedProtocol(timed),
-        lambda: tracker or NoTracker(),
         Processes(cpu=True),
+        given,
     )
+    assert result is not None
+    if report or tracker:
+        run_report.write(directory, result, tracker or NoTracker())
+    return {name: one["value"] for name, one in result["metrics"].items()}
 
 
 def network(directory: str = "") -> LlamaGen:
@@ -179,8 +182,3 @@ class Fuse:
         self.left -= 1
         if self.left == 0:
             self.blow()
-
-
-if __name__ == "__main__":
-    fuse = Fuse(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    tiny_evaluate(Path(sys.argv[1]), tiny_pipeline(before=fuse))

@@ -1,7 +1,7 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,13 +22,14 @@ from tempera.evaluation.estimate import estimate
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import evaluate
-from tempera.evaluation.run_directory import shared_directory
-from tempera.evaluation.run_identity import about, run_identity
+from tempera.evaluation.run_directory import claim, shared_directory
+from tempera.evaluation.run_identity import FREE, about, run_identity
 from tempera.evaluation.run_time import run_time
 from tempera.metrics.evaluators import Evaluator
+from tempera.metrics.scores import read_scores
+from tempera.reporting.run_names import run_name
 from tempera.runtime.cost import Cost, Time
 from tempera.runtime.distributed import Processes
-from tempera.runtime.tracking import Tracker
 
 LARGEST = 256
 """Largest batch of `batch_size=auto`; larger ones make no image faster."""
@@ -69,31 +70,43 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
     weighed()
+    given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
     cfg, matched = expected_length.matched(cfg, target, directory, processes)
     pipeline = build.build_pipeline(cfg, target)
     choices = _hydra(cfg, "choices") or {}
-    identity = run_identity(
-        {str(key): cfg[key] for key in cfg if key != "choices"},
-        choices,
-        cfg.drafter,
-        pipeline,
-        build.parse_dtype(cfg.dtype, device),
-    )
-    data = {"prompts": _hydra(cfg, "data") if cfg.prompt is None else prompts[0].text}
-    data["preset"] = choices.get("data") if cfg.prompt is None else "prompt"
-    notes = about(device, _hydra(cfg, "overrides") or []) | {
+    options = {str(key): cfg[key] for key in cfg if key not in FREE}
+    identity = run_identity(options, choices, pipeline, build.parse_dtype(cfg.dtype, device))
+    notes = about(device, _hydra(cfg, "overrides") or []) | _facts(cfg, choices, prompts) | matched
+    changed, found = notes["changes"], matched.get("matched")
+    name = run_name(identity["method"], changed, identity.get("delta"), found)
+    plan = instantiate(cfg.plan, directory=directory, name=name, settings=identity, about=notes)
+    claim(directory, identity, notes, write=processes.is_main)
+    tracker = build.start_tracker(cfg, directory, "eval", choices, {**identity, **notes})
+    result = evaluate(plan, pipeline, prompts, evaluator, protocol, processes, given)
+    if result is None:
+        return {}
+    from tempera.reporting import run_report  # matplotlib takes a second to import
+
+    run_report.write(directory, result, tracker, cfg.verbose)
+    values = {key: one["value"] for key, one in result["metrics"].items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _facts(
+    cfg: DictConfig, choices: Mapping[str, str], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """What reports need to know about a run beside its identity."""
+    one = cfg.prompt is not None
+    data = {
+        "prompts": prompts[0].text if one else _hydra(cfg, "data"),
+        "preset": "prompt" if one else choices.get("data"),
+    }
+    return {
         "changes": changes(cfg, choices),
         "paper": _paper(cfg),
         "data": data | described(prompts),
-        **matched,
     }
-    plan = instantiate(cfg.plan, directory=directory, settings=identity, about=notes)
-
-    def start_tracker() -> Tracker:
-        return build.start_tracker(cfg, plan.directory, "eval", choices, {**identity, **notes})
-
-    return evaluate(plan, pipeline, prompts, evaluator, protocol, start_tracker, processes)
 
 
 def _check(cfg: DictConfig) -> None:
@@ -104,7 +117,7 @@ def _check(cfg: DictConfig) -> None:
     for part in (cfg.pipeline, cfg.speed, cfg.tracking, cfg.drafter):
         check_values(part)
     if cfg.batch_size != AUTO:
-        instantiate(cfg.plan, directory=Path(str(cfg.directory)), settings={}, about={})
+        instantiate(cfg.plan, directory=Path(str(cfg.directory)), name="", settings={}, about={})
     expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
     _paper(cfg)
     if not is_dry(cfg):

@@ -33,6 +33,7 @@ class Eval:
     diagnostics: bool
     replays: Count
     expected_length: float | None
+    verbose: bool
     dry_run: bool
 
 

@@ -131,29 +131,16 @@ class Pipeline:
     device: torch.device
 
     def tokens(
-        self,
-        prompts: Sequence[Prompt],
-        method: DecodingMethod | None = None,
-        diagnostics: bool = False,
-        clock: PartTimer = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-        drafts: DraftLog | None = None,
+        self, prompts: Sequence[Prompt], method: DecodingMethod | None = None, **observed: Any
     ) -> Output:
-        """Decode one image per prompt, by `method` or else by the pipeline's own; see
-        `DecodingMethod`.
+        """Decode one image per prompt, by `method` or else by the pipeline's own.
+
+        Args:
+            observed: `diagnostics`, `clock`, `progress` and `drafts` of `DecodingMethod.decode`.
         """
-        method = method or self.method
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         texts = [prompt.text for prompt in prompts]
-        return method.decode(
-            self.target,
-            streams,
-            texts,
-            diagnostics=diagnostics,
-            clock=clock,
-            progress=progress,
-            drafts=drafts,
-        )
+        return (method or self.method).decode(self.target, streams, texts, **observed)
 
     def decoded(self, tokens: Tensor) -> Tensor:
         """Tokens [B, T], or [B, T, D] -> images [B, 3, H, W], about [−1, 1]. The decoder's

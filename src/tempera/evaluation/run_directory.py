@@ -8,9 +8,9 @@ A run directory holds
     images/<id>.png     the pictures
     evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
-and, derived from these at the end, results.parquet, grid.png, acceptance_map.png, report.html,
-accepted.png (if anything was drafted), proximity_map.png (if the rule has proximity sets) and
-metrics.json.
+and, derived from these at the end, results.parquet and metrics.json; and from these two
+(`tempera.reporting.run_report`) grid.png, acceptance_map.png, report.html, accepted.png (if
+anything was drafted) and proximity_map.png (if the rule has proximity sets).
 """
 
 import shutil

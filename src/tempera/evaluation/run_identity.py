@@ -11,68 +11,55 @@ import torch
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 
-GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
-"""Hydra groups whose choices are part of the identity."""
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
-FREE = (
-    "tokens",
-    "directory",
-    "limit",
-    "offset",
-    "prompt",
-    "path",
-    "truncate",
-    "batch_size",
-    "device",
-    "dtype",
-    "weights",
-    "run_name",
-    "statistics",
-    "compile",
-    "dry_run",
-    "replays",
-    "scores",
-    "revision",
+FREE = frozenset(
+    {
+        *("data", "path", "limit", "offset", "prompt", "truncate", "paper", "run_name"),
+        *("metrics", "scores", "speed", "tracking", "matching", "free_parameter", "verbose"),
+        *("device", "dtype", "batch_size", "compile", "dry_run", "replays", "family"),
+        *("directory", "outputs", "choices", "overrides", "plan", "tokens", "pipeline"),
+        *("weights", "revision", "statistics"),
+    }
 )
-"""Options that may differ between two starts of the same run. They decide which results are
-computed, where, and on what device, but not their values. `dtype` and `weights` affect the identity
-through the network that they yield.
+"""Top-level options that may differ between two starts of the same run. They decide which results
+are computed, where, on what device, and how they are shown, but not their values; `dtype` and
+`weights` affect the identity through the network that they yield.
 """
+FILES = ("_target_", "path", "directory")
+"""Names inside a part that the identities of its weights stand for."""
 
 
 def run_identity(
     options: Mapping[str, Any],
-    choices: Mapping[str, str],
-    drafter: Mapping[str, Any],
+    choices: Mapping[str, str | None],
     pipeline: Pipeline,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The run's identity; differences from another identity are reported in its order.
+    """The run's identity: its composed configuration without what does not change numbers, and the
+    networks. Differences from another identity are reported in its order.
 
     Args:
-        options: the configuration's top-level values.
+        options: the composed configuration.
         choices: Hydra's choice in each group.
-        drafter: the drafter's configuration.
         pipeline: target and method, built.
         dtype: of the target's weights.
     """
     target, method = pipeline.target, pipeline.method.describe()
-    scalars = {
-        name: value
-        for name, value in options.items()
-        if isinstance(value, str | int | float | None) and name not in FREE
-    }
-    own = {
-        f"drafter.{name}": value
-        for name, value in drafter.items()
-        if name not in ("_target_", "path", *scalars)
+    kept = {name: value for name, value in options.items() if name not in FREE}
+    scalars = {name: value for name, value in kept.items() if _is_scalar(value)}
+    parts = {name: value for name, value in kept.items() if isinstance(value, Mapping)}
+    inside = {
+        f"{part}.{name}": value
+        for part, values in parts.items()
+        for name, value in values.items()
+        if _is_scalar(value) and name not in (*scalars, *FILES) and part != "model"
     }
     return {
-        **{group: choices[group] for group in GROUPS if group in choices},
-        **({} if "method" in choices else {"method": method["method"]}),
+        "method": choices.get("method") or method["method"],
+        **{part: choices[part] for part in parts if choices.get(part)},
         **scalars,
-        **{name: value for name, value in own.items() if isinstance(value, str | int | float)},
+        **inside,
         "dtype": str(dtype).removeprefix("torch."),
         "compiled": target.compiled or None,
         "target": target.identity,
@@ -80,6 +67,10 @@ def run_identity(
         "verification": method["verification"],
         "branching": method["branching"],
     }
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | int | float | None)
 
 
 def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:

@@ -142,20 +142,15 @@ def _clip(line: str, face: ImageFont.FreeTypeFont, width: int) -> str:
     return line[: max(fitting - 1, 0)].rstrip() + "…"
 
 
-def acceptance_map(
-    path: Path, title: str, rows: Sequence[Mapping[str, Any]], shape: tuple[int, int]
-) -> None:
+def acceptance_map(path: Path, title: str, result: Mapping[str, Any]) -> None:
     """Write a map of where in the image tokens were accepted drafts (mean over prompts), beside
     the acceptance rate at each depth.
 
     Args:
-        rows: records with `depth` [T], by place in the image, `tested` [L] and `accepted` [L].
-        shape: rows and columns of the token grid.
+        result: the content of metrics.json.
     """
-    share = (np.array([row["depth"] for row in rows]) > 0).mean(0).reshape(shape)
-    tested, accepted = (
-        np.array([row[name] for row in rows], np.float64).sum(0) for name in ("tested", "accepted")
-    )
+    share = np.array(result["acceptance_by_place"]).reshape(result["grid"])
+    by_depth = result["acceptance_by_depth"]
     figure = new_figure(9.6, 4.4)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.01, ha="left")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -167,19 +162,14 @@ def acceptance_map(
         xlabel="column of the image",
         ylabel="row of the image",
     )
-    figure.colorbar(shown, ax=left, label=f"share of {len(rows)} images", fraction=0.046, pad=0.03)
+    figure.colorbar(shown, ax=left, label="share of images", fraction=0.046, pad=0.03)
     right.set(title="Acceptance by depth of the draft", ylim=(0, 1.08), ylabel="accepted ÷ tested")
-    if len(tested):
-        depths = np.arange(1, len(tested) + 1)
-        rates = np.divide(accepted, tested, out=np.zeros_like(accepted), where=tested > 0)
-        bars = right.bar(depths, rates, color="#3b6ea5", width=0.7)
-        if len(depths) <= 10:
-            right.bar_label(
-                bars,
-                [f"{rate:.2f}" if n else "–" for rate, n in zip(rates, tested, strict=True)],
-                padding=2,
-                fontsize=9,
-            )
+    if by_depth:
+        rates = [rate or 0.0 for rate in by_depth]
+        bars = right.bar(range(1, len(rates) + 1), rates, color="#3b6ea5", width=0.7)
+        if len(rates) <= 10:
+            texts = ["–" if rate is None else f"{rate:.2f}" for rate in by_depth]
+            right.bar_label(bars, texts, padding=2, fontsize=9)
         right.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         right.set_xlabel("depth")
     else:
