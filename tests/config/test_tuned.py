@@ -8,7 +8,7 @@ import pytest
 
 import tempera
 from tempera.config.compose import composed, composed_run
-from tempera.config.tuned import beside, conditions, save_tuned
+from tempera.config.tuned import conditions, merged, save_tuned
 from tempera.errors import TemperaError
 
 CHOSEN = ["method=uniform_rsd", "depth=3", "delta=2.0"]
@@ -97,14 +97,14 @@ def test_a_file_that_tuning_did_not_write(content: dict[str, Any], stored: Path)
 
 def test_plain_autoregression_has_no_draft() -> None:
     shared = ["seed=1", "drafter.path=here"]
-    assert beside(shared, ["method=ar"]) == ["seed=1", "method=ar"]
-    assert beside(shared, ["method=block"]) == [*shared, "method=block"]
+    assert merged(shared, ["method=ar"]) == ["seed=1", "method=ar"]
+    assert merged(shared, ["method=block"]) == [*shared, "method=block"]
 
 
 @pytest.mark.parametrize("options", [["method=parallel"], ["method=block", "drafter=parallel"]])
 def test_a_parallel_draft_is_not_where_eagles_is(options: list[str]) -> None:
     shared = ["seed=1", "drafter.path=here", "drafter.dtype=bfloat16"]
-    assert beside(shared, options) == ["seed=1", "drafter.dtype=bfloat16", *options]
+    assert merged(shared, options) == ["seed=1", "drafter.dtype=bfloat16", *options]
 
 
 @pytest.mark.slow

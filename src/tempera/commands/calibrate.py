@@ -8,9 +8,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from tempera.config import build
-from tempera.config.instantiate import check_value, from_options, instantiate
-from tempera.errors import TemperaError
-from tempera.evaluation.calibration import save_statistics
+from tempera.config.instantiate import instantiate
+from tempera.evaluation import calibration
 from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
 
@@ -20,34 +19,17 @@ def main(cfg: DictConfig) -> dict[str, float]:
     schedule.
     """
     build.check_tokens(cfg)
-    if cfg.model.get("tokens", "discrete") != "discrete":
-        raise TemperaError(
-            f"`{command('calibrate')}` measures drafts of discrete tokens, for "
-            "schedule=calibrated and schedule=optimal; methods for continuous tokens have no "
-            "schedule."
-        )
-    for name, kind in (("seed", int), ("batch_size", int), ("statistics", Path)):
-        check_value(cfg, name, cfg[name], kind)
-    if "tree" not in cfg or not build.build_tree(cfg).nodes:
-        raise TemperaError(
-            "a schedule is calibrated on chains or static trees of a draft network: give "
-            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
-            option="method",
-        )
+    build.check_discrete(cfg, f"`{command('calibrate')}` measures drafts of discrete tokens")
+    calibration.check_tree(build.build_tree(cfg))
     build.check_draft(cfg)
-    measured_with = instantiate(cfg.measured_with)
-    prompts, path = instantiate(cfg.data), Path(str(cfg.statistics))
+    path = Path(str(cfg.statistics))
+    calibration.check_place(path)
+    measured_with, prompts = instantiate(cfg.measured_with), instantiate(cfg.data)
     target: Any = build.build_target(cfg)
     target.fuse()
-    found = from_options(
-        cfg,
-        "tempera.evaluation.calibration.record",
-        target=target,
-        drafter=build.build_drafter(cfg, target),
-        prompts=prompts,
-        device=build.parse_device(cfg.device),
-    )
-    save_statistics(path, found, measured_with)
+    drafter, device = build.build_drafter(cfg, target), build.parse_device(cfg.device)
+    found = calibration.record(target, drafter, prompts, cfg.seed, device, cfg.batch_size)
+    calibration.save_statistics(path, found, measured_with)
     rounds = found.rounds
     low, high = reachable_by_price(rounds)
     print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafts in {path}")

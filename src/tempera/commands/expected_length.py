@@ -14,29 +14,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import check_value, check_values, instantiate, takes
+from tempera.config.instantiate import check_values, instantiate, takes
 from tempera.config.tuned import option_name
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Rule
 from tempera.errors import TemperaError
-from tempera.evaluation.calibration import (
-    Statistics,
-    conditions,
-    load_statistics,
-    record,
-    save_statistics,
-)
-from tempera.evaluation.length_search import (
-    FreeParameter,
-    LengthOf,
-    LengthSearch,
-    MatchedLength,
-    Measurements,
-    accepted_length,
-    predicted_length,
-    search,
-    search_with_pilot,
-)
+from tempera.evaluation import calibration, length_search
+from tempera.evaluation.length_search import FreeParameter, LengthOf, LengthSearch, MatchedLength
 from tempera.evaluation.pipeline import Method
 from tempera.rules.optimal import Priced
 from tempera.rules.optimal_prices import reachable_by_price
@@ -55,38 +39,30 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     check_values(cfg.matching)
     if cfg.expected_length is None:
         return
-    check_value(cfg, "expected_length", cfg.expected_length, float)
     if cfg.get("free_parameter") is None:
         raise TemperaError(
             "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
             "method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or gsd"
         )
-    if not cfg.expected_length >= 1:
+    most = build.build_tree(cfg).max_depth + 1 if takes(cfg.drafter, "tree") else math.inf
+    if not 1 <= cfg.expected_length <= most:
         raise TemperaError(
-            f"expected_length={cfg.expected_length:g} is not possible: a round "
-            "emits at least 1 token; give more"
-        )
-    most = build.build_tree(cfg).max_depth + 1
-    if takes(cfg.drafter, "tree") and cfg.expected_length > most:
-        raise TemperaError(
-            f"expected_length={cfg.expected_length:g} is not possible: rounds of this "
-            f"draft emit at most {most} tokens; give less, or a deeper draft"
+            f"expected_length={cfg.expected_length:g} is not possible: a round of this draft emits "
+            f"1 to {most} tokens"
         )
     check_values(cfg.free_parameter)
     option = cfg.free_parameter.option
-    for given in overrides:
-        if option_name(given) == option:
-            raise TemperaError(
-                f"{given} does not go with expected_length=, which finds {option}: leave one out"
-            )
+    if given := [one for one in overrides if option_name(one) == option]:
+        raise TemperaError(
+            f"{given[0]} does not go with expected_length=, which finds {option}: leave one out"
+        )
 
 
 def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
     """Raise TemperaError if evaluation and calibration share prompts."""
     if cfg.expected_length is None:
         return
-    shared = {prompt.id for prompt in prompts} & {prompt.id for prompt in _prompts(cfg)}
-    if shared:
+    if shared := {prompt.id for prompt in prompts} & {prompt.id for prompt in _prompts(cfg)}:
         raise TemperaError(
             f"the prompts that calibrate expected_length= include {len(shared)} of this "
             "evaluation's: skip those with matching.offset="
@@ -111,12 +87,7 @@ def matched(
     """
     if cfg.expected_length is None:
         return cfg, {}
-    parameter: FreeParameter = instantiate(cfg.free_parameter)
-    text = "null"
-    if processes.is_main:
-        finder = _Finder(cfg, target, parameter)
-        known = _recorded(directory, finder.digest)
-        text = json.dumps(known or finder.notes(finder.found()))
+    text = json.dumps(_found(cfg, target, directory)) if processes.is_main else "null"
     notes: dict[str, Any] = json.loads(processes.from_main(text))
     if processes.is_main:
         print(
@@ -127,13 +98,17 @@ def matched(
     return _with(cfg, notes["option"], notes["value"]), {MATCHED: notes}
 
 
-def _recorded(directory: Path, digest: str) -> dict[str, Any] | None:
-    """What run.json records; None in a new directory."""
+def _found(cfg: DictConfig, target: Any, directory: Path) -> dict[str, Any]:
+    """What run.json records, searched for in a new directory."""
+    options: LengthSearch = instantiate(cfg.matching)
+    names = ("prompts", "offset", "seed", "tolerance")
+    wanted = {"length": cfg.expected_length, **{name: getattr(options, name) for name in names}}
     path = directory / "run.json"
     if not path.is_file():
-        return None
+        finder = _Finder(cfg, target, options)
+        return {**asdict(finder.search()), "prompts": len(finder.prompts), "search": wanted}
     known = read_json(path).get(MATCHED)
-    if not isinstance(known, dict) or known.get("search") != digest:
+    if not isinstance(known, dict) or known.get("search") != wanted:
         raise TemperaError(
             f"{directory} holds a run whose length was not matched, or under other conditions: "
             "choose another directory (hydra.run.dir=DIR), or the same settings to continue it"
@@ -142,118 +117,41 @@ def _recorded(directory: Path, digest: str) -> dict[str, Any] | None:
 
 
 class _Finder:
-    """A search, and the identity of everything that its result depends on."""
+    """What a search needs, and the identity of everything that its result depends on."""
 
-    def __init__(self, cfg: DictConfig, target: Any, parameter: FreeParameter) -> None:
-        self.cfg, self.target = cfg, target
-        self.options: LengthSearch = instantiate(cfg.matching)
-        self.parameter = parameter
+    def __init__(self, cfg: DictConfig, target: Any, options: LengthSearch) -> None:
+        self.cfg, self.target, self.options = cfg, target, options
+        self.parameter: FreeParameter = instantiate(cfg.free_parameter)
         self.device = build.parse_device(cfg.device)
         self.drafter: Any = build.build_drafter(cfg, target)
         self.prompts = _prompts(cfg)
         self.pilot = self.prompts[: self.options.pilot]
-        self.statistics: Statistics | None = None
-        if self.parameter.scale == "length":
-            self.statistics = self._recorded_rounds(Path(str(cfg.statistics)))
-            low, high = self._reach(self.statistics)
+        self.solved = self.parameter.least is None  # the option is a predicted length itself
+        if self.solved:
+            rounds = self._recorded(Path(str(cfg.statistics))).rounds
+            if rounds.tree.is_chain and self.drafter.depth <= rounds.tree.nodes:
+                rounds = rounds.first_depths(self.drafter.depth)
+            low, high = reachable_by_price(rounds)
             self.parameter = replace(self.parameter, least=low, most=high)
         assert self.parameter.least is not None and self.parameter.most is not None
-        first = self.parameter.between(self.parameter.least, self.parameter.most, 0.5)
-        self.reference = self.rule(first)
-        wanted = {"wanted": float(cfg.expected_length), "tolerance": self.options.tolerance}
-        self.digest = _digest(self._identity(self.prompts) | wanted)
+        self.reference = self._rule(math.sqrt(self.parameter.least * self.parameter.most))
 
-    def rule(self, value: float) -> Rule:
-        """The method's rule at a value of the parameter."""
-        cfg = _with(self.cfg, self.parameter.option, value)
-        return build.build_rule(cfg, self.drafter.depth if "schedule" in cfg else 0)
-
-    def found(self) -> MatchedLength:
-        """Search, with a pilot if nothing else predicts lengths."""
-        wanted, prediction = float(self.cfg.expected_length), self._prediction()
-        whole, limits = self._lengths(self.prompts), (self.options.tolerance, self.options.trials)
-        if prediction is None and len(self.pilot) < len(self.prompts):
+    def search(self) -> MatchedLength:
+        """The match, with a pilot if nothing else predicts lengths."""
+        wanted, predict = float(self.cfg.expected_length), self._prediction()
+        whole = self._lengths(self.prompts)
+        if predict is None and len(self.pilot) < len(self.prompts):
             # the standard error of few prompts is larger by this factor
             loose = self.options.tolerance * math.sqrt(len(self.prompts) / len(self.pilot))
             few = self._lengths(self.pilot)
-            return search_with_pilot(wanted, self.parameter, few, whole, loose, *limits)
-        return search(wanted, self.parameter, whole, prediction, *limits)
-
-    def notes(self, match: MatchedLength) -> dict[str, Any]:
-        """What run.json records."""
-        return {
-            **asdict(match),
-            "trials": [list(one) for one in match.trials],
-            "prompts": len(self.prompts),
-            "tolerance": self.options.tolerance,
-            "search": self.digest,
-        }
-
-    def _lengths(self, prompts: Sequence[Prompt]) -> Measurements:
-        """The accepted length on these prompts, by value."""
-
-        def measured(value: float) -> float:
-            return accepted_length(
-                self.target,
-                Method(self.drafter, self.rule(value)),
-                prompts,
-                self.options.seed,
-                self.device,
-                self.cfg.batch_size,
+            return length_search.search_with_pilot(
+                wanted, self.parameter, self.options, whole, few, loose
             )
+        return length_search.search(wanted, self.parameter, self.options, whole, predict)
 
-        place = self.options.directory / _digest(self._identity(prompts))
-        return Measurements(place, measured)
-
-    def _prediction(self) -> LengthOf | None:
-        """The predicted length by value, if recorded rounds give it."""
-        if self.parameter.scale == "length":
-            return float
-        tree = self.drafter.tree
-        if not isinstance(self.reference, Relaxed | Priced) or tree is None or not tree.nodes:
-            return None
-        known = self._identity(self.pilot)
-        parts = ("target", "draft", "tree", "sampling", "prompts", "seed", "dtype")
-        name = _digest({part: known[part] for part in parts})
-        found = self._recorded_rounds(self.options.directory / f"rounds-{name}.safetensors")
-        if predicted_length(self.reference, found) is None:
-            return None
-
-        def predict(value: float) -> float:
-            length = predicted_length(self.rule(value), found)
-            assert length is not None
-            return length
-
-        return predict
-
-    def _recorded_rounds(self, path: Path) -> Statistics:
-        """The statistics in a file; measured first if there is none."""
-        if not path.is_file():
-            found = record(
-                self.target,
-                self.drafter,
-                self.pilot,
-                self.options.seed,
-                self.device,
-                self.cfg.batch_size,
-            )
-            solved = self.parameter.scale == "length"
-            save_statistics(
-                path, found, conditions(**self.cfg.schedule.measured_with) if solved else {}
-            )
-        return load_statistics(path)[0]
-
-    def _reach(self, found: Statistics) -> tuple[float, float]:
-        """The lengths that a schedule can be solved for."""
-        rounds, depth = found.rounds, self.drafter.depth
-        if rounds.tree.is_chain and depth <= rounds.tree.nodes:
-            rounds = rounds.first_depths(depth)
-        return reachable_by_price(rounds)
-
-    def _identity(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def identity(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """What the accepted length of a value on these prompts depends on."""
-        tree, options = self.drafter.tree, self.options
-        drafter = OmegaConf.to_container(self.cfg.drafter, resolve=True)
+        tree, drafter = self.drafter.tree, OmegaConf.to_container(self.cfg.drafter, resolve=True)
         assert isinstance(drafter, dict)
         return {
             "target": self.target.identity,
@@ -265,8 +163,52 @@ class _Finder:
             "sampling": repr(build.build_sampling(self.cfg)),
             "dtype": str(build.parse_dtype(self.cfg.dtype, self.device)),
             "prompts": [[prompt.id, prompt.text] for prompt in prompts],
-            "seed": options.seed,
+            "seed": self.options.seed,
         }
+
+    def _rule(self, value: float) -> Rule:
+        """The method's rule at a value of the parameter."""
+        cfg = _with(self.cfg, self.parameter.option, value)
+        return build.build_rule(cfg, self.drafter.depth if "schedule" in cfg else 0)
+
+    def _lengths(self, prompts: Sequence[Prompt]) -> LengthOf:
+        """The accepted length on these prompts, by value."""
+
+        def measured(value: float) -> float:
+            method = Method(self.drafter, self._rule(value))
+            where = self.options.seed, self.device, self.cfg.batch_size
+            return length_search.accepted_length(self.target, method, prompts, *where)
+
+        return length_search.kept(
+            self.options.directory / _digest(self.identity(prompts)), measured
+        )
+
+    def _prediction(self) -> LengthOf | None:
+        """The predicted length by value: of a solved schedule, or of recorded rounds."""
+        if self.solved:
+            return float
+        tree, rule = self.drafter.tree, self.reference
+        known = isinstance(rule, Priced) or (isinstance(rule, Relaxed) and tree and tree.is_chain)
+        if not known or tree is None or not tree.nodes:
+            return None
+        rounds = {**self.identity(self.pilot), "drafter": None, "rule": None, "option": None}
+        found = self._recorded(self.options.directory / f"rounds-{_digest(rounds)}.safetensors")
+
+        def predict(value: float) -> float:
+            length = length_search.predicted_length(self._rule(value), found)
+            assert length is not None
+            return length
+
+        return predict
+
+    def _recorded(self, path: Path) -> calibration.Statistics:
+        """The statistics in a file; measured first if there is none."""
+        if not path.is_file():
+            where = self.options.seed, self.device, self.cfg.batch_size
+            found = calibration.record(self.target, self.drafter, self.pilot, *where)
+            notes = calibration.conditions(**self.cfg.schedule.measured_with) if self.solved else {}
+            calibration.save_statistics(path, found, notes)
+        return calibration.load_statistics(path)[0]
 
 
 def _prompts(cfg: DictConfig) -> list[Prompt]:

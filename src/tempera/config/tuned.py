@@ -95,10 +95,10 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
             f"{again}, or choose a method"
         )
     others = [one for one in arguments if option_name(one) not in ("method", "tuned")]
-    return beside(others, list(map(str, options)))
+    return merged(others, list(map(str, options)))
 
 
-def beside(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+def merged(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     """Arguments with the options of a setting. Plain autoregression has none of a draft, and a
     setting with another draft than EAGLE's not the path of EAGLE's.
     """

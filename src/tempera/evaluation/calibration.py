@@ -16,6 +16,7 @@ of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The appro
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
@@ -109,13 +110,21 @@ class Recorder:
         def of(noted: Sequence[Tensor]) -> Tensor:
             return torch.stack([round.cpu() for round in noted])[inside]
 
+        keep = of([tested.keep for tested in self._tested])
+        divergence = of([tested.divergence for tested in self._tested])
         tree = self._tested[0].tree
-        rounds = PricedRounds.equal(
-            tree.to(torch.device("cpu")),
-            of([tested.keep for tested in self._tested]),
-            of([tested.divergence for tested in self._tested]),
-        )
+        rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
         return Statistics(of(self._ratios) if tree.is_chain else None, rounds)
+
+
+def check_tree(tree: Tree | None) -> None:
+    """Raise TemperaError unless drafts are chains or static trees."""
+    if tree is None or not tree.nodes:
+        raise TemperaError(
+            "a schedule is calibrated on chains or static trees of a draft network: give "
+            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
+            option="method",
+        )
 
 
 def record(
@@ -129,48 +138,44 @@ def record(
     """Decode the prompts exactly and return the statistics of all drafts.
 
     Raises:
-        TemperaError: the drafter has no static tree, or the batch size is below 1.
+        TemperaError: the drafter has no static tree.
     """
-    if batch_size < 1:
-        raise TemperaError(f"batch_size={batch_size} is too small: give at least 1.")
-    if drafter.tree is None or not drafter.tree.nodes:
-        raise TemperaError(
-            "a schedule is calibrated on chains or static trees of a draft network: give "
-            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
-            option="method",
-        )
-    recorder, found = Recorder(drafter), []
+    check_tree(drafter.tree)
+    recorder, found = Recorder(drafter), list[Statistics]()
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
         decode(target, recorder, Exact(), streams, [prompt.text for prompt in batch])
         found.append(recorder.statistics(target.length))
     ratios = [one.ratios for one in found if one.ratios is not None]
-    rounds = PricedRounds.equal(
-        found[0].rounds.tree,
-        torch.cat([one.rounds.keep for one in found]),
-        torch.cat([one.rounds.divergence for one in found]),
-    )
+    keep = torch.cat([one.rounds.keep for one in found])
+    divergence = torch.cat([one.rounds.divergence for one in found])
+    rounds = PricedRounds.equal(found[0].rounds.tree, keep, divergence)
     return Statistics(torch.cat(ratios) if ratios else None, rounds)
+
+
+def check_place(path: Path) -> None:
+    """Raise TemperaError unless statistics can be written to a file: it replaces no other file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() and os.access(path.parent, os.W_OK):
+        return
+    try:
+        load_statistics(path)
+    except TemperaError:
+        raise TemperaError(
+            f"statistics={path} cannot be written, or is another file: give a new name",
+            option="statistics",
+        ) from None
 
 
 def save_statistics(path: Path, found: Statistics, measured_with: Mapping[str, Any]) -> None:
     """Write the statistics and the options that they were measured with."""
-    rounds = found.rounds
-    tensors = {
-        "parents": rounds.tree.parents,
-        "prices": torch.tensor(GRID),
-        "keep": rounds.keep,
-        "divergence": rounds.divergence,
-    }
-    if found.ratios is not None:
-        tensors["ratios"] = found.ratios
+    rounds, ratios = found.rounds, {} if found.ratios is None else {"ratios": found.ratios}
+    tensors = {"keep": rounds.keep, "divergence": rounds.divergence, **ratios}
+    tensors |= {"parents": rounds.tree.parents, "prices": torch.tensor(GRID)}
     with replacing(path) as temporary:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            temporary,
-            {"measured_with": json.dumps(dict(measured_with))},
-        )
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, temporary, {"measured_with": json.dumps(dict(measured_with))})
 
 
 def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
@@ -186,20 +191,17 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
         )
     try:
         with safe_open(path, "pt") as file:
-            notes = json.loads((file.metadata() or {})["measured_with"])
-            if file.get_tensor("prices").tolist() != torch.tensor(GRID).tolist():
-                raise KeyError("prices")
-            rounds = PricedRounds.equal(
-                Tree.from_parents(file.get_tensor("parents")),
-                file.get_tensor("keep"),
-                file.get_tensor("divergence"),
-            )
-            ratios = file.get_tensor("ratios") if "ratios" in file.keys() else None  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError, RecursionError):
+            notes = json.loads(file.metadata()["measured_with"])
+        tensors = load_file(path)
+        if not torch.equal(tensors["prices"], torch.tensor(GRID)):
+            raise KeyError("prices")
+        tree = Tree.from_parents(tensors["parents"])
+        rounds = PricedRounds.equal(tree, tensors["keep"], tensors["divergence"])
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError):
         raise TemperaError(
             f"{path} holds no statistics of a draft: measure again with `{command('calibrate')}`"
         ) from None
-    return Statistics(ratios, rounds), notes
+    return Statistics(tensors.get("ratios"), rounds), notes
 
 
 def conditions(model: str, draft: str | None, **sampling: float) -> dict[str, Any]:
@@ -245,9 +247,7 @@ def calibrated(
     chains = _known(statistics, measured_with).chains
     _check_depth(statistics, chains.length, length)
     chains = Chains(chains.ratios[:, :length], chains.weights)
-    if expected_length is None:
-        raise _length_needed("calibrated", *reachable(chains, ceiling))
-    return schedule_for(chains, expected_length, ceiling)
+    return schedule_for(chains, _given(expected_length, reachable(chains, ceiling)), ceiling)
 
 
 def optimal(
@@ -276,13 +276,8 @@ def optimal(
         _check_depth(statistics, rounds.tree.nodes, length)
         rounds = rounds.first_depths(length)
     elif not torch.equal(tree.parents.cpu(), rounds.tree.parents):
-        raise TemperaError(
-            f"{statistics} was measured with another draft tree: measure again with "
-            f"`{command('calibrate')}` and this run's options"
-        )
-    if expected_length is None:
-        raise _length_needed("optimal", *reachable_by_price(rounds))
-    return prices_for(rounds, expected_length)
+        raise _other(statistics, "another draft tree")
+    return prices_for(rounds, _given(expected_length, reachable_by_price(rounds)))
 
 
 def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
@@ -290,12 +285,15 @@ def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
     found, known = load_statistics(Path(statistics))
     for name, now in conditions(**measured_with).items():
         if known.get(name) != now:
-            raise TemperaError(
-                f"{statistics} was measured with {name}={known.get(name)}, but this run has "
-                f"{name}={now}: "
-                f"measure again with `{command('calibrate')}` and this run's options"
-            )
+            raise _other(statistics, f"{name}={known.get(name)}, but this run has {name}={now}")
     return found
+
+
+def _other(statistics: str, what: str) -> TemperaError:
+    return TemperaError(
+        f"{statistics} was measured with {what}: measure again with `{command('calibrate')}` and "
+        "this run's options"
+    )
 
 
 def _check_depth(statistics: str, measured: int, drafted: int) -> None:
@@ -307,9 +305,12 @@ def _check_depth(statistics: str, measured: int, drafted: int) -> None:
         )
 
 
-def _length_needed(schedule: str, low: float, high: float) -> TemperaError:
-    return TemperaError(
-        f"schedule={schedule} needs an expected length: give {low:.2f} tokens a round (exact "
-        f"decoding) to {high:.2f}",
-        option="expected_length",
-    )
+def _given(expected_length: float | None, reach: tuple[float, float]) -> float:
+    """The expected length; raises TemperaError if there is none."""
+    if expected_length is None:
+        raise TemperaError(
+            f"this schedule needs an expected length: give {reach[0]:.2f} tokens a round (exact "
+            f"decoding) to {reach[1]:.2f}",
+            option="expected_length",
+        )
+    return expected_length

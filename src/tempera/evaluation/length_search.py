@@ -2,27 +2,28 @@
 accepted length, found on calibration prompts.
 
 The accepted length of a value is measured by decoding the calibration prompts, always with the same
-random draws. Where stored chains of p and q predict the length (relaxed and priced rules on
-chains), the search solves the prediction, measures, shifts the prediction by its last error, and
-repeats. For other rules, such as LANTERN and GSD, a pilot of few prompts is bisected, and its
-lengths predict those of all. Once values below and above are measured, the search interpolates
-between them. Every measurement is kept in a file, so an interrupted search continues and a repeated
-one decodes nothing.
+random draws, so it is a step function of the value; each step is one image's. Where stored chains
+of p and q predict the length (relaxed and priced rules on chains), the search looks for the
+predicted length that is measured as the wanted one, which takes two or three measurements. For
+other rules, such as LANTERN and GSD, a pilot of few prompts is searched first, and its lengths
+predict those of all. Every measurement is kept in a file, so an interrupted search continues and a
+repeated one decodes nothing.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-import torch
+from pydantic import Field
+from scipy.optimize import brentq
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.random_streams import RandomStreams
-from tempera.errors import LengthNotFound, LengthOutOfReach, TemperaError
+from tempera.errors import LengthNotFound, LengthOutOfReach
 from tempera.evaluation.calibration import Statistics
 from tempera.evaluation.pipeline import Method
 from tempera.rules.optimal import Priced
@@ -30,11 +31,10 @@ from tempera.rules.schedules import Prices
 from tempera.rules.standard import Relaxed
 from tempera.runtime.files import read_json, write_json
 
-HALVINGS = 40
-"""Steps of the bisection of a predicted length."""
-
 LengthOf = Callable[[float], float]
 """The accepted length at a value of the free parameter."""
+Positive = Annotated[int, Field(ge=1)]
+Above0 = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,13 @@ class FreeParameter:
 
     Attributes:
         option: its name on the command line.
-        least, most: its range; above 0. None if the statistics of the draft give it.
-        scale: `log`, or `length` for an option that is itself a predicted length.
+        least, most: its range. None for an option that is itself a predicted length, whose range
+            the statistics of the draft give.
     """
 
     option: str
-    least: float | None
-    most: float | None
-    scale: Literal["log", "length"]
-
-    def __post_init__(self) -> None:
-        if (self.least is None) != (self.most is None) or not (
-            self.least is None or self.most is None or 0 < self.least < self.most < math.inf
-        ):
-            raise TemperaError(
-                f"least={self.least} to most={self.most} is no range of {self.option}: give two "
-                "numbers above 0, the smaller first",
-                option="free_parameter.least",
-            )
-
-    def between(self, low: float, high: float, share: float) -> float:
-        """The value at this share of the way, on the parameter's scale."""
-        if self.scale == "length":
-            return low + share * (high - low)
-        return math.exp(math.log(low) + share * math.log(high / low))
+    least: Above0 | None
+    most: Above0 | None
 
 
 @dataclass(frozen=True)
@@ -85,32 +68,12 @@ class LengthSearch:
     """
 
     directory: Path
-    prompts: int = 64
+    prompts: Positive = 64
     offset: int = 0
     seed: int = 1
-    tolerance: float = 0.02
-    trials: int = 24
-    pilot: int = 16
-
-    def __post_init__(self) -> None:
-        for name in ("prompts", "trials", "pilot"):
-            if getattr(self, name) < 1:
-                raise TemperaError(
-                    f"matching.{name}={getattr(self, name)} finds no length: give at least 1",
-                    option=f"matching.{name}",
-                )
-        if not self.tolerance > 0:
-            raise TemperaError(
-                f"matching.tolerance={self.tolerance:g} finds no length: give a number above 0",
-                option="matching.tolerance",
-            )
-
-
-class Tried(NamedTuple):
-    """A value of the free parameter, and its accepted length."""
-
-    value: float
-    length: float
+    tolerance: Above0 = 0.02
+    trials: Positive = 24
+    pilot: Positive = 16
 
 
 @dataclass(frozen=True)
@@ -126,34 +89,23 @@ class MatchedLength:
     option: str
     value: float
     length: float
-    trials: tuple[Tried, ...]
+    trials: tuple[tuple[float, float], ...]
 
 
-class Measurements:
-    """Accepted lengths by value, in a file of each; a value that is known is not measured again."""
+def kept(directory: Path, measure: LengthOf) -> LengthOf:
+    """`measure` with its lengths in files; a value that is known is not measured again."""
 
-    def __init__(self, directory: Path, measure: LengthOf) -> None:
-        self.directory, self.measure = directory, measure
+    def length(value: float) -> float:
+        path = directory / f"{value!r}.json"
+        if not path.is_file():
+            write_json(path, {"value": value, "accepted_length": measure(value)})
+        return float(read_json(path)["accepted_length"])
 
-    def __call__(self, value: float) -> float:
-        """The accepted length at a value."""
-        path = self.directory / f"{value!r}.json"
-        if path.is_file():
-            known = read_json(path).get("accepted_length")
-            if isinstance(known, float):
-                return known
-        length = self.measure(value)
-        write_json(path, {"value": value, "accepted_length": length})
-        return length
+    return length
 
 
 def accepted_length(
-    target: Any,
-    method: Method,
-    prompts: Sequence[Prompt],
-    seed: int,
-    device: torch.device,
-    batch_size: int,
+    target: Any, method: Method, prompts: Sequence[Prompt], seed: int, device: Any, batch_size: int
 ) -> float:
     """Decode the prompts: tokens ÷ rounds over all images, as in metrics.json."""
     rounds = 0
@@ -182,68 +134,90 @@ def predicted_length(rule: Rule | JointRule, found: Statistics) -> float | None:
 def search(
     wanted: float,
     parameter: FreeParameter,
+    options: LengthSearch,
     measure: LengthOf,
-    predict: LengthOf | None,
-    tolerance: float,
-    trials: int,
+    predict: LengthOf | None = None,
 ) -> MatchedLength:
-    """Find the value whose measured length is `wanted`, within the tolerance.
-
-    The measured length is a step function of the value, since the random draws stay the same. Each
-    step is one image's, so it is small if there are many. The search keeps a bracket: the nearest
-    values that were measured below and above.
+    """Find the value whose measured length is `wanted`, by Brent's method: over the logarithm of
+    the value, or over the predicted length, of which the measured one is almost a shift.
 
     Args:
         wanted: accepted length.
         parameter: what to vary, with its range.
+        options: the tolerance, and how many values may be measured.
         measure: the accepted length by decoding.
         predict: the predicted length; None if there is no prediction, and both ends are measured.
-        tolerance: largest difference of the measured length from the wanted one.
-        trials: most values to measure.
 
     Raises:
         LengthOutOfReach: the method cannot have this length.
-        LengthNotFound: no value was found in `trials` measurements.
+        LengthNotFound: no value was found in `options.trials` measurements.
     """
     assert parameter.least is not None and parameter.most is not None
-    ends, found = (parameter.least, parameter.most), list[Tried]()
-    low, high = map(predict or measure, ends)
-    if predict is None:
-        found += map(Tried, ends, (low, high))
-    if not low - tolerance <= wanted <= high + tolerance:
+    ends, found = (parameter.least, parameter.most), dict[float, float]()
+    value_at = math.exp if predict is None else _inverse(predict, *ends)
+
+    def length(value: float) -> float:
+        if value not in found:
+            if len(found) >= options.trials:
+                raise LengthNotFound(parameter.option, wanted, *nearest())
+            found[value] = measure(value)
+        return found[value]
+
+    def error(place: float) -> float:
+        """Of the measured length; 0 within the tolerance, where Brent's method stops."""
+        difference = length(float(f"{value_at(place):.6g}")) - wanted
+        return 0.0 if abs(difference) <= options.tolerance else difference
+
+    def nearest() -> tuple[float, float]:
+        return min(found.items(), key=lambda one: abs(one[1] - wanted))
+
+    low, high = map(predict or length, ends)
+    if not low - options.tolerance <= wanted <= high + options.tolerance:
         raise LengthOutOfReach(wanted, low, high)
-    below, above = Tried(ends[0], low), Tried(ends[1], high)
-    while not any(abs(one.length - wanted) <= tolerance for one in found):
-        if len(found) >= trials:
-            raise _not_found(wanted, parameter, found)
-        value = _guess(wanted, parameter, below, above, found, predict)
-        if any(one.value == value for one in found):
-            lengths = [one.length for one in found]
-            if not min(lengths) < wanted < max(lengths):
-                raise LengthOutOfReach(wanted, min(low, *lengths), max(lengths))
-            raise _not_found(wanted, parameter, found)
-        found.append(Tried(value, measure(value)))
-        below, above = (found[-1], above) if found[-1].length < wanted else (below, found[-1])
-    best = next(one for one in found if abs(one.length - wanted) <= tolerance)
-    return MatchedLength(parameter.option, best.value, best.length, tuple(found))
+    if predict is None:
+        near, far = map(math.log, ends)
+    else:
+        near, far = wanted, min(max(wanted - error(wanted), low), high)
+        while error(near) * error(far) > 0 and low < far < high:
+            near, far = far, min(max(far + 2 * (far - near), low), high)
+    if error(near) * error(far) > 0:
+        raise LengthOutOfReach(wanted, min(low, *found.values()), max(found.values()))
+    brentq(error, near, far, xtol=1e-6)
+    value, reached = nearest()
+    if abs(reached - wanted) > options.tolerance:
+        raise LengthNotFound(parameter.option, wanted, value, reached)
+    return MatchedLength(parameter.option, value, reached, tuple(found.items()))
+
+
+def _inverse(predict: LengthOf, least: float, most: float) -> LengthOf:
+    """The value of a predicted length, or the nearer end of the range."""
+
+    def value_at(length: float) -> float:
+        def error(place: float) -> float:
+            return predict(math.exp(place)) - length
+
+        low, high = math.log(least), math.log(most)
+        if error(low) >= 0:
+            return least
+        return most if error(high) <= 0 else math.exp(brentq(error, low, high, xtol=1e-9))
+
+    return value_at
 
 
 def search_with_pilot(
     wanted: float,
     parameter: FreeParameter,
-    pilot: LengthOf,
+    options: LengthSearch,
     measure: LengthOf,
+    pilot: LengthOf,
     loose: float,
-    tolerance: float,
-    trials: int,
 ) -> MatchedLength:
     """Find the value as `search` without a prediction does, with fewer measurements on all prompts:
     first search with few prompts, whose lengths then predict those of all. A pilot that misleads
     costs time and nothing else, since all prompts are then searched without it.
 
     Args:
-        wanted, parameter, measure, tolerance, trials: see `search`, for all prompts and for the
-            pilot.
+        wanted, parameter, options, measure: see `search`.
         pilot: the accepted length by decoding few prompts.
         loose: tolerance of the pilot.
 
@@ -251,57 +225,16 @@ def search_with_pilot(
         LengthOutOfReach, LengthNotFound: of the search with all prompts alone.
     """
     try:
-        tried = search(wanted, parameter, pilot, None, loose, trials).trials
-        predict = interpolated(tried)
-        return search(wanted, parameter, measure, predict, tolerance, trials)
+        tried = search(wanted, parameter, replace(options, tolerance=loose), pilot).trials
+        return search(wanted, parameter, options, measure, interpolated(tried))
     except (LengthOutOfReach, LengthNotFound):
-        return search(wanted, parameter, measure, None, tolerance, trials)
+        return search(wanted, parameter, options, measure)
 
 
-def interpolated(tried: Sequence[Tried]) -> LengthOf:
+def interpolated(tried: Sequence[tuple[float, float]]) -> LengthOf:
     """The length between values that were tried: linear in the value's logarithm, and where noise
     lowers it, that of smaller values.
     """
     values, lengths = np.array(sorted(tried)).T
     places, rising = np.log(values), np.maximum.accumulate(lengths)
     return lambda value: float(np.interp(math.log(value), places, rising))
-
-
-def _guess(
-    wanted: float,
-    parameter: FreeParameter,
-    below: Tried,
-    above: Tried,
-    found: Sequence[Tried],
-    predict: LengthOf | None,
-) -> float:
-    """The next value to measure, in six digits: where the prediction, shifted by its last error,
-    is `wanted`; interpolated without a prediction, or once both ends of the bracket are measured.
-    Every second value is the middle of the bracket, in case interpolation is slow.
-    """
-    turn = len(found)
-    if predict is None or (below in found and above in found):
-        halve = turn % 2 == 0 and (predict is None or turn > 3)
-        share = 0.5 if halve else (wanted - below.length) / (above.length - below.length)
-        value = parameter.between(below.value, above.value, min(max(share, 0.05), 0.95))
-    else:
-        error = found[-1].length - predict(found[-1].value) if found else 0.0
-        value = _solved(wanted - error, parameter, predict)
-    return float(f"{value:.6g}")
-
-
-def _solved(wanted: float, parameter: FreeParameter, predict: LengthOf) -> float:
-    """The value whose predicted length is `wanted`, or the nearer end of the range."""
-    assert parameter.least is not None and parameter.most is not None
-    low, high = parameter.least, parameter.most
-    if parameter.scale == "length":
-        return min(max(wanted, low), high)
-    for _ in range(HALVINGS):
-        middle = parameter.between(low, high, 0.5)
-        low, high = (middle, high) if predict(middle) < wanted else (low, middle)
-    return high
-
-
-def _not_found(wanted: float, parameter: FreeParameter, found: Sequence[Tried]) -> LengthNotFound:
-    value, length = min(found, key=lambda one: abs(one.length - wanted))
-    return LengthNotFound(parameter.option, wanted, value, length)

@@ -3,14 +3,14 @@ how many of them each setting needs, and choose what to run for real.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from tempera.config.tuned import PLAIN
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.timing import now
@@ -63,21 +63,14 @@ class Budget:
             return cls(measure, limit)  # type: ignore[arg-type]
         raise TemperaError(
             f"budget={text} is not a budget: give none (lossless), or kl:, tv: or clip: with a "
-            "number above 0, as in budget=kl:0.05"
+            "number above 0, as in budget=kl:0.05",
+            option="budget",
         )
 
-    def admits(self, prediction: "Prediction") -> bool:
-        """Whether the prediction is within the budget. No prediction of CLIP scores is possible, so
-        `clip` admits every setting.
-        """
-        match self.measure:
-            case "kl":
-                return prediction.kl_per_token <= self.limit
-            case "tv":
-                return prediction.tv_bound <= self.limit
-            case "clip":
-                return True
-        return prediction.lossless
+    def admits(self, lossless: bool, kl: float, tv: float, clip: float) -> bool:
+        """Whether a setting with these costs is within the budget; a lossless one always is."""
+        costs = {"none": math.inf, "kl": kl, "tv": tv, "clip": clip}
+        return lossless or costs[self.measure] <= self.limit
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class Candidate:
     """A setting that may be the fastest.
 
     Attributes:
-        options: of `conf/eval.yaml`, as on the command line.
+        options: its name, as on the command line.
         draft: name of its draft.
         shape: name of its drafter.
         tested: its rule; None for the exact rule on a tree.
@@ -124,6 +117,34 @@ class Prediction:
     kl_per_token: float = 0.0
     tv_bound: float = 0.0
 
+    def within(self, budget: Budget) -> bool:
+        """Whether it is within the budget, as far as is known: CLIP scores are not predicted."""
+        return budget.admits(self.lossless, self.kl_per_token, self.tv_bound, -math.inf)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a setting did in a real run.
+
+    Attributes:
+        prediction: what was expected of it.
+        speedup: measured, at the batch size of the plan.
+        kl_per_token, tv_bound: as the metrics of these names.
+        clip_loss: the upper end of the 95% interval of the loss of CLIP score against plain
+            autoregression; infinite if it was not measured.
+    """
+
+    prediction: Prediction
+    speedup: float
+    kl_per_token: float
+    tv_bound: float
+    clip_loss: float = math.inf
+
+    def within(self, budget: Budget) -> bool:
+        """Whether what was measured is within the budget."""
+        lossless = self.prediction.lossless
+        return budget.admits(lossless, self.kl_per_token, self.tv_bound, self.clip_loss)
+
 
 @dataclass(frozen=True)
 class TuningPlan:
@@ -136,17 +157,16 @@ class TuningPlan:
     """
 
     batch_size: int = 1
-    repeats: int = 20
+    repeats: Annotated[int, Field(ge=1)] = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size != 1 and self.batch_size not in BATCHES:
+        if self.batch_size not in (1, *BATCHES):
             raise TemperaError(
                 f"batch_size={self.batch_size} cannot be tuned for, since evaluations do not time "
-                f"it: give 1, {', '.join(map(str, BATCHES))}."
+                f"it: give 1, {', '.join(map(str, BATCHES))}",
+                option="batch_size",
             )
-        if self.repeats < 1:
-            raise TemperaError(f"repeats={self.repeats} is too small: give at least 1.")
 
 
 def predict(
@@ -155,6 +175,7 @@ def predict(
     candidates: Sequence[Candidate],
     prompts: Sequence[Prompt],
     plan: TuningPlan,
+    plain: tuple[str, ...],
     progress: Callable[[str], None] = lambda part: None,
 ) -> list[Prediction]:
     """Predict all candidates and plain autoregression, fastest first.
@@ -165,6 +186,7 @@ def predict(
         candidates: their shapes are those of the drafters.
         prompts: decoded token by token to test the drafts.
         plan: what to measure.
+        plain: options of plain autoregression.
         progress: called with the name of each part before it is measured.
     """
     if not prompts:
@@ -176,27 +198,16 @@ def predict(
     with target.encoded(texts):
         paces = time_rounds(target, methods, texts, plan.repeats)
     ar = paces[""].round.median
-    plain = paces[""].beginning.median + target.length * ar
-    tokens = 1000 * plan.batch_size * target.length / plain
-    found = [Prediction(PLAIN, True, speedup=1.0, tokens=tokens, round=ar, accepted_length=1.0)]
-    laws = _laws(target, drafters, candidates, prompts, plan, progress)
-    for candidate in candidates:
-        law, extra = laws[candidate]
-        pace = paces[candidate.shape]
+    alone = paces[""].beginning.median + target.length * ar
+    tokens = 1000 * plan.batch_size * target.length / alone
+    found = [Prediction(plain, True, 1.0, tokens, ar, 1.0)]
+    for one, law, extra in _laws(target, drafters, candidates, prompts, plan, progress):
+        pace = paces[one.shape]
         cost = pace.round.median + extra
-        took = pace.beginning.median + law.median_rounds(plan.batch_size) * cost
-        speedup = plain / took
+        speedup = alone / (pace.beginning.median + law.median_rounds(plan.batch_size) * cost)
+        measures = law.accepted_length, law.kl_per_token, law.tv_bound
         found.append(
-            Prediction(
-                candidate.options,
-                candidate.lossless,
-                speedup=speedup,
-                tokens=speedup * tokens,
-                round=cost,
-                accepted_length=law.accepted_length,
-                kl_per_token=law.kl_per_token,
-                tv_bound=law.tv_bound,
-            )
+            Prediction(one.options, one.lossless, speedup, speedup * tokens, cost, *measures)
         )
     return sorted(found, key=lambda one: -one.speedup)
 
@@ -208,111 +219,50 @@ def _laws(
     prompts: Sequence[Prompt],
     plan: TuningPlan,
     progress: Callable[[str], None],
-) -> dict[Candidate, tuple[RoundLaws, float]]:
-    """For each candidate the law of its rounds, and by how many milliseconds its verification takes
-    longer than the exact rule's.
+) -> Iterator[tuple[Candidate, RoundLaws, float]]:
+    """Each candidate with the law of its rounds, and by how many milliseconds its verification
+    takes longer than that of the exact rule, which `time_rounds` measured. Rules of one type take
+    equally long.
     """
-    found: dict[Candidate, tuple[RoundLaws, float]] = {}
-    chains = [one for one in candidates if one.tested is not None]
-    for draft in dict.fromkeys(one.draft for one in chains):
+    on_chains = [(one, one.tested) for one in candidates if one.tested is not None]
+    for draft in dict.fromkeys(one.draft for one, _ in on_chains):
         progress(f"chains, draft {draft}")
-        own = [one for one in chains if one.draft == draft]
-        found |= _chain_laws(target, drafters, own, prompts, plan)
-    trees = dict.fromkeys(one.shape for one in candidates if one.tested is None)
-    for shape in trees:
+        own = [(one, tested) for one, tested in on_chains if one.draft == draft]
+        deepest = max((drafters[one.shape] for one, _ in own), key=lambda drafter: drafter.depth)
+        recorder = LawRecorder(deepest, list(dict.fromkeys(tested for _, tested in own)))
+        outcomes = predict_laws(target, recorder, prompts, plan.seed, target.device)
+        extra: dict[tuple[type, int], float] = {}
+        for one, tested in own:
+            depth = drafters[one.shape].depth
+            key = type(tested.rule), depth
+            if key not in extra:
+                extra[key] = _surplus(tested, depth, *recorder.latest, plan)
+            yield one, RoundLaws.predicted(outcomes[tested], depth), extra[key]
+    on_trees = [one for one in candidates if one.tested is None]
+    for shape in dict.fromkeys(one.shape for one in on_trees):
         progress(shape)
         law = count_rounds(target, drafters[shape], prompts, plan.seed, target.device)
-        found |= {one: (law, 0.0) for one in candidates if one.shape == shape}
-    return found
+        yield from ((one, law, 0.0) for one in on_trees if one.shape == shape)
 
 
-def _chain_laws(
-    target: TransformerTarget,
-    drafters: Mapping[str, Drafter],
-    candidates: Sequence[Candidate],
-    prompts: Sequence[Prompt],
-    plan: TuningPlan,
-) -> dict[Candidate, tuple[RoundLaws, float]]:
-    """`_laws` of chains of one draft, whose deepest one is tested."""
-    tested = {one: one.tested for one in candidates if one.tested is not None}
-    chains = [drafters[one.shape] for one in candidates]
-    deepest = max(chains, key=lambda drafter: drafter.depth)
-    recorder = LawRecorder(deepest, list(dict.fromkeys(tested.values())))
-    outcomes = predict_laws(target, recorder, prompts, plan.seed, target.device)
-    extra = _surplus(candidates, drafters, recorder, plan)
-    found = {}
-    for one, rule in tested.items():
-        depth = drafters[one.shape].depth
-        law = RoundLaws.predicted(outcomes[rule], depth)
-        found[one] = law, extra[type(rule.rule), depth]
-    return found
-
-
-def _surplus(
-    candidates: Sequence[Candidate],
-    drafters: Mapping[str, Drafter],
-    recorder: LawRecorder,
-    plan: TuningPlan,
-) -> dict[tuple[type, int], float]:
-    """Milliseconds by which verification takes longer than that of the exact rule, which
-    `time_rounds` measured, by the type of the rule and the depth of the chain. Rules of one type
-    take equally long.
-    """
-    found: dict[tuple[type, int], float] = {}
-    for one in candidates:
-        if one.tested is None:
-            continue
-        rule, depth = one.tested.rule, drafters[one.shape].depth
-        if isinstance(rule, Exact):
-            found[Exact, depth] = 0.0
-        elif (type(rule), depth) not in found:
-            ours, exact = (
-                _verifying(TestedRule(tested, True, depth), *recorder.latest, plan)
-                for tested in (rule, Exact())
-            )
-            found[type(rule), depth] = ours - exact
-    return found
-
-
-def _verifying(tested: TestedRule, draft: Draft, p: Tensor, plan: TuningPlan) -> float:
-    """Median milliseconds of verifying the plan's number of drafts."""
+def _surplus(tested: TestedRule, depth: int, draft: Draft, p: Tensor, plan: TuningPlan) -> float:
+    """Median milliseconds of verifying a batch of drafts, less those of the exact rule."""
+    if isinstance(tested.rule, Exact):
+        return 0.0
     rows = torch.arange(plan.batch_size, device=p.device) % len(p)
-    draft, p = tested.seen(draft, p)
+    draft, p = TestedRule(tested.rule, True, depth).seen(draft, p)
     draft, p = Draft(draft.tokens[rows], draft.q[rows], draft.tree), p[rows]
     uniforms = torch.full((len(rows), 1 + draft.tree.nodes), 0.5, device=p.device)
-    seconds = []
-    for _ in range(1 + plan.repeats):
-        start = now(p.device)
-        verify(draft, Scores(p, p), tested.rule, uniforms)
-        seconds.append(now(p.device) - start)
-    return Spread.of(seconds[1:]).median
 
+    def milliseconds(rule: Any) -> float:
+        seconds = []
+        for _ in range(1 + plan.repeats):
+            start = now(p.device)
+            verify(draft, Scores(p, p), rule, uniforms)
+            seconds.append(now(p.device) - start)
+        return Spread.of(seconds[1:]).median
 
-@dataclass(frozen=True)
-class Trial:
-    """What a setting did in a real run.
-
-    Attributes:
-        prediction: what was expected of it.
-        speedup: measured, at the batch size of the plan.
-        kl_per_token, tv_bound: as the metrics of these names.
-        clip_loss: the upper end of the 95% interval of the loss of CLIP score against plain
-            autoregression; None if it was not measured.
-    """
-
-    prediction: Prediction
-    speedup: float
-    kl_per_token: float
-    tv_bound: float
-    clip_loss: float | None = None
-
-    def within(self, budget: Budget) -> bool:
-        """Whether what was measured is within the budget; a lossless setting always is."""
-        if self.prediction.lossless or budget.measure == "none":
-            return self.prediction.lossless
-        if budget.measure == "clip":
-            return self.clip_loss is not None and self.clip_loss <= budget.limit
-        return (self.kl_per_token if budget.measure == "kl" else self.tv_bound) <= budget.limit
+    return milliseconds(tested.rule) - milliseconds(Exact())
 
 
 def try_out(
@@ -330,7 +280,7 @@ def try_out(
         runs: how many to run, at least 1.
         run: makes a real run.
     """
-    admitted = [one for one in predictions if budget.admits(one) or one.lossless]
+    admitted = [one for one in predictions if one.within(budget)]
     if budget.measure == "clip":
         done = _bisected(front(admitted), budget, runs, run)
     else:
