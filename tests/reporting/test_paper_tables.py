@@ -248,7 +248,7 @@ TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
 @pytest.mark.parametrize("preset", TREES)
 def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
     trees = [as_row(job)["settings"].get("tree") for job in jobs(preset)]
-    assert trees.count("chain") == trees.count("naive_extend_57") == TREES[preset]
+    assert trees.count("chain") == trees.count("mc_sim_7b_63") == TREES[preset]
     assert trees.count(None) == 1 and len(trees) == 1 + 2 * TREES[preset]
 
 
