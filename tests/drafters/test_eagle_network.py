@@ -1,36 +1,43 @@
 import json
-import sys
 from dataclasses import asdict, replace
 
 import pytest
-import tiny_networks
 import torch
 from safetensors.torch import save_file
-from tiny_networks import GRID, PREFIX, VOCAB, TextLlama, lively, llamagen, tiny_eagle, tiny_target
+from tiny_networks import (
+    GRID,
+    PREFIX,
+    VOCAB,
+    TextLlama,
+    lively,
+    llamagen,
+    tiny_eagle,
+    tiny_parallel,
+    tiny_target,
+)
 
-from tempera.drafters import eagle_fused
-from tempera.drafters.draft_network import torch_dtype
-from tempera.drafters.eagle_fused import FastEagle, inputs
+from tempera.drafters import draft_network
+from tempera.drafters.draft_network import inputs, torch_dtype
 from tempera.drafters.eagle_network import EagleModel, eagle_network, shifted
+from tempera.drafters.parallel_network import parallel_network
 from tempera.errors import TemperaError
-from tempera.targets.cache import KVCache, SlotMask
+from tempera.targets.cache import KVCache
 from tempera.targets.masks import causal_mask
+
+CPU = torch.device("cpu")
 
 
 def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
     generator = torch.Generator().manual_seed(0)
-    embeds, hidden = torch.randn(2, rows, length, eagle.config.hidden_size, generator=generator)
+    width = eagle.config.hidden_size
+    embeds = torch.randn(rows, length, width, generator=generator)
+    hidden = torch.randn(rows, length, (1 + len(eagle.features)) * width, generator=generator)
     keep = torch.arange(PREFIX) >= torch.arange(rows)[:, None]
-    return (
-        embeds,
-        hidden,
-        causal_mask(keep, length, torch.float32),
-        torch.arange(length).expand(rows, -1),
-    )
+    mask = causal_mask(keep, length, torch.float32)
+    return embeds, hidden, mask, torch.arange(length).expand(rows, -1)
 
 
-def families():
-    return {"llamagen": llamagen(), "llama": lively(TextLlama())}
+NETWORKS = {"llamagen": llamagen, "llama": lambda: lively(TextLlama())}
 
 
 def test_it_reads_no_later_token_and_trains():
@@ -41,9 +48,7 @@ def test_it_reads_no_later_token_and_trains():
     embeds[:, 6:], hidden[:, 6:] = 0, 1
     torch.testing.assert_close(eagle(embeds, hidden, mask, positions)[:, :6], predicted[:, :6])
     predicted.square().mean().backward()
-    assert all(
-        parameter.grad is not None and parameter.grad.any() for parameter in eagle.parameters()
-    )
+    assert all(weight.grad is not None and weight.grad.any() for weight in eagle.parameters())
 
 
 def test_features_of_every_layer_have_a_root_mean_square_of_one():
@@ -55,18 +60,16 @@ def test_features_of_every_layer_have_a_root_mean_square_of_one():
     assert inputs(embeds, last).equal(torch.cat([embeds, last], -1))
 
 
-def test_a_draft_computes_in_the_dtype_that_is_named():
-    assert torch_dtype(None) is None
-    for name in ("float32", "bfloat16", "float16"):
-        assert torch_dtype(name) is getattr(torch, name)
-
-
-def test_training_starts_from_random_weights_or_from_a_draft(monkeypatch):
-    target, trained = tiny_target(), tiny_eagle(tiny_target())
-    monkeypatch.setattr(EagleModel, "from_pretrained", {"draft": trained}.__getitem__)
-    assert eagle_network(target, "tiny", "draft") is trained
-    fresh = eagle_network(target, "tiny", features=[1])
-    assert fresh.config.model == "tiny" and fresh.config.features == (1,)
+@pytest.mark.parametrize("start", [eagle_network, parallel_network])
+def test_training_starts_from_random_weights_or_from_a_draft(start, tmp_path):
+    target = tiny_target()
+    draft = (tiny_eagle if start is eagle_network else tiny_parallel)(target)
+    draft.save_pretrained(tmp_path)
+    again, fresh = start(target, "tiny", str(tmp_path)), start(target, "tiny", features=[1])
+    assert all(again.state_dict()[name].equal(x) for name, x in draft.state_dict().items())
+    assert (again.features, fresh.features, fresh.config.model) == ((), (1,), "tiny")
+    assert type(fresh) is type(draft)
+    assert not fresh.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
 
 
 def test_a_draft_is_one_layer_and_one_projection():
@@ -74,75 +77,44 @@ def test_a_draft_is_one_layer_and_one_projection():
     eagle = tiny_eagle(target)
     layer = sum(parameter.numel() for parameter in target.network.model.layers[0].parameters())
     assert sum(parameter.numel() for parameter in eagle.parameters()) == layer + 2 * 16 * 16 + 16
-    assert type(eagle.layer) is type(target.network.model.layers[0]) and type(eagle.rotary) is type(
-        target.network.model.rotary_emb
-    )
+    assert type(eagle.layer) is type(target.network.model.layers[0])
+    assert type(eagle.rotary) is type(target.network.model.rotary_emb)
 
 
-@pytest.mark.parametrize("family", ["llamagen", "llama"])
-@pytest.mark.parametrize("joined", [True, False])
-def test_drafting_computes_what_training_computes(family, joined, monkeypatch):
-    network = families()[family]
-    eagle = lively(EagleModel.of(network, "tiny"), 1)
-    if not joined:
-        monkeypatch.setattr(eagle_fused, "merge", lambda layer: False)
-    fast = FastEagle(eagle, torch.device("cpu"), torch.float32)
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("features", [(), (1,)])
+@pytest.mark.parametrize("family", NETWORKS)
+@torch.no_grad()
+def test_drafting_computes_what_training_computes(family, features, merged, monkeypatch):
+    eagle = lively(EagleModel.of(NETWORKS[family](), "tiny", features=features), 1)
+    if not merged:
+        monkeypatch.setattr(draft_network, "merge", lambda layer: False)
+    fast = eagle.for_decoding(CPU, torch.float32)
     embeds, hidden, mask, positions = sequence(eagle)
-    heads = eagle.layer.self_attn.k_proj.out_features // eagle.layer.self_attn.head_dim
-    cache = KVCache(
-        1,
-        3,
-        heads,
-        eagle.layer.self_attn.head_dim,
-        16,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    with torch.no_grad():
-        expected = eagle(embeds, hidden, mask, positions)
-        cache.place(positions[:, :5], 5)
-        first = fast(
-            embeds[:, :5],
-            hidden[:, :5],
-            mask[:, :, :5, :5],
-            fast.rotation(hidden, positions[:, :5]),
-            cache,
-        )
-        cache.place(positions[:, 5:], 9)
-        second = fast(
-            embeds[:, 5:],
-            hidden[:, 5:],
-            mask[:, :, 5:],
-            fast.rotation(hidden, positions[:, 5:]),
-            cache,
-        )
-    torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=1e-5, rtol=1e-4)
+    hidden[:, 5:, embeds.shape[-1] :] = 0  # drafted tokens have no features
+    size = eagle.layer.self_attn.head_dim
+    heads = eagle.layer.self_attn.k_proj.out_features // size
+    cache = KVCache(1, heads, size, dtype=torch.float32, device=CPU)
+    cache.begin(3, 16)
+    found = []
+    for part, keys, width in ((slice(0, 5), 5, None), (slice(5, 9), 9, embeds.shape[-1])):
+        cache.place(positions[:, part], keys)
+        given = embeds[:, part], hidden[:, part, :width], mask[:, :, part, :keys]
+        found.append(fast(*given, positions[:, part], cache))
+    expected = eagle(embeds, hidden, mask, positions)
+    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_drafting_has_its_own_copy_of_the_weights():
+def test_drafting_has_its_own_copy_of_the_weights_in_the_dtype_that_is_named():
     eagle = tiny_eagle(tiny_target()).train()
-    fast = FastEagle(eagle, torch.device("cpu"), torch.bfloat16)
-    assert (
-        eagle.training
-        and eagle.fc.weight.dtype == torch.float32
-        and fast._fc(torch.zeros(1, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    )
-
-
-def test_a_float16_draft_has_its_weights_rounded_and_computes_in_float32_on_a_cpu():
-    eagle = tiny_eagle(tiny_target())
-    fast = FastEagle(eagle, torch.device("cpu"), torch.float16)
-    found = fast._fc(torch.eye(32)) - fast._fc(torch.zeros(1, 32))
-    rounded = eagle.fc.weight.half().float().t()
-    assert not torch.equal(rounded, eagle.fc.weight.t())
-    torch.testing.assert_close(found, rounded, atol=1e-6, rtol=0)
-
-
-def test_masks_hide_all_padding_in_bfloat16():
-    mask = SlotMask(torch.ones(2, 2, dtype=torch.bool).tril(), 8, torch.bfloat16).at(
-        torch.tensor([3]), 8
-    )
-    assert mask.dtype == torch.bfloat16 and mask[0, 0].softmax(-1)[0].count_nonzero() == 4
+    half = eagle.for_decoding(CPU, torch.bfloat16)
+    assert eagle.training and eagle.fc.weight.dtype == torch.float32
+    assert half.fc(torch.zeros(1, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert torch_dtype(None) is None and torch_dtype("bfloat16") is torch.bfloat16
+    rounded = eagle.for_decoding(CPU, torch.float16)  # computes in float32 on a CPU
+    found = rounded.fc(torch.eye(32)) - rounded.fc(torch.zeros(1, 32))
+    assert not torch.equal(found, eagle.fc.weight.t())
+    torch.testing.assert_close(found, eagle.fc.weight.half().float().t(), atol=1e-6, rtol=0)
 
 
 def test_shifted_hidden_states_are_zero_before_the_first_real_token():
@@ -150,26 +122,20 @@ def test_shifted_hidden_states_are_zero_before_the_first_real_token():
     keep = torch.tensor([[False, True, True, True], [True, True, True, True]])
     assert shifted(hidden, keep)[..., 0].tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]]
     assert shifted(hidden[:, :3], keep)[..., 0].tolist() == [[0, 0, 1, 1], [0, 1, 1, 1]]
+    assert shifted(hidden[:, :0], keep[:, :1])[..., 0].tolist() == [[0], [0]]
 
 
-@pytest.mark.parametrize("family", ["llamagen", "llama"])
-def test_a_saved_draft_loads_unchanged(tmp_path, family, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tempera.targets.text_llama", tiny_networks)
-    eagle = lively(EagleModel.of(families()[family], "tiny", features=(1,)), 1)
+@pytest.mark.parametrize("family", NETWORKS)
+def test_a_saved_draft_loads_unchanged(tmp_path, family):
+    eagle = lively(EagleModel.of(NETWORKS[family](), "tiny", features=(1,)), 1)
     eagle.save_pretrained(tmp_path / "draft")
     eagle.save_pretrained(tmp_path / "draft")
-    assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
+    files = sorted(file.name for file in (tmp_path / "draft").iterdir())
+    assert files == ["config.json", "model.safetensors"]
     again = EagleModel.from_pretrained(tmp_path / "draft")
-    assert json.loads(json.dumps(asdict(again.config))) == json.loads(
-        json.dumps(asdict(eagle.config) | {"network": again.config.network})
-    )
+    known = asdict(eagle.config) | {"network": again.config.network}
+    assert json.loads(json.dumps(asdict(again.config))) == json.loads(json.dumps(known))
     assert again.features == eagle.features == (1,)
-    assert all(
-        torch.equal(a, b) for a, b in zip(eagle.parameters(), again.parameters(), strict=True)
-    )
     assert torch.equal(eagle.eval()(*sequence(eagle)), again.eval()(*sequence(eagle)))
 
 
@@ -177,35 +143,29 @@ def test_the_configuration_records_the_target(tmp_path):
     target = tiny_target()
     tiny_eagle(target).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert {
-        name: config[name] for name in ("hidden_size", "vocab_size", "target", "model", "family")
-    } == {
+    assert config.pop("network")["grid"] == list(GRID)
+    assert config == {
         "hidden_size": 16,
         "vocab_size": VOCAB,
         "target": target.identity,
         "model": "tiny",
         "family": "llamagen",
+        "features": [],
     }
-    assert config["network"]["grid"] == list(GRID)
 
 
 def test_a_draft_of_another_target_is_refused():
     target = tiny_target()
     eagle = tiny_eagle(target)
     eagle.check(target)
-    for network, what in (
-        (llamagen(hidden_size=8), "hidden size 8"),
-        (llamagen(seed=1), "with weights"),
-        (llamagen(), None),
+    EagleModel.of(llamagen(), "other").check(target)
+    for other, what in (
+        (EagleModel.of(llamagen(hidden_size=8), "other"), "hidden size 8"),
+        (EagleModel.of(llamagen(seed=1), "other"), "with weights"),
+        (EagleModel(replace(eagle.config, vocab_size=12)), "for tiny, has vocabulary 12, the targ"),
     ):
-        other = EagleModel.of(network, "other")
-        if what is None:
-            other.check(target)
-            continue
         with pytest.raises(TemperaError, match=what):
             other.check(target)
-    with pytest.raises(TemperaError, match=r"made for tiny, has vocabulary 12, the target 11"):
-        EagleModel(replace(eagle.config, vocab_size=12)).check(target)
 
 
 def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
@@ -219,28 +179,27 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     weights, config = tmp_path / "draft" / "model.safetensors", tmp_path / "draft" / "config.json"
     eagle.save_pretrained(tmp_path / "draft")
     whole, text = weights.read_bytes(), config.read_text()
-    for length in (0, 5, 200, len(whole) - 1):
+    for length in (0, len(whole) - 1):
         weights.write_bytes(whole[:length])
         refuses("is truncated or no safetensors file")
     torch.save(eagle.state_dict(), weights)
     refuses("is a pickle by its content")
     weights.unlink()
     refuses("holds no model.safetensors")
-    torch.save(eagle.state_dict(), weights.with_name("pytorch_model.bin"))
-    refuses(r"holds a pickle \(pytorch_model.bin\) where model.safetensors is expected")
-    save_file({**eagle.state_dict(), "fc.bias": torch.zeros(3)}, weights)
-    refuses(r"does not fit .*config.json \(first at fc.bias\)")
-    save_file({"surplus": torch.zeros(3), **eagle.state_dict()}, weights)
-    refuses("first at surplus")
+    for state, what in (
+        ({**eagle.state_dict(), "fc.bias": torch.zeros(3)}, r"does not fit .*\(first at fc.bias\)"),
+        ({"surplus": torch.zeros(3), **eagle.state_dict()}, "first at surplus"),
+    ):
+        save_file(state, weights)
+        refuses(what)
     weights.write_bytes(whole)
     EagleModel.from_pretrained(str(tmp_path / "draft"))
-    config.write_text(text[:-10])
-    refuses("is not valid JSON")
-    config.write_text(json.dumps({"hidden_size": 16}))
-    refuses(r"does not describe a draft of the kind eagle")
-    config.write_text(json.dumps({**json.loads(text), "network": {"hidden_size": 16}}))
-    refuses(r"does not describe a draft of the kind eagle")
-    config.write_text(json.dumps({**json.loads(text), "family": "mamba"}))
-    refuses("no EAGLE draft for networks of the family 'mamba'")
-    config.unlink()
-    refuses("config.json")
+    values = json.loads(text)
+    for content, what in (
+        (text[:-10], "is not valid JSON"),
+        (json.dumps({"hidden_size": 16}), "does not describe a draft of the kind eagle"),
+        (json.dumps(values | {"network": {"hidden_size": 16}}), "does not describe a draft of the"),
+        (json.dumps(values | {"family": "mamba"}), "no draft for networks of the family 'mamba'"),
+    ):
+        config.write_text(content)
+        refuses(what)

@@ -69,7 +69,7 @@ def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
             embed = target.head.embed
             patch.setattr(target.head, "embed", lambda tokens: embed(tokens) * torch.nan)
         else:
-            forward = model.model.forward
-            patch.setattr(model.model, "forward", lambda *args: forward(*args) * torch.nan)
+            forward = model.network.forward
+            patch.setattr(model.network, "forward", lambda *args: forward(*args) * torch.nan)
         images(target, drafter)
     assert torch.equal(images(target, drafter), expected)

@@ -27,7 +27,6 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import build_eagle
-from tempera.drafters.eagle_network import eagle_network
 from tempera.drafters.none import NoDraft
 from tempera.drafters.parallel import ParallelDraft, build_parallel
 from tempera.drafters.parallel_network import ParallelModel, parallel_network
@@ -130,20 +129,6 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
     assert laws[0].q[0, 1].equal(laws[1].q[0, 1]) == (rank == 0)
 
 
-@pytest.mark.parametrize(
-    ("make", "begin"), [(tiny_eagle, eagle_network), (tiny_parallel, parallel_network)]
-)
-def test_training_starts_from_a_draft_or_from_nothing(make, begin, tmp_path):
-    target = tiny_target()
-    draft = make(target)
-    draft.save_pretrained(tmp_path)
-    again, new = begin(target, "tiny", str(tmp_path)), begin(target, "tiny", features=[1])
-    for name, weight in draft.state_dict().items():
-        assert again.state_dict()[name].equal(weight)
-    assert (again.features, new.features, type(new)) == ((), (1,), type(draft))
-    assert not new.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
-
-
 def test_an_untrained_draft_has_small_weights_and_no_markov_correction():
     target = tiny_target()
     draft = parallel_network(target, "tiny")
@@ -167,7 +152,7 @@ def test_a_draft_may_be_as_long_as_the_image_and_as_short_as_two():
     target = tiny_target()
     assert parallel_network(target, "tiny", length=LENGTH).slots == LENGTH
     for depth, slots in ((1, 2), (2, 2), (3, 3)):
-        assert build_parallel("random", target, Tree.chain(depth)).model.slots == slots
+        assert build_parallel("random", target, Tree.chain(depth)).model.network.slots == slots
 
 
 @torch.no_grad()
@@ -241,7 +226,7 @@ def test_a_round_reads_once_and_runs_the_layers_once(name):
     drafter = parallel_drafter(target, TREES[name])
     check_one_read(target, drafter)
     passes, rounds = [], []
-    handle = drafter.model.model.register_forward_hook(lambda *_: passes.append(len(rounds)))
+    handle = drafter.model.network.register_forward_hook(lambda *_: passes.append(len(rounds)))
     streams = RandomStreams(1, PROMPTS)
     decode(
         target,

@@ -407,7 +407,7 @@ def test_a_model_of_a_shared_vocabulary_drafts_for_another(
     made_by = "tempera.targets.shared_vocabulary.prompted_target"
     parts = "network:${model.network},text_encoder:${model.text_encoder}"
     parts += f",target:{{_target_:{made_by},_partial_:true}}"
-    smaller = f"+model.independent={{_target_:tempera.drafters.independent.Smaller,{parts}}}"
+    smaller = f"+model.independent={{_target_:tempera.drafters.independent.SmallerModel,{parts}}}"
     cfg = composed(*options[name], smaller, "method=independent", "depth=3")
     target, prompts = targets[name], list(FAMILIES[name].prompts)
     drafter: Any = build_drafter(cfg, target)

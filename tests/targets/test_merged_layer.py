@@ -59,7 +59,8 @@ def in_two_passes(layer: nn.Module, x: torch.Tensor, head_size: int = 8) -> torc
     """The layer over nine tokens, five and then four through a cache of two rows."""
     kv_heads = 4 if isinstance(layer, huggingface.ChameleonDecoderLayer) else 2
     mask = causal_mask(torch.ones(2, 9, dtype=torch.bool), 9, x.dtype)
-    cache = KVCache(1, 2, kv_heads, head_size, 16, dtype=x.dtype, device=x.device)
+    cache = KVCache(1, kv_heads, head_size, dtype=x.dtype, device=x.device)
+    cache.begin(2, 16)
     out = []
     for first, last in ((0, 5), (5, 9)):
         positions = torch.arange(first, last).expand(2, -1)

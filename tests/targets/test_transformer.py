@@ -1,6 +1,3 @@
-import gc
-import weakref
-
 import pytest
 import torch
 from round_checks import check_rounds, per_row_tree
@@ -168,26 +165,6 @@ def test_identity_depends_on_the_weights_and_not_on_their_dtype():
         llamagen(intermediate_size=32)
     )
     assert tiny_target(identity="mine").identity == "mine"
-
-
-@pytest.mark.parametrize("fuse", [True, False])
-def test_a_dropped_target_frees_its_memory_at_once(fuse):
-    """A sweep builds one target after another; none waits for the garbage collector."""
-    networks = []
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(3):
-            network = llamagen()
-            networks.append(weakref.ref(network))
-            target = tiny_target(network=network)
-            if fuse:
-                target.fuse()
-            decode(target, NoDraft(), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-            del network, target
-        assert [network() for network in networks] == [None] * 3
-    finally:
-        gc.enable()
 
 
 def test_bad_input_is_reported_in_one_sentence():

@@ -1,13 +1,15 @@
-"""The interface of draft networks for training and decoding.
+"""Draft networks, for training and decoding: an input projection and decoder layers of the target's
+class. Embedding and head are the target's and are not stored with the draft.
 
-Shapes: R rows, S positions, H hidden size.
+Shapes: R rows, S positions, H hidden size, K features.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,14 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import WEIGHTS, read_network, sized_network, write_network
+from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
+from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
+from tempera.targets.forward import check_layers
+from tempera.targets.merged_layer import merge
+from tempera.targets.network import TargetNetwork, decoder_layer
+from tempera.targets.packed_linear import joined
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -29,20 +37,59 @@ class DraftConfig:
         vocab_size: V of the target.
         target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
         model: the target's name, shown in messages.
+        family: `TargetNetwork.family` of the target; the draft has its decoder layer.
+        network: configuration of the target's network.
+        features: K layers of the target whose inputs the draft reads beside the last hidden state,
+            as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840); none in EAGLE-1.
     """
 
     hidden_size: int
     vocab_size: int
     target: str
     model: str
+    family: str
+    network: dict[str, Any]
+    features: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))  # JSON has lists
 
 
-class DraftStep(nn.Module, ABC):
-    """A draft network's forward pass for decoding, with a KV cache."""
+class DraftNetwork(nn.Module, ABC):
+    """A network that predicts the target's next hidden state from its last one and a token.
 
-    @abstractmethod
-    def rotation(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotary embedding of positions int64 [R, S], as `forward` takes it."""
+    fc: (2 + K)·H → H on [embedding ; hidden state ; features of K layers], then decoder layers of
+    the target's class, with the target's rotary embedding. The features of drafted tokens, which
+    the target has not seen, are zero.
+
+    A draft network of your own is a subclass that has `layers`, `rotary` and a `forward`; a YAML in
+    `conf/draft/` makes it an option of training.
+
+    Attributes:
+        identity: of the weights file that the draft was read from; None for one in training.
+        features: the K layers of its configuration.
+        slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
+            token to predict the next one.
+        layers: its decoder layers.
+        rotary: their rotary embedding.
+        config_type: the class of its configuration.
+        sizes: the defaults of further fields.
+        drafter: the choice in `conf/drafter/` that drafts with such a network.
+    """
+
+    identity: str | None = None
+    slots: int = 1
+    layers: Any
+    rotary: nn.Module
+    config_type: ClassVar[type[DraftConfig]] = DraftConfig
+    sizes: ClassVar[dict[str, int]] = {}
+    drafter: ClassVar[str] = "eagle"
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config, self.features = config, config.features
+        width = config.hidden_size
+        self.fc: nn.Module = nn.Linear((2 + len(config.features)) * width, width)
 
     @abstractmethod
     def forward(
@@ -50,64 +97,120 @@ class DraftStep(nn.Module, ABC):
         embeds: Tensor,
         hidden: Tensor,
         mask: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        cache: KVCache,
+        position_ids: Tensor,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """Like `DraftNetwork.forward`: [R, S, H]."""
-
-
-class DraftNetwork(nn.Module, ABC):
-    """A network that predicts the target's next hidden state from its last one and a token.
-
-    A draft network of your own is a subclass with `configure`, `forward` and `drafting`; a YAML in
-    `conf/draft/` makes it an option of training.
-
-    Attributes:
-        identity: of the weights file that the draft was read from; None for one in training.
-        features: layers of the target whose inputs it reads behind the hidden state, K of them.
-        slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
-            token to predict the next one.
-        cached_layers: decoder layers, each with keys and values of its own.
-        drafter: the choice in `conf/drafter/` that drafts with such a network.
-    """
-
-    identity: str | None = None
-    features: tuple[int, ...] = ()
-    slots: int = 1
-    cached_layers: int = 1
-    drafter: ClassVar[str] = "eagle"
-
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.config = config
-
-    @classmethod
-    @abstractmethod
-    def configure(cls, values: dict[str, Any]) -> Any:
-        """The contents of `config.json` → the network's configuration."""
-
-    @abstractmethod
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, mask: Tensor, position_ids: Tensor | None = None
-    ) -> Tensor:
-        """Predict hidden states over whole sequences.
+        """Predict hidden states, over whole sequences or, with a cache, over further tokens.
 
         Args:
             embeds: embedding of token t, [R, S, H].
             hidden: the target's hidden state at token t − 1 and its `features` there, [R, S,
                 (1 + K)·H]; or a draft's prediction, [R, S, H], or that with zeros for features. A
-                network of several slots takes fewer states than embeddings: it drafts at the
+                network of several slots may get fewer states than embeddings: it drafts at the
                 positions without one.
-            mask: additive, [R, 1, S, S].
+            mask: additive, [R, 1, S, keys].
             position_ids: place of token t in prefix + image, int64 [R, S].
+            cache: the keys and values of earlier tokens.
 
         Returns:
             the predicted hidden state at token t, [R, S, H].
         """
 
-    @abstractmethod
-    def drafting(self, device: torch.device, dtype: torch.dtype) -> DraftStep:
-        """The forward pass for decoding, with its own copy of the weights."""
+    def project(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+        """What the first layer reads: fc, of `inputs`; without the columns of features if there are
+        none.
+        """
+        x = inputs(embeds, hidden)
+        if hidden.shape[-1] == embeds.shape[-1] and self.features:
+            return nn.functional.linear(x, self.fc.weight[:, : x.shape[-1]], self.fc.bias)  # type: ignore[index, arg-type]
+        out: Tensor = self.fc(x)
+        return out
+
+    def run_layers(
+        self, x: Tensor, mask: Tensor, position_ids: Tensor, cache: KVCache | None
+    ) -> Tensor:
+        """The decoder layers: [R, S, H] → [R, S, H]. For the arguments see `forward`."""
+        rotation = self.rotary(x, position_ids)
+        for layer in self.layers:
+            x = layer(
+                x,
+                attention_mask=mask,
+                position_embeddings=rotation,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        return x
+
+    def for_decoding(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """A copy for decoding: the same arithmetic with fewer and larger products (`merged_layer`).
+        For the dtype see `processor.arithmetic`.
+        """
+        made = copy.deepcopy(self).to(device, dtype).to(arithmetic(dtype, device))
+        made.eval().requires_grad_(False)
+        if not made.features:  # else drafted tokens need a part of its columns
+            made.fc = joined(made.fc)  # type: ignore[arg-type]
+        for index, layer in enumerate(made.layers):
+            layer.self_attn.layer_idx = index
+            merge(layer)
+        return made
+
+    @classmethod
+    def of(
+        cls,
+        network: TargetNetwork,
+        model: str,
+        vocab_size: int | None = None,
+        identity: str | None = None,
+        features: tuple[int, ...] = (),
+        **sizes: Any,
+    ) -> Self:
+        """An untrained draft for a target network.
+
+        Args:
+            network: the target's network.
+            model: its name.
+            vocab_size: number of image tokens; by default the network's vocabulary.
+            identity: the target's identity; by default it is computed from the network's weights.
+            features: see `DraftConfig`.
+            sizes: further fields of the configuration.
+
+        Raises:
+            TemperaError: the network has no such layers, or a size is impossible.
+        """
+        check_layers(network, features)
+        vocab = network.config.vocab_size if vocab_size is None else vocab_size
+        config = cls.config_type(
+            network.config.hidden_size,
+            vocab,
+            identity or identity_of(network),
+            model,
+            network.family,
+            config_dict(network),
+            features,
+            **cls.sizes | sizes,
+        )
+        return cls(config)
+
+    @classmethod
+    def for_target(cls, path: str, target: TransformerTarget, **sizes: Any) -> Self:
+        """The draft of a directory; if `path` is `random`, an untrained one, with a warning. It
+        costs as much as a trained one of these sizes, but almost none of its tokens are accepted.
+
+        Args:
+            path: directory with `config.json` and `model.safetensors`, or `random`.
+            target: the draft's target.
+            sizes: further fields of an untrained draft's configuration.
+        """
+        if path != RANDOM:
+            return cls.from_pretrained(path)
+        if not are_sizes_enough():
+            print(
+                "draft: random weights, to measure the cost of drafting; almost none of its tokens "
+                "will be accepted"
+            )
+        name = "any model: it is random"
+        with target.device:
+            return cls.of(target.network, name, target.vocab_size, target.identity, **sizes)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors` atomically.
@@ -126,7 +229,7 @@ class DraftNetwork(nn.Module, ABC):
         """
         place = Path(directory)
         described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
-            lambda values: cls(cls.configure(values)),
+            lambda values: cls(cls.config_type(**values)),
             f"a draft of the kind {cls.drafter}",
             "give a draft's directory that training wrote whole",
         )
@@ -135,6 +238,11 @@ class DraftNetwork(nn.Module, ABC):
         network = read_network(place, *described)
         network.identity = sha256_file(place / WEIGHTS)[:16]
         return network
+
+    def make_layers(self, count: int) -> tuple[list[nn.Module], nn.Module]:
+        """New decoder layers of the target's class, and their rotary embedding."""
+        made = [decoder_layer(self.config.family, self.config.network) for _ in range(count)]
+        return [layer for layer, _ in made], made[0][1]
 
     def initialise_linears(self) -> None:
         """Start linear layers as `transformers` does: weights normal with σ = 0.02, biases 0."""
@@ -169,44 +277,23 @@ class DraftNetwork(nn.Module, ABC):
             )
 
 
+def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
+    """What a draft's fc reads, from embeddings [..., S, H] and hidden states with the features of K
+    layers or none, [..., S, (1 + K)·H]: [..., S, (2 + K)·H]. Features are normed, because layers
+    differ in scale; zeros stay zeros.
+    """
+    width = embeds.shape[-1]
+    last, features = hidden[..., :width], hidden[..., width:]
+    if features.shape[-1]:
+        by_layer = features.unflatten(-1, (-1, width))
+        features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
+    return torch.cat([embeds, last, features], -1)
+
+
 DraftDtype = Literal["float32", "bfloat16", "float16"]
 """Names of dtypes that a draft can compute in."""
 
 
 def torch_dtype(name: DraftDtype | None) -> torch.dtype | None:
     """The dtype of a name."""
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    return None if name is None else kinds[name]
-
-
-Network = TypeVar("Network", bound=DraftNetwork)
-
-
-def trained_or_random(
-    path: str,
-    target: TransformerTarget,
-    trained: Callable[[str], Network],
-    untrained: Callable[..., Network],
-    **sizes: int,
-) -> Network:
-    """Load the draft of a directory; if `path` is `random`, build an untrained one and print a
-    warning. It costs as much as a trained one of these sizes, but almost none of its tokens are
-    accepted.
-
-    Args:
-        path: directory with `config.json` and `model.safetensors`, or `random`.
-        target: the draft's target.
-        trained: loads a draft from a directory.
-        untrained: makes one for a network, its name, vocabulary and identity, as `EagleModel.of`.
-        sizes: further arguments of `untrained`.
-    """
-    if path != RANDOM:
-        return trained(path)
-    if not are_sizes_enough():
-        print(
-            "draft: random weights, to measure the cost of drafting; almost none of its tokens "
-            "will be accepted"
-        )
-    name = "any model: it is random"
-    with target.device:
-        return untrained(target.network, name, target.vocab_size, target.identity, **sizes)
+    return None if name is None else getattr(torch, name)

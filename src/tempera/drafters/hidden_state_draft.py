@@ -1,7 +1,13 @@
-"""What draft models share whose network reads the target's hidden states: cache, slots, and the
-tokens that the last round emitted.
+"""What draft models share whose network reads the target's hidden states: the cache, and what the
+last round emitted.
 
-Shapes: B prompts, R rows (2B under guidance), L depth of the draft, H hidden size, K features.
+A round starts by rerunning the tokens that the last round emitted, in one pass, with the true
+hidden states that the target's pass gave. This overwrites the cache entries of the old draft, so
+nothing is moved or rolled back. It also runs accepted tokens that the draft network has not run
+yet, such as a leaf. The tree then grows in the slots after the root.
+
+Shapes: B prompts, R rows (2B under guidance), M tokens of a pass, L depth of the draft, H hidden
+size, K features.
 """
 
 from typing import Self
@@ -11,41 +17,33 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import take
-from tempera.drafters.cache_slots import Places
 from tempera.drafters.draft_network import DraftNetwork
+from tempera.drafters.eagle_network import shifted
 from tempera.runtime.processor import arithmetic
-from tempera.targets.cache import KVCache
+from tempera.targets.cache import KVCache, Layout
 from tempera.targets.compiled import StepFunction
 from tempera.targets.transformer import TransformerTarget
 
 
 class HiddenStateDraft:
-    """Base of draft models that run a `DraftNetwork` beside its target.
-
-    The target's forward pass gives the true hidden states of accepted tokens. `observe` stores
-    them, and the first pass of the next round reruns all accepted tokens with them (see
-    `cache_slots`), which overwrites the draft's own entries in the cache. With guidance there are
-    two rows per prompt, combined as in the target.
+    """Base of draft models that run a `DraftNetwork` beside its target. With guidance there are two
+    rows per prompt, combined as in the target.
 
     Args:
         model: the draft network.
-        target: the target; start each batch on it first.
+        target: the target, compiled or not; start each batch on it first.
         dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
             default the target's. A coarser one changes q, not the law of exact rules: tokens are
             drawn from the q that they are tested with.
 
     Attributes:
-        cache: keys and values of the draft's layers.
+        network: the draft network, a copy for decoding.
+        cache: keys and values of its layers.
         identity: see `Drafter.identity`.
 
     Raises:
         TemperaError: the draft does not belong to the target.
     """
-
-    cache: KVCache
-    _step: StepFunction
-    _shape: tuple[int, int] | None
-    _true: tuple[Tensor, Tensor, Tensor] | None
 
     def __init__(
         self, model: DraftNetwork, target: TransformerTarget, dtype: torch.dtype | None = None
@@ -53,16 +51,17 @@ class HiddenStateDraft:
         model.check(target)
         dtype = dtype or target.dtype
         self.dtype = arithmetic(dtype, target.device)
-        self.model = model.drafting(target.device, dtype)
+        self.network = model.for_decoding(target.device, dtype)
         target.head.copy_to(self.dtype)
         self.session, self.head = target.session, target.head
         self.identity = model.identity
         self._width = (1 + len(model.features)) * target.head.hidden_size
         if model.features:
             self.session.capture_hidden_states(model.features)
-        self._like = torch.zeros(1, device=target.device, dtype=self.dtype)
-        self._cached_layers = model.cached_layers
-        self._forget()
+        self.cache = self.session.new_cache(len(self.network.layers), self.dtype)
+        # no method: a bound one would refer to this draft, which then outlives its last user
+        self._step: StepFunction = self.session.step(_run)
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -79,58 +78,42 @@ class HiddenStateDraft:
         hidden = scores.hidden[..., : self._width]
         if not draft.tree.is_chain:
             hidden = take(hidden, self.session.prompt.by_row(verdict.visited))
-        self._true = verdict.tokens, hidden, emitted
+        self._last = verdict.tokens, hidden, emitted
 
-    def release(self) -> None:
-        """Free the memory of a decoded batch at once; the draft cannot be used any more. It and its
-        step refer to each other, so otherwise the memory stays occupied until Python's garbage
-        collector runs.
+    def _before_prefix(self) -> Tensor:
+        """The target's hidden state before each prefix token, [R, T, (1 + K)·H]."""
+        return shifted(self.session.prefix_hidden[..., : self._width], self.session.prompt.keep)
+
+    def _run_prefix(self, embeds: Tensor, hidden: Tensor, nodes: int) -> Tensor:
+        """Start a batch, in a cache with room for `nodes` tokens behind the image, with the first
+        tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H].
         """
-        del self._step, self.cache
-        self._places = Places(self.session, self.dtype)
+        self._last = None
+        self.session.begin_cache(self.cache, nodes)
+        placed = self.session.place_prefix(embeds.shape[1], self.cache)
+        return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
 
-    def _forget(self) -> None:
-        """Have no cache, and nothing of a last round."""
-        self._places = Places(self.session, self.dtype)
-        self._shape, self._true = None, None
-
-    def _forward(
-        self,
-        embeds: Tensor,
-        hidden: Tensor,
-        mask: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        write_index: Tensor,
+    def _run_step(
+        self, embeds: Tensor, hidden: Tensor, layout: Layout, start: Tensor | None = None
     ) -> Tensor:
-        """The network's forward pass that can be compiled; `write_index` is the cache's."""
-        self.cache.write_index = write_index
-        embeds, hidden = embeds.to(self.dtype), hidden.to(self.dtype)
-        predicted: Tensor = self.model(embeds, hidden, mask, (cos, sin), self.cache)
-        return predicted
+        """Run the network on the tokens of a layout; for `start` see `forward.Session.place`."""
+        placed = self.session.place(layout, start, self.cache)
+        return self._step(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
 
-    def _rotate(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotary embedding of the tokens in these slots, int64 [R, S]."""
-        prompt = self.session.prompt
-        return self.model.rotation(self._like, slots.clamp(max=prompt.last))
 
-    def _allocate(self, nodes: int) -> bool:
-        """Set a cache for the target's rows with room for `nodes` tokens behind an image, reusing
-        one of the same shape; otherwise the last one is freed first. Returns whether it is new.
-        """
-        session = self.session
-        self._true = None
-        shape = session.prompt.rows, session.capacity(nodes)
-        is_new = self._shape != shape
-        if is_new:
-            if self._shape is not None:
-                self._shape = None  # until there is a new cache, for which memory may not suffice
-                del self.cache
-                self._places = Places(self.session, self.dtype)
-            self.cache = session.new_cache(self._cached_layers, shape[1], self.dtype)
-            self._shape = shape
-            self._step = session.step(self._forward)
-        else:
-            self.cache.reset()
-        self._places.begin(self.cache)
-        return is_new
+def _run(
+    network: DraftNetwork,
+    cache: KVCache,
+    embeds: Tensor,
+    hidden: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    write_index: Tensor,
+) -> Tensor:
+    """The network's pass. `write_index` is the cache's: an argument, so that a compiled pass does
+    not take it for a constant.
+    """
+    cache.write_index = write_index
+    dtype = cache.dtype
+    predicted: Tensor = network(embeds.to(dtype), hidden.to(dtype), mask, positions, cache)
+    return predicted

@@ -5,6 +5,7 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocab
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.cache_slots import Places, last_emitted
 from tempera.drafters.draft_network import DraftDtype, torch_dtype
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.processor import arithmetic
+from tempera.targets.cache import Layout
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -26,8 +27,8 @@ class IndependentDraft:
 
     It samples like the target (`Sampling.drafting`): same temperature, top-k and top-p, and with
     guidance a conditional and an unconditional row per prompt. It reads only the tokens that the
-    target emits. `observe` stores them, and the first pass of the next round runs them at once (see
-    `cache_slots`), which overwrites rejected drafts in the cache.
+    target emits. `observe` stores them, and the first pass of the next round runs them at once,
+    which overwrites rejected drafts in the cache.
 
     Args:
         draft: the smaller model, with its own network, conditioner and grid; its sampling is set to
@@ -52,8 +53,7 @@ class IndependentDraft:
                 "the same image size."
             )
         self.draft, self.target = draft, target
-        self._places = Places(draft.session)
-        self._root = torch.zeros(1, dtype=torch.int64, device=draft.device)
+        self._last: tuple[Tensor, Tensor] | None = None  # emitted tokens, and their numbers
 
     @property
     def identity(self) -> str:
@@ -70,63 +70,58 @@ class IndependentDraft:
         """Run the draft's own prefix."""
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
-        self._places.begin(self.draft.session.cache)
-        self._decided: tuple[Tensor, Tensor] | None = None
+        self._last = None
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
-        session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
+        session, prompt = self.draft.session, self.draft.session.prompt
         self.draft.longest = self.target.longest
-        self._places.start()
-        if self._decided is None:
+        if self._last is None:
             rows = torch.empty(len(prompt.lengths), 0, device=session.device)
             return self.draft.score(NoDraft().propose(rows)).p[:, 0]
-        tokens, emitted = self._decided
-        slots, mask = self._places.decided(tokens.shape[1], emitted)
-        hidden = session.run(head.embed(tokens), mask, slots.clamp(max=prompt.last))
-        hidden = last_emitted(hidden, emitted)
-        return head.distribution(hidden, prompt.lengths, self._root)[:, 0]
+        tokens, emitted = self._last
+        layout = session.layout_of(tokens.shape[1])
+        states = session.run(self.draft.head.embed(tokens), layout, prompt.start_of(emitted))
+        return self._distribution(prompt.from_root(states, emitted), session.layout_of(1))[:, 0]
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
         """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
         float32 [B, P, V].
         """
-        session, head, prompt = self.draft.session, self.draft.head, self.draft.session.prompt
-        layout = self._places.layout_of(level)
-        mask = self._places.level(layout)
-        positions = (prompt.root_slots[:, None] + layout.ahead).clamp_(max=prompt.last)
-        hidden = session.run(head.embed(tokens), mask, positions)
-        return head.distribution(hidden, prompt.lengths, layout.ahead)
+        layout = self.draft.session.layout_of(level)
+        states = self.draft.session.run(self.draft.head.embed(tokens), layout)
+        return self._distribution(states, layout)
 
     @torch.inference_mode()
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Store the emitted tokens for the next round."""
         self.draft.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
-        self._decided = verdict.tokens, emitted
+        self._last = verdict.tokens, emitted
+
+    def _distribution(self, states: Tensor, layout: Layout) -> Tensor:
+        lengths = self.draft.session.prompt.lengths
+        return self.draft.head.distribution(states, lengths, layout.ahead)
 
 
-class Smaller:
-    """A smaller model.
+@dataclass(frozen=True)
+class SmallerModel:
+    """A smaller model of the target's tokens.
 
-    Args:
+    Attributes:
         network: its network.
         text_encoder: the module whose `encode` is its conditioner.
         target: makes a target of network, conditioner and sampling.
     """
 
-    def __init__(
-        self,
-        network: Any,
-        text_encoder: Any,
-        target: Callable[..., TransformerTarget] = TransformerTarget,
-    ) -> None:
-        self.network, self.text_encoder, self.target = network, text_encoder, target
+    network: Any
+    text_encoder: Any
+    target: Callable[..., TransformerTarget] = TransformerTarget
 
 
 def build_independent(
-    smaller: Smaller | None,
+    smaller: SmallerModel | None,
     target: TransformerTarget,
     tree: Tree,
     dtype: DraftDtype | None = None,
@@ -155,9 +150,7 @@ def build_independent(
         for part in (smaller.network, smaller.text_encoder)
     )
     draft = smaller.target(
-        network=network,
-        conditioner=text_encoder.encode,
-        sampling=target.sampling,
+        network=network, conditioner=text_encoder.encode, sampling=target.sampling
     )
     if target.fused:
         draft.fuse()

@@ -12,14 +12,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.cache_slots import last_emitted
-from tempera.drafters.draft_network import DraftDtype, torch_dtype, trained_or_random
-from tempera.drafters.eagle_network import shifted
+from tempera.drafters.draft_network import DraftDtype, torch_dtype
 from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import DraftTooShort
-from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -50,31 +47,30 @@ class ParallelDraft(HiddenStateDraft):
         depth: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.slots = model.slots
-        self._set_depth(depth)
         super().__init__(model, target, dtype)
-        self._mask_embed, self._mask_hidden = (
-            vector.detach().to(target.device, target.dtype)
-            for vector in (model.mask_embed, model.mask_hidden)
-        )
+        self.depth = self._possible(depth)
+        self._mask = [x.detach().to(target.device) for x in (model.mask_embed, model.mask_hidden)]
         self._markov = self._markov_tables(model, target)
+        self._ahead = torch.arange(model.slots + 1, device=target.device)
+        self._sampling, self._slots = target.sampling, torch.empty(0)  # [R, L, H]
+        self._logits = self._slots  # of the slots, after guidance, [B, L, V]
 
-    def _set_depth(self, depth: int) -> None:
-        if depth > self.slots:
-            raise DraftTooShort(self.slots, depth)
-        self.depth = depth
+    def _possible(self, depth: int) -> int:
+        """The depth, if the network can draft as far."""
+        if depth > self.network.slots:
+            raise DraftTooShort(self.network.slots, depth)
+        return depth
 
     @override
     def for_depth(self, depth: int) -> Self:
-        """The draft with another number of slots in its pass, and a cache of its own; both share
-        their weights.
+        """The draft with another number of slots in its pass; both share weights and cache, so they
+        take turns.
 
         Raises:
             DraftTooShort: the draft was trained for shorter chains.
         """
         other = copy.copy(self)
-        other._set_depth(depth)
-        other._forget()
+        other.depth = self._possible(depth)
         return other
 
     @torch.inference_mode()
@@ -82,31 +78,18 @@ class ParallelDraft(HiddenStateDraft):
         """Run the prefix and the slots of the first round; the target must have started a batch of
         the same prompts.
         """
-        session, prompt = self.session, self.session.prompt
-        self._sampling = self.head.sampling.drafting if self.greedy else None
-        if self._allocate(2 * self.depth):
-            self._steps = torch.arange(self.depth + 1, device=session.device)
-            self._ahead = torch.arange(self.depth, device=session.device)
-        rows, count = prompt.rows, prompt.prefix + self.depth - 1
-        self._blank = (
-            self._mask_embed.expand(rows, self.depth - 1, -1),
-            self._mask_hidden.expand(rows, self.depth - 1, -1),
-        )
-        positions = torch.arange(count, device=session.device).expand(rows, -1)
-        self.cache.place(positions, count)
-        mask = causal_mask(prompt.keep, count, self.dtype)
-        hidden = shifted(session.prefix_hidden[..., : self._width], prompt.keep)
-        inputs = self._continued(prompt.embeds, hidden)
-        states = self._forward(*inputs, mask, *self._rotate(positions), self.cache.write_index)
+        prompt = self.session.prompt
+        self._sampling = self.head.sampling.drafting
+        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix())
+        states = self._run_prefix(embeds, hidden, 2 * self.depth)
         self._slots = states[:, prompt.prefix - 1 :]
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
-        self._places.start()
-        if self._true is not None:
-            self._slots = self._replay(*self._true)
-            self._true = None
+        if self._last is not None:
+            (tokens, hidden, emitted), self._last = self._last, None
+            self._slots = self._rerun(tokens, hidden, emitted)
         self._logits = self.head.guided_logits(self._slots)
         return self._distribution(self._logits[:, :1], 0)[:, 0]
 
@@ -123,22 +106,27 @@ class ParallelDraft(HiddenStateDraft):
             logits = logits + first[tokens] @ second
         return self._distribution(logits, level.depth)
 
-    def _replay(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
+    def _rerun(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
         """Rerun the last round's tokens with their true hidden states, and masks behind them;
         returns the slots' hidden states, [R, L, H].
         """
-        slots, mask = self._places.decided(tokens.shape[1] + self.depth - 1, emitted)
-        real = self.session.prompt.by_row(self._steps < emitted[:, None])[..., None]
-        inputs = self._continued(
-            torch.where(real, self.head.embed(tokens), self._mask_embed),
-            torch.where(real, hidden, self._mask_hidden),
+        prompt = self.session.prompt
+        real = prompt.by_row(self._ahead[: tokens.shape[1]] < emitted[:, None])[..., None]
+        embeds, hidden = (
+            torch.where(real, x, mask.to(x))
+            for x, mask in zip((self.head.embed(tokens), hidden), self._mask, strict=True)
         )
-        states = self._step(*inputs, mask, *self._rotate(slots), self.cache.write_index)
-        return last_emitted(states, emitted, self.depth)
+        embeds, hidden = self._with_masks(embeds, hidden)
+        layout = self.session.layout_of(embeds.shape[1], self.cache)
+        states = self._run_step(embeds, hidden, layout, prompt.start_of(emitted))
+        return prompt.from_root(states, emitted, self.depth)
 
-    def _continued(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of real tokens and of the L − 1 masks behind them."""
-        return torch.cat([embeds, self._blank[0]], 1), torch.cat([hidden, self._blank[1]], 1)
+    def _with_masks(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The embeddings and hidden states of real tokens, and of L − 1 masks behind them."""
+        embed, state = (
+            mask.to(embeds).expand(len(embeds), self.depth - 1, -1) for mask in self._mask
+        )
+        return torch.cat([embeds, embed], 1), torch.cat([hidden, state], 1)
 
     def _distribution(self, logits: Tensor, depth: int) -> Tensor:
         """From logits after guidance, `depth` tokens after the roots: float32 [B, P, V]."""
@@ -176,9 +164,6 @@ def build_parallel(
         TemperaError: the directory contains no valid draft, or one for another target or for
             shorter chains.
     """
-    length = max(2, tree.max_depth)
-    model = trained_or_random(
-        path, target, ParallelModel.from_pretrained, ParallelModel.of, length=length
-    )
-    draft = ParallelDraft(model, target, tree.max_depth, torch_dtype(dtype))
+    network = ParallelModel.for_target(path, target, length=max(2, tree.max_depth))
+    draft = ParallelDraft(network, target, tree.max_depth, torch_dtype(dtype))
     return StaticTreeDrafter(draft, tree)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.drafters.independent import Smaller
+from tempera.drafters.independent import SmallerModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, load_vq
 from tempera.runtime.network_directory import read_network, tuples
@@ -116,9 +116,11 @@ def target_config(network: LlamaGen) -> dict[str, Any]:
     return asdict(network.config)
 
 
-def load_smaller(directory: str | Path = SHIPPED / "independent") -> Smaller:
+def load_smaller(directory: str | Path = SHIPPED / "independent") -> SmallerModel:
     """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder,
     that drafts for `method=independent`.
     """
     directory = Path(directory)
-    return Smaller(load_target_network(directory), load_text_encoder(directory / "text_encoder"))
+    return SmallerModel(
+        load_target_network(directory), load_text_encoder(directory / "text_encoder")
+    )

@@ -2,16 +2,20 @@
 
 Rollback costs nothing: a rejected entry lies beyond the row's length, where the mask hides it, and
 a later round overwrites it. The accepted path of a chain is already contiguous; that of a tree is
-compacted by a gather and a scatter. Buffers are made once and written in place, shapes do not
-depend on data, and nothing is copied to the host, so a pass can be compiled.
+compacted by a gather and a scatter. Buffers are written in place, shapes do not depend on data, and
+nothing is copied to the host, so a pass can be compiled.
 
-Shapes: R rows (2B under guidance), S capacity, T tokens of a pass, K loaded keys, D head size.
+Shapes: B prompts, R rows (2B under guidance), S capacity, Q tokens of a pass, K loaded keys, D head
+size.
 """
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tempera.decoding.trees import Frontier, Tree
 
 
 def head_size(size: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -26,60 +30,74 @@ class KVCache:
     """A cache whose rows have different lengths, for decoder layers of transformers, which call
     `update`.
 
-    Call `place` before each pass. It sets where each row's new entries go and how many keys the
-    pass loads; the mask (`SlotMask`) decides which of them a query attends to.
+    `begin` starts a batch. Call `place` before each pass: it sets where each row's new entries go
+    and how many keys the pass loads; the mask (`Layout`) decides which of them a query attends to.
 
     Args:
         layers: number of decoder layers.
-        rows: R.
         heads: key/value heads.
         head_dim: D, at least that of the layers; further numbers are 0.
-        capacity: S, entries a row can hold.
+        static: whether CUDA graphs will write into the buffers.
 
     Attributes:
         entries: of each layer, [2·R·heads·S, D], ordered by key or value, row, head and slot.
             Attention reads the tokens of a head one after the other.
-        write_index: the entries that the next pass writes, int64 [2·R·heads·T].
+        layouts: what `forward.Session.layout_of` has computed for this capacity.
+        padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
+        write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.
     """
 
     def __init__(
         self,
         layers: int,
-        rows: int,
         heads: int,
         head_dim: int,
-        capacity: int,
         *,
         dtype: torch.dtype,
         device: torch.device,
+        static: bool = False,
     ) -> None:
-        self.rows, self.capacity, self.kv_length = rows, capacity, capacity
-        self.head_dim, self._shape = head_dim, (2, rows, heads, capacity, head_dim)
-        count = 2 * rows * heads
-        self.entries = [
-            torch.zeros(count * capacity, head_dim, dtype=dtype, device=device)
-            for _ in range(layers)
-        ]
-        starts = torch.arange(0, count * capacity, capacity, device=device)
-        self._starts = starts.view(2, rows, heads, 1)
+        self.layers, self.heads, self.head_dim = layers, heads, head_dim
+        self.dtype, self.device, self.static = dtype, device, static
+        self.entries: list[Tensor] = []
+        self.layouts: dict[Hashable, Layout] = {}
+        self.padding: Tensor | None = None
+        self.rows = self.capacity = self.kv_length = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
+
+    def begin(self, rows: int, capacity: int) -> None:
+        """Start a batch without entries. The buffers are kept if they have as many rows and room
+        enough, so that plain decoding and a method can take turns; otherwise they are freed first.
+        """
+        if rows == self.rows and capacity <= self.capacity:
+            for entries in self.entries:
+                entries.zero_()  # a mask hides old entries, but not NaN among them
+            return
+        self.rows = 0  # until there are new buffers, for which memory may not suffice
+        self.entries.clear()
+        self.layouts.clear()
+        count = 2 * rows * self.heads
+        self._shape = 2, rows, self.heads, capacity, self.head_dim
+        starts = torch.arange(0, count * capacity, capacity, device=self.device)
+        self._starts = starts.view(2, rows, self.heads, 1)
+        for _ in range(self.layers):
+            shape = count * capacity, self.head_dim
+            self.entries.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
+            if self.static:
+                torch._dynamo.mark_static_address(self.entries[-1])
+        self.rows, self.capacity = rows, capacity
 
     def nbytes(self, keys: int | None = None) -> int:
         """Bytes of the first `keys` keys and values of all rows and layers; by default of all."""
         per_key = sum(entries.nbytes for entries in self.entries) // self.capacity
         return per_key * (self.capacity if keys is None else keys)
 
-    def reset(self) -> None:
-        """Forget all entries. A mask hides old entries from a new batch, but not NaN among them."""
-        for entries in self.entries:
-            entries.zero_()
-
     def place(self, slots: Tensor, kv_length: int) -> None:
         """Set where the next pass writes and what it loads.
 
         Args:
-            slots: slot of each new token, int64 [R, T], below the capacity.
+            slots: slot of each new token, int64 [R, Q], below the capacity.
             kv_length: K; the pass loads slots 0 … K − 1. A Python integer, so nothing is read from
                 the device.
         """
@@ -88,7 +106,7 @@ class KVCache:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one layer's new keys and values, [R, heads, T, D], into the slots set by `place`.
+        """Write one layer's new keys and values, [R, heads, Q, D], into the slots set by `place`.
 
         Returns:
             views of the layer's first K keys and values, [R, heads, K, D] each.
@@ -113,30 +131,58 @@ class KVCache:
         return (slots.unsqueeze(1) + self._starts).flatten()
 
 
-class SlotMask:
-    """Additive attention masks of a pass, cut from one strip.
+class Layout:
+    """Where the Q tokens of a pass lie, relative to a slot s of each row, and what they attend to.
 
-    Let s be the slot where a row's window begins. Query i attends to every slot below s, to slot
-    s + j where `visible[i, j]`, and to no other. Its mask is the part of the strip `0 … 0 |
-    visible[i] | −∞ … −∞` that begins S − s from its start.
+    Query i attends to every slot below s, to slot s + j where `visible[i, j]`, and to no other. Its
+    mask is the part of the strip `0 … 0 | visible[i] | −∞ … −∞` that begins S − s from its start.
 
     Args:
-        visible: which of a window's W slots each of its Q queries attends to, bool [Q, W] for all
-            rows alike or [R, Q, W] for each row.
-        capacity: S of the cache.
+        offsets: slots of the tokens, counted from s, int64 [Q].
+        ahead: their positions, counted from that of s, int64 [Q], or [B, Q] if rows differ.
+        visible: bool [Q, W] for all rows alike or [R, Q, W] for each row.
+        cache: the cache that they are for.
     """
 
-    def __init__(self, visible: Tensor, capacity: int, dtype: torch.dtype) -> None:
-        self.capacity, width = capacity, visible.shape[-1]
-        shape = *visible.shape[:-1], 2 * capacity + width
-        self._strip = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self._strip[..., capacity:].fill_(torch.finfo(dtype).min)
-        self._strip[..., capacity : capacity + width].masked_fill_(visible, 0.0)
-        self._columns = torch.arange(capacity, device=visible.device)
+    def __init__(self, offsets: Tensor, ahead: Tensor, visible: Tensor, cache: KVCache) -> None:
+        self.offsets, self.ahead, self.capacity = offsets, ahead, cache.capacity
+        width = visible.shape[-1]
+        shape = *visible.shape[:-1], 2 * self.capacity + width
+        self._strip = torch.zeros(shape, dtype=cache.dtype, device=visible.device)
+        self._strip[..., self.capacity :].fill_(torch.finfo(cache.dtype).min)
+        self._strip[..., self.capacity : self.capacity + width].masked_fill_(visible, 0.0)
+        self._columns = torch.arange(self.capacity, device=visible.device)
 
-    def at(self, start: Tensor, kv_length: int) -> Tensor:
-        """The masks of rows whose windows begin in slots `start`, int64 [R], over the first
-        `kv_length` slots: [R, 1, Q, kv_length].
+    @classmethod
+    def of(cls, tokens: Tree | Frontier | int, cache: KVCache, copies: int) -> "Layout":
+        """The layout of a root and the tree below it, of the inner nodes of one of its levels, or
+        of a number of tokens in a row. The root lies in slot s.
+
+        Args:
+            tokens: the tokens.
+            cache: the cache that they are for.
+            copies: rows per prompt.
+        """
+        pad, device = torch.nn.functional.pad, cache.device
+        if isinstance(tokens, int):
+            offsets = ahead = torch.arange(tokens, device=device)
+            visible = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+        elif isinstance(tokens, Tree):
+            offsets = torch.arange(1 + tokens.nodes, device=device)
+            ahead, visible = pad(tokens.depths, (1, 0)), pad(tokens.ancestors, (1, 0, 1, 0))
+            visible[..., 0] = True
+        else:
+            count, width = tokens.ancestors.shape[-2:]
+            offsets = torch.arange(1 + width - count, 1 + width, device=device)
+            ahead = torch.full((count,), tokens.depth, dtype=torch.int64, device=device)
+            visible = pad(tokens.ancestors, (1, 0), value=True)
+        if visible.dim() == 3:
+            visible = visible.repeat(copies, 1, 1)
+        return cls(offsets, ahead, visible, cache)
+
+    def mask(self, start: Tensor, kv_length: int) -> Tensor:
+        """The additive masks of rows with s = `start`, int64 [R], over the first `kv_length` slots:
+        [R, 1, Q, kv_length].
         """
         columns = (self.capacity - start)[:, None] + self._columns[:kv_length]
         strip = self._strip.expand(len(start), -1, -1)

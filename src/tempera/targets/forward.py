@@ -1,7 +1,7 @@
 """Forward passes of a network over the rows of a batch, with a KV cache.
 
-Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens of a pass, N nodes
-of a draft tree, S capacity of the cache, H hidden size; E = H unless further hidden states are
+Shapes: R rows (B prompts, or 2B rows under guidance), T prefix tokens, M tokens of a pass, H
+hidden size; E = H unless further hidden states are
 captured.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.trees import Tree
+from tempera.decoding.trees import Frontier, Tree
 from tempera.errors import TemperaError
-from tempera.targets.cache import KVCache, SlotMask, head_size
+from tempera.targets.cache import KVCache, Layout, head_size
 from tempera.targets.compiled import StepFunction, compile_step
 from tempera.targets.masks import causal_mask
 from tempera.targets.merged_layer import merge
@@ -26,8 +26,8 @@ and a method then share one cache and what is compiled for it.
 
 
 class Session:
-    """A network with its cache. `begin` starts a batch. Then `score` runs the network on each row's
-    root and a draft tree below it, and `run` on any tokens.
+    """A network with its cache. `begin` starts a batch. Then `run` runs the network on each row's
+    root and a draft tree below it, or on other tokens behind it.
 
     Args:
         network: the transformer.
@@ -35,18 +35,17 @@ class Session:
             default 32, and 256 on CUDA, where kernels are planned anew for each number.
 
     Attributes:
-        prompt: the batch's prompts and the position of each row.
+        prompt: the batch's prompts and the position of each row; set by `begin`.
         aux_layers: layers whose inputs follow every hidden state, see `capture_hidden_states`.
-        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E].
-        cache: the batch's KV cache; the next batch takes it if it has room enough.
+        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E]; set by
+            `begin`.
+        cache: the KV cache.
         fused: whether the projections of the decoder layers are merged.
         compiled: whether the steps of a round are compiled.
     """
 
     prompt: PromptState
     prefix_hidden: Tensor
-    cache: KVCache
-    _padding: Tensor | None
 
     def __init__(self, network: TargetNetwork, granularity: int | None = None) -> None:
         self.network = network.eval()
@@ -60,20 +59,23 @@ class Session:
         self.fused = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._pass: StepFunction = _run_layers
-        self._shape: tuple[int, int] | None = None
+        self._room = 0
+        self.cache = self.new_cache(len(network.model.layers))
 
     def fuse(self) -> None:
         """Merge the projections of the decoder layers, if these are of a known class. The network
         then serves decoding alone: its weights can no longer be trained or saved.
         """
         merged = [merge(layer) for layer in self.network.model.layers]
-        self.fused, self._shape = all(merged), None
+        self.fused = all(merged)
+        self.cache = self.new_cache(self.cache.layers)
 
     def compile(self) -> None:
         """Compile the pass of all later rounds, once for each shape of a batch. Attention then
         loads the whole cache. The prefix pass is not compiled.
         """
-        self.compiled, self._shape, self._pass = True, None, compile_step(_run_layers)
+        self.compiled, self._pass = True, compile_step(_run_layers)
+        self.cache = self.new_cache(self.cache.layers)
 
     def capture_hidden_states(self, layers: tuple[int, ...]) -> None:
         """From the next batch on, append the inputs of these layers to the hidden states: E =
@@ -94,6 +96,14 @@ class Session:
         """The function as a step of a round, compiled if the session is compiled."""
         return compile_step(function) if self.compiled else function
 
+    def new_cache(self, layers: int, dtype: torch.dtype | None = None) -> KVCache:
+        """A cache for keys and values of the network's heads, by default in its dtype."""
+        dtype = dtype or self.dtype
+        size = head_size(self._head_dim, dtype, self.device) if self.fused else self._head_dim
+        return KVCache(
+            layers, self._kv_heads, size, dtype=dtype, device=self.device, static=self.compiled
+        )
+
     def begin(self, prompt: PromptState, nodes: int) -> None:
         """Start a batch: run all prefix tokens but the last.
 
@@ -103,47 +113,75 @@ class Session:
         """
         self.prompt = prompt
         self._room = 2 + nodes  # the root, all nodes, and the token after them
-        self._allocate(self.capacity(nodes))
+        self.begin_cache(self.cache, nodes)
         embeds = prompt.embeds[:, :-1]
-        count = embeds.shape[1]
-        if not count:
+        if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        positions = torch.arange(count, device=self.device).expand(prompt.rows, -1)
-        self.cache.place(positions, count)
-        mask = causal_mask(prompt.keep[:, :-1], count, self.dtype)
+        mask, positions = self.place_prefix(embeds.shape[1], self.cache)
         self.prefix_hidden = self._run(_run_layers, embeds, mask, positions)
 
-    def score(self, embeds: Tensor, layout: "TreeLayout") -> Tensor:
-        """Run the network on each row's root and the draft tree below it.
+    def begin_cache(self, cache: KVCache, nodes: int) -> None:
+        """Start the batch in a cache, with room for a whole image and `nodes` drafted tokens beyond
+        it.
+        """
+        cache.begin(self.prompt.rows, self.capacity(nodes))
+        cache.padding = self.prompt.padding(cache.capacity, cache.dtype)
+
+    def place_prefix(self, count: int, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count] and
+        positions int64 [R, count].
+        """
+        positions = torch.arange(count, device=self.device).expand(self.prompt.rows, -1)
+        cache.place(positions, count)
+        return causal_mask(self.prompt.keep[:, :count], count, cache.dtype), positions
+
+    def layout_of(self, tokens: Tree | Frontier | int, cache: KVCache | None = None) -> Layout:
+        """See `Layout.of`. What does not differ by row is computed once per cache.
 
         Args:
-            embeds: embeddings of root and nodes, [R, 1 + N, H].
-            layout: the tree's `layout_of`.
+            tokens: a tree, a level, or a number of tokens in a row.
+            cache: the cache that they are for; by default the session's.
+        """
+        cache = self.cache if cache is None else cache
+        if not isinstance(tokens, int) and tokens.per_row:
+            return Layout.of(tokens, cache, self.prompt.copies)
+        if tokens not in cache.layouts:
+            cache.layouts[tokens] = Layout.of(tokens, cache, 1)
+        return cache.layouts[tokens]
+
+    def place(
+        self, layout: Layout, start: Tensor | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Place the tokens of a round's pass in a cache.
+
+        Args:
+            layout: their layout.
+            start: slot of each row that it begins at, int64 [R]; by default the root's.
+            cache: by default the session's.
 
         Returns:
-            hidden states [R, 1 + N, E].
+            their additive mask [R, 1, M, keys] and positions int64 [R, M].
         """
-        prompt, kv_length = self.prompt, self.kv_length()
-        slots = prompt.root_slots[:, None]
-        self.cache.place(slots + layout.offsets, kv_length)
-        mask = layout.mask.at(prompt.root_slots, kv_length)
-        if self._padding is not None:
-            mask += self._padding[..., :kv_length]
-        return self.run(embeds, mask, (slots + layout.depths).clamp_(max=prompt.last))
+        cache, prompt = self.cache if cache is None else cache, self.prompt
+        start, kv_length = prompt.root_slots if start is None else start, self.kv_length(cache)
+        cache.place(start[:, None] + layout.offsets, kv_length)
+        mask = layout.mask(start, kv_length)
+        if cache.padding is not None:
+            mask += cache.padding[..., :kv_length]
+        ahead = prompt.by_row(layout.ahead) if layout.ahead.dim() == 2 else layout.ahead
+        return mask, (start[:, None] + ahead).clamp_(max=prompt.last)
 
-    def run(self, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Run the network on any tokens; call `cache.place` first.
+    def run(self, embeds: Tensor, layout: Layout, start: Tensor | None = None) -> Tensor:
+        """Run the network on the tokens of a layout; for `start` see `place`.
 
         Args:
-            embeds: embeddings [R, M, H].
-            mask: additive, [R, 1, M, keys].
-            positions: int64 [R, M] or [M].
+            embeds: their embeddings, [R, M, H].
 
         Returns:
             hidden states [R, M, E].
         """
-        return self._run(self._pass, embeds, mask, positions)
+        return self._run(self._pass, embeds, *self.place(layout, start))
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.
@@ -156,21 +194,10 @@ class Session:
         nodes = self.prompt.by_row(path.clamp(min=0))
         self.cache.compact(first + nodes, first + torch.arange(nodes.shape[1], device=self.device))
 
-    def layout_of(self, tree: Tree) -> "TreeLayout":
-        """The tree's `TreeLayout`; for a static tree it is computed once per cache."""
-        tree = tree.to(self.device)
-        if tree.per_row:
-            return TreeLayout(tree, self.cache.capacity, self.prompt.copies, self.dtype)
-        if id(tree) not in self._layouts:
-            self._layouts[id(tree)] = tree, TreeLayout(tree, self.cache.capacity, 1, self.dtype)
-        return self._layouts[id(tree)][1]
-
     def kv_length(self, cache: KVCache | None = None) -> int:
-        """Number of keys that every pass of a round loads: if compiled, all; else those that the
-        longest row can reach, rounded up, so that rounds differ in it only now and then.
-
-        Args:
-            cache: another cache of the same rows, such as a draft's; by default the session's.
+        """Number of keys that every pass of a round loads from a cache, by default the session's:
+        if compiled, all; else those that the longest row can reach, rounded up, so that rounds
+        differ in it only now and then.
         """
         capacity = self.cache.capacity if cache is None else cache.capacity
         if self.compiled:
@@ -183,35 +210,9 @@ class Session:
         room = max(nodes, ROOM) if self.compiled else nodes
         return self._rounded(self.prompt.last_slot + 2 + room)
 
-    def new_cache(self, layers: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
-        """A new cache for the batch's rows and the network's heads, by default in its dtype."""
-        dtype = dtype or self.dtype
-        size = head_size(self._head_dim, dtype, self.device) if self.fused else self._head_dim
-        shape = layers, self.prompt.rows, self._kv_heads, size, capacity
-        cache = KVCache(*shape, dtype=dtype, device=self.device)
-        if self.compiled:  # CUDA graphs write into it
-            for entries in cache.entries:
-                torch._dynamo.mark_static_address(entries)
-        return cache
-
     def _rounded(self, keys: int) -> int:
         """Rounded up to a multiple of the granularity."""
         return -(-keys // self.granularity) * self.granularity
-
-    def _allocate(self, capacity: int) -> None:
-        """Set `cache` for this batch. The last one is kept if it has as many rows and room enough,
-        so that plain decoding and a method can take turns; otherwise it is freed first.
-        """
-        rows, room = self._shape or (0, 0)
-        if rows != self.prompt.rows or room < capacity:
-            self._shape = None  # until there is a new cache, for which memory may not suffice
-            self.__dict__.pop("cache", None)
-            self.cache = self.new_cache(len(self.network.model.layers), capacity)
-            self._shape = self.prompt.rows, capacity
-            self._layouts: dict[int, tuple[Tree, TreeLayout]] = {}
-        else:
-            self.cache.reset()
-        self._padding = self.prompt.padding(self.cache.capacity, self.dtype)
 
     def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         inputs = embeds, mask, positions, self.cache.write_index
@@ -226,27 +227,6 @@ def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
             f"the features of layers {list(layers)} are not there: give numbers from 0 to "
             f"{count - 1}."
         )
-
-
-class TreeLayout:
-    """Constants of a draft tree in a round. Node 0 is the root.
-
-    Attributes:
-        offsets: slots of root and nodes relative to the root's, int64 [1 + N].
-        ahead: depths of root and nodes, int64 [1 + N], or [B, 1 + N] for a tree per row.
-        depths: the same for R rows.
-        mask: which nodes each node attends to: itself, its ancestors and the root.
-    """
-
-    def __init__(self, tree: Tree, capacity: int, copies: int, dtype: torch.dtype) -> None:
-        width, pad = 1 + tree.nodes, torch.nn.functional.pad
-        self.offsets = torch.arange(width, device=tree.parents.device)
-        visible = pad(tree.ancestors, (1, 0, 1, 0))
-        visible[..., 0] = True
-        self.ahead = self.depths = pad(tree.depths, (1, 0))
-        if tree.per_row:
-            self.depths, visible = self.depths.repeat(copies, 1), visible.repeat(copies, 1, 1)
-        self.mask = SlotMask(visible, capacity, dtype)
 
 
 def _run_layers(

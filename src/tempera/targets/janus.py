@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
-from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
@@ -143,10 +142,6 @@ class Janus(nn.Module):
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
         """Which condition tokens are not padding of the batch, bool [R, T]."""
         return is_not_padding(chosen_prompt(condition, drop))
-
-    def decoder_layer(self) -> DecoderLayer:
-        """A new Llama layer and its rotary embedding."""
-        return decoder_layer(config_dict(self))
 
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:

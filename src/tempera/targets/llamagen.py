@@ -7,7 +7,7 @@ feature width, H hidden size, V codebook size, S sequence length.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -188,10 +188,6 @@ class LlamaGen(nn.Module):
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
         """The prompt's padding, bool [R, T], for null-conditioned rows too."""
         return keep
-
-    def decoder_layer(self) -> DecoderLayer:
-        """A new Llama layer and the grid's rotary embedding."""
-        return decoder_layer(asdict(self.config))
 
     def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
         """Inputs for teacher forcing: the condition tokens, then all image tokens but the last,

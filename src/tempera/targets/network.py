@@ -25,7 +25,7 @@ class TargetNetwork(Protocol):
     lm_head: Any
     """From hidden states to logits; a linear layer until the target is fused."""
     family: str
-    """Name of the module in `tempera.targets` that builds such networks; see `decoder_layer`."""
+    """Name of the module in `tempera.targets` whose `decoder_layer(config)` builds its layers."""
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed ids of the network's vocabulary, int64 [...] -> [..., H]."""
@@ -47,9 +47,6 @@ class TargetNetwork(Protocol):
                 differently.
         """
 
-    def decoder_layer(self) -> DecoderLayer:
-        """A new decoder layer of this architecture and its rotary embedding, for a draft."""
-
     def eval(self) -> Self:
         """See `torch.nn.Module.eval`."""
 
@@ -58,7 +55,7 @@ class TargetNetwork(Protocol):
 
 
 def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
-    """A new decoder layer for a draft that is loaded from disk, without its target's network.
+    """A new decoder layer for a draft.
 
     Args:
         family: `TargetNetwork.family`; that module's `decoder_layer(config)` builds the layer.
@@ -73,7 +70,7 @@ def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
         module = importlib.import_module(f"tempera.targets.{family}")
     except ModuleNotFoundError as problem:
         raise TemperaError(
-            f"there is no EAGLE draft for networks of the family {family!r}: tempera.targets needs "
+            f"there is no draft for networks of the family {family!r}: tempera.targets needs "
             "a module of that name with a function decoder_layer(config)."
         ) from problem
     layer: DecoderLayer = module.decoder_layer(config)

@@ -106,6 +106,27 @@ class PromptState:
         """What belongs to each prompt, [B, ...], for each of its rows: [R, ...]."""
         return torch.cat([values] * self.copies)
 
+    def start_of(self, emitted: Tensor) -> Tensor:
+        """Slot of the first of the tokens that the last round emitted, int64 [R], where `emitted`
+        is their number, int64 [B].
+        """
+        return self.root_slots + 1 - self.by_row(emitted)
+
+    def from_root(self, states: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
+        """The states at each row's root, and behind it, of a pass from `start_of(emitted)` on.
+
+        Args:
+            states: [R, M, H].
+            emitted: tokens of the last round, int64 [B].
+            count: number of states, the root's included.
+
+        Returns:
+            [R, count, H].
+        """
+        last = self.by_row((emitted - 1).clamp(min=0))
+        places = last[:, None] + torch.arange(count, device=states.device)
+        return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
     def padding(self, capacity: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [R, 1, 1, S] that hides padded prefix tokens, with S = `capacity` slots;
         None if nothing is padded.

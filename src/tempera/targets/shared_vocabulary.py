@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import PromptTooLong, TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
-from tempera.runtime.network_identity import config_dict
 from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough
-from tempera.targets.network import DecoderLayer, decoder_layer
+from tempera.targets.network import DecoderLayer
 from tempera.targets.prompt_state import Conditioner
 from tempera.targets.rotary import Rotary
 from tempera.targets.token_format import ModelSpec
@@ -61,10 +60,6 @@ class SharedVocabularyLM(nn.Module):
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
         """Which condition tokens are not padding, bool [R, T]."""
         return is_not_padding(chosen_prompt(condition, drop))
-
-    def decoder_layer(self) -> DecoderLayer:
-        """A new decoder layer of the family and its rotary embedding."""
-        return decoder_layer(self.family, config_dict(self))
 
 
 def chosen_prompt(condition: Tensor, drop: Tensor) -> Tensor:

@@ -159,8 +159,8 @@ class TransformerTarget:
         embeds = self.head.embed(torch.cat([self._root, draft.tokens], 1))
         if self._first_root is not None:
             embeds = torch.cat([self._first_root, embeds[:, 1:]], 1)
-        layout = self.session.layout_of(draft.tree)
-        hidden = self.session.score(embeds, layout)
+        layout = self.session.layout_of(draft.tree.to(self.device))
+        hidden = self.session.run(embeds, layout)
         lengths = self.session.prompt.lengths
         if self.sampling.greedy:
             soft = self.head.distribution(hidden, lengths, layout.ahead, self.sampling.untempered)

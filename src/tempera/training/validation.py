@@ -89,5 +89,4 @@ def accepted_length(
         seed, [f"validation-{index}" for index in range(len(captions))], target.device
     )
     output = decode(target, drafter, Exact(), streams, captions)
-    model.release()
     return output.tokens.numel() / float(output.trace.rounds.sum())
