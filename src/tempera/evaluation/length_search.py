@@ -124,7 +124,7 @@ def predicted_length(rule: Rule | JointRule, found: Statistics) -> float | None:
     match rule:
         case Relaxed(schedule=schedule) if found.ratios is not None:
             depth = found.chains.length
-            last = schedule[-1:] * (depth - len(schedule))
+            last = [schedule[-1]] * (depth - len(schedule))
             return found.chains.expected_emitted([*schedule[:depth], *last])
         case Priced(prices=prices):
             return found.rounds.expected(Prices(tuple(prices)))[0]

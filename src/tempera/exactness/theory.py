@@ -5,10 +5,6 @@ Tables are lists: `p[t]` and `q[t]` hold the target's and the draft's distributi
 V^t prefixes of t tokens, [V^t, V], prefixes in lexicographic order. Laws of sequences of n tokens
 are [V^n], likewise. Use float64. L is the draft length. Nothing here shares code with the decoding
 loop except the rule, so that each checks the other (`tests/exactness/test_theory.py`).
-
-`Chains` and `optimal_schedule` invert Theorem 2: the relaxation schedule that minimises the
-bound (Eq. 8) at a given expected length (Eq. 7), on tables or on chains recorded along real decodes
-(`tempera.evaluation.calibration`).
 """
 
 from collections.abc import Iterator
@@ -126,10 +122,7 @@ def decoded_law(p: Tables, q: Tables, rule: Rule, length: int, tokens: int) -> T
 
     Drafts past the end of the image are dropped.
     """
-    vocab_size = p[0].shape[-1]
-    # probability that a round begins at each prefix
-    begins = [torch.zeros(vocab_size**t, dtype=p[0].dtype) for t in range(tokens + 1)]
-    begins[0][0] = 1
+    begins = _starts(p[0], tokens)
     for t in range(tokens):
         inside = min(length, tokens - t)
         accepted = begins[t]
@@ -155,67 +148,41 @@ def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tenso
     Drafts past the end of the image are dropped. If fewer tokens than siblings have mass, the last
     one is repeated.
     """
-    # probability that a round begins at each prefix
-    begins = [torch.zeros(p[0].shape[-1] ** t, dtype=p[0].dtype) for t in range(tokens + 1)]
-    begins[0][0] = 1
+    begins = _starts(p[0], tokens)
     children = [[child for child in family if child >= 0] for family in tree.children.tolist()]
-    for t in range(tokens):
-        for prefix, weight in enumerate(begins[t].tolist()):
-            if weight > 0:
-                _walk(p, q, rule, children, begins, (t, prefix), 0, 1, weight)
-    return begins[tokens]
 
-
-def _walk(
-    p: Tables,
-    q: Tables,
-    rule: Rule,
-    children: list[list[int]],
-    begins: Tables,
-    at: tuple[int, int],
-    node: int,
-    depth: int,
-    weight: float,
-) -> None:
-    """Add to `begins` the positions at which a round ends, given that it is at a node (0 is the
-    root) after the prefix `at` with probability `weight`.
-    """
-    length, prefix = at
-    vocab_size = p[0].shape[-1]
-    if length == len(begins) - 1:
-        begins[length][prefix] += weight
-        return
-
-    def end(law: Tensor, weight: float) -> None:
-        begins[length + 1][prefix * vocab_size : (prefix + 1) * vocab_size] += weight * law
-
-    def test(siblings: list[int], target: Tensor, draft: Tensor, weight: float) -> None:
-        """Test the siblings left against p without those rejected, then draw from it."""
-        if not siblings:
-            end(target, weight)
+    def walk(node: int, length: int, depth: int, weight: Tensor) -> None:
+        """A round is at a node (0 is the root) after each prefix of `length` tokens with
+        probability `weight` [V^length].
+        """
+        if length == tokens:
+            begins[length] += weight
             return
-        for token in draft.nonzero().flatten():
-            kept = (
-                1.0
-                if target[token] >= 1
-                else float(rule.accept_at(target, draft, token, torch.tensor(depth)))
-            )
-            drawn = weight * float(draft[token])
-            if kept > 0:
-                onward = length + 1, prefix * vocab_size + int(token)
-                _walk(
-                    p, q, rule, children, begins, onward, 1 + siblings[0], depth + 1, drawn * kept
-                )
-            if kept < 1:
-                rest = normalise(draft.scatter(0, token, 0.0), otherwise=draft)
-                test(
-                    siblings[1:],
-                    rule.residual(target, draft, token, torch.tensor(depth)),
-                    rest,
-                    drawn * (1 - kept),
-                )
+        arrive = {child: torch.zeros_like(begins[length + 1]) for child in children[node]}
 
-    test(children[node], p[length][prefix], q[length][prefix], weight)
+        def test(siblings: list[int], target: Tensor, draft: Tensor, weight: Tensor) -> None:
+            """Test the siblings left against p without those rejected, then draw from it."""
+            if not siblings:
+                begins[length + 1] += (weight.unsqueeze(-1) * target).flatten()
+                return
+            depths = torch.full(weight.shape, depth)
+            drawn = weight.unsqueeze(-1) * draft
+            f = torch.where(target >= 1, 1.0, rule.accept(target, draft, depths))
+            arrive[siblings[0]] += (drawn * f).flatten()
+            for token, rejected in enumerate((drawn * (1 - f)).unbind(-1)):
+                if rejected.any():
+                    tokens_here = torch.full_like(depths, token)
+                    residual = rule.residual(target, draft, tokens_here, depths)
+                    rest = draft.index_fill(-1, torch.tensor([token]), 0.0)
+                    test(siblings[1:], residual, normalise(rest, otherwise=draft), rejected)
+
+        test(children[node], p[length], q[length], weight)
+        for child, kept in arrive.items():
+            walk(1 + child, length + 1, depth + 1, kept)
+
+    for start in range(tokens):
+        walk(0, start, 1, begins[start])
+    return begins[tokens]
 
 
 def sequence_law(p: Tables, tokens: int) -> Tensor:
@@ -224,3 +191,12 @@ def sequence_law(p: Tables, tokens: int) -> Tensor:
     for conditional in p[:tokens]:
         law = (law.unsqueeze(-1) * conditional).flatten()
     return law
+
+
+def _starts(first: Tensor, tokens: int) -> Tables:
+    """The probability that a round begins after each prefix of 0 … `tokens` tokens, [V^t] each, as
+    long as only the first round has begun; `first` is a distribution, [1, V].
+    """
+    begins = [first.new_zeros(first.shape[-1] ** t) for t in range(tokens + 1)]
+    begins[0][0] = 1
+    return begins
