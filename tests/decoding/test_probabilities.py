@@ -115,9 +115,10 @@ def test_a_nan_logit_makes_the_whole_distribution_nan_and_no_other(sampling):
     assert not p[1, :2].isnan().any()
 
 
-def test_a_forbidden_token_stays_forbidden_under_guidance():
+@pytest.mark.parametrize("rows", [0, 1, slice(None)], ids=["conditional", "unconditional", "both"])
+def test_a_forbidden_token_stays_forbidden_under_guidance(rows):
     logits = torch.zeros(2, 4)
-    logits[:, 1] = -torch.inf
+    logits[rows, 1] = -torch.inf
     assert Sampling(3.0).distribution(logits).tolist()[0] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
 
 

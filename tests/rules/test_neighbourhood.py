@@ -1,9 +1,7 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from cases import slow_but
 from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees, random_draft
 
@@ -16,20 +14,18 @@ from tempera.decoding.verification import verify
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness import theory
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
 from tempera.rules import neighbourhood
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP, _places_away
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
 TREE = Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
-DEEP = Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]])
 NARROW = near(4, 2)
-RULES = [pytest.param(rule, id=name) for name, rule in near_rules(4).items()]
 ROUGH = [pytest.param(rule, id=name) for name, rule in near_rules(4).items() if "published" in name]
 
 
-def laws(count=40, codes=12, zeros=0.3, seed=0):
+def laws(count=10, codes=12, zeros=0.3, seed=0):
     """Pairs of distributions, some of whose entries are 0."""
     generator = torch.Generator().manual_seed(seed)
     mass = torch.rand(2, count, codes, generator=generator, dtype=torch.float64) ** 3
@@ -96,9 +92,7 @@ AGGREGATED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rule", slow_but(AGGREGATED, Lantern(TABLE, 0.4), LanternPP(TABLE, 2)), ids=str
-)
+@pytest.mark.parametrize("rule", AGGREGATED, ids=str)
 def test_lantern_follows_the_papers(rule):
     best = replaced(rule, "optimal")
     for p, q in zip(*laws(), strict=True):
@@ -180,7 +174,7 @@ def test_grouped_follows_the_paper(rule):
 def test_a_code_without_neighbours_is_tested_exactly(rule):
     p, q = laws()
     torch.testing.assert_close(rule.accept(p, q, DEPTH), Exact().accept(p, q, DEPTH))
-    token = torch.zeros(40, dtype=torch.int64)
+    token = torch.zeros(10, dtype=torch.int64)
     rejected = Exact().accept_at(p, q, token, DEPTH) < 1
     torch.testing.assert_close(
         rule.residual(p, q, token, DEPTH)[rejected], Exact().residual(p, q, token, DEPTH)[rejected]
@@ -208,7 +202,7 @@ def test_no_positions_have_no_chances():
 
 
 def test_laxer_parameters_keep_more():
-    p, q = laws(200)
+    p, q = laws(50)
     for looser, tighter in [
         (Lantern(TABLE, 0.4), Lantern(TABLE, 0.1)),
         (Lantern(TABLE, 0.3, "jsd"), Lantern(TABLE, 0.1, "jsd")),
@@ -243,47 +237,29 @@ def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
 
 
 def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():
-    check_mean_residual(LanternPP(near(3, 2), 2.0), *laws(200, codes=3, zeros=0.0))
+    check_mean_residual(LanternPP(near(3, 2), 2.0), *laws(50, codes=3, zeros=0.0))
 
 
 @pytest.mark.parametrize(
     "rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "optimal"), GSD(TABLE, 2)], ids=str
 )
-def test_chunks_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
+def test_portions_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     p, q = laws()
 
     def everything():
-        token = torch.ones(40, dtype=torch.int64)
-        results = [
+        token = torch.ones(len(p), dtype=torch.int64)
+        return [
             rule.accept(p, q, DEPTH),
             rule.residual(p, q, token, DEPTH),
-            rule.keeps_each(p).double(),
+            rule.keeps_each(p),
+            rule.mean_residual(p, q, torch.ones(len(p))),
         ]
-        return (
-            [*results, rule.mean_residual(p, q, torch.ones(40))]
-            if isinstance(rule, Lantern | LanternPP)
-            else results
-        )
 
     whole = everything()
-    monkeypatch.setattr(neighbourhood, "AT_ONCE", 40 * 5 * 5)
-    torch.testing.assert_close(everything(), whole)
-    monkeypatch.setattr(neighbourhood, "AT_ONCE", 1)
-    torch.testing.assert_close(everything(), whole)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", slow_but([Tree.chain(3), SMALL], SMALL), ids=["chain", "tree"])
-def test_no_neighbour_replaces_a_forced_token(rule, tree):
-    target = TableTarget(4, 4, forced={0: 2, 2: 1})
-    tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=2000).tokens
-    assert tokens[:, 0].eq(2).all()
-    assert tokens[:, 2].eq(1).all()
-    assert tokens[:, 1].unique().numel() == 4
-    target = TableTarget(4, 4, Sampling(1.0, 0), forced={0: 2, 2: 1})
-    tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=200).tokens
-    assert tokens[:, 0].eq(2).all()
-    assert tokens[:, 2].eq(1).all()
+    for at_once, sizes in ((len(p) * 5 * 5, [5, 5, 2]), (1, [1] * 12)):
+        monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
+        assert [len(one) for one in neighbourhood._portions(TABLE, p)] == sizes
+        torch.testing.assert_close(everything(), whole)
 
 
 @pytest.mark.parametrize(
@@ -295,107 +271,13 @@ def test_no_neighbour_replaces_a_forced_token_at_the_largest_parameters(rule):
     assert rule.accept(p, q, DEPTH).tolist() == [0, 1, 1, 1]
 
 
-# Laws
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_on_a_chain_the_law_is_that_of_the_definition_and_not_the_targets(rule):
-    report = check(rule, Tree.chain(3), vocab_size=4, law=chain_law(rule))
-    assert report.agrees, report
-    report = check(rule, Tree.chain(3), vocab_size=4, rows=60_000)
-    assert not report.agrees, report
-
-
-def chain_law(rule):
-    return lambda target, draft: theory.decoded_law(
-        target.conditionals(), draft.conditionals(), rule, 3, target.length
-    )
-
-
-def tree_law(rule, tree):
-    return lambda target, draft: theory.tree_law(
-        target.conditionals(), draft.conditionals(), rule, tree, target.length
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_on_a_tree_the_law_is_that_of_the_definition(rule):
-    report = check(rule, TREE, vocab_size=4, length=3, law=tree_law(rule, TREE))
-    assert report.agrees, report
-    assert report.accepted_length > 2.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule", [Lantern(near(3, 2), 0.2), LanternPP(near(3, 2), 1.0), GSD(near(3, 2), 1)], ids=str
-)
-def test_the_law_on_a_deeper_tree_over_several_rounds(rule):
-    report = check(rule, DEEP, length=5, law=tree_law(rule, DEEP))
-    assert report.agrees, report
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sampling", [Sampling(3.0, 1.7), Sampling(1.0, top_k=2), Sampling(2.0, 1.3, 3, 0.9)], ids=str
-)
-@pytest.mark.parametrize("rule", ROUGH)
-def test_the_law_follows_the_sampling_of_the_target(rule, sampling):
-    report = check(
-        rule, TREE, vocab_size=4, length=3, sampling=sampling, law=tree_law(rule, TREE), rows=50_000
-    )
-    assert report.agrees, report
-
-
-class WholeNeighbourhood(Lantern):
-    """Public code's residual: on a rejection all of B(x) is zeroed."""
-
-    def residual(self, p, q, token, depth):
-        emptied = p.scatter(-1, self.neighbours.of(p)[token], 0.0)
-        return normalise((emptied - q).clamp(min=0), otherwise=p)
-
-
-class OneLate(Lantern):
-    """Adds the first code that does not fit as well."""
-
-    def _fits(self, own, moved):
-        return super()._fits(own, torch.nn.functional.pad(moved, (1, -1)))
-
-
-class TooLax(GSD):
-    """Keeps 3% too often."""
-
-    def accept_at(self, p, q, token, depth):
-        return (super().accept_at(p, q, token, depth) * 1.03).clamp(max=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tree", [Tree.chain(3), TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize(
-    ("faulty", "rule"),
-    [
-        (WholeNeighbourhood(NARROW, 0.1), Lantern(NARROW, 0.1)),
-        (OneLate(NARROW, 0.1), Lantern(NARROW, 0.1)),
-        (LanternPP(NARROW, 1.0), LanternPP(NARROW, 2.0)),
-        (TooLax(NARROW, 1), GSD(NARROW, 1)),
-    ],
-    ids=["whole neighbourhood", "one code late", "λ - 1 for λ", "keeps 3% too often"],
-)
-def test_a_planted_fault_is_caught(faulty, rule, tree):
-    claimed = tree_law(rule, tree)
-    assert check(rule, tree, vocab_size=4, length=3, law=claimed, rows=200_000).agrees
-    report = check(faulty, tree, vocab_size=4, length=3, law=claimed, rows=200_000)
-    assert not report.agrees, report
-
-
 # Greedy decoding
 
 GREEDY = Sampling(1.0, temperature=0)
 
 
 @pytest.mark.parametrize(
-    "tree", slow_but([Tree.chain(3), SMALL, None], SMALL), ids=["chain", "tree", "tree per row"]
+    "tree", [Tree.chain(3), SMALL, None], ids=["chain", "tree", "tree per row"]
 )
 @pytest.mark.parametrize("rule", ROUGH)
 def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
@@ -460,95 +342,62 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     assert kl[:, 0].isinf().equal(wrong > 0)
 
 
-# Diagnostics
-
-
-@pytest.mark.parametrize("rule", slow_but(RULES, "lantern published"))
+@pytest.mark.parametrize("rule", ROUGH)
 def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target = TableTarget(4, 4)
     draft = TableDraft(target)
     p, q = target.conditionals(), draft.conditionals()
-    trace = emit(
-        target,
-        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3))),
-        rule,
-        rows=40_000,
-        diagnostics=True,
-    ).trace
-    _near((trace.round == 0).sum(-1), theory.expected_emitted(p, q, rule, 3))
-    _near(trace.bound.sum(-1), theory.tv_bound(p, q, rule, 3))
-    _near(trace.kl.sum(-1), theory.kl_bound(p, q, rule, 3))
+    drafter = FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3)))
+    trace = emit(target, drafter, rule, rows=10_000, diagnostics=True).trace
+    for found, expected in (
+        ((trace.round == 0).sum(-1), theory.expected_emitted(p, q, rule, 3)),
+        (trace.bound.sum(-1), theory.tv_bound(p, q, rule, 3)),
+        (trace.kl.sum(-1), theory.kl_bound(p, q, rule, 3)),
+    ):
+        error = float(found.double().std()) / len(found) ** 0.5
+        assert float(found.double().mean()) == pytest.approx(expected, abs=5 * error + 1e-6)
     law, truth = theory.one_round_law(p, q, rule, 3), theory.sequence_law(p, 4)
     assert probabilities.total_variation(law, truth) <= theory.tv_bound(p, q, rule, 3)
     assert probabilities.kl_divergence(law, truth) <= theory.kl_bound(p, q, rule, 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tree", [Tree.chain(2), TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("rule", RULES)
-def test_over_many_rounds_the_measured_bounds_bound(rule, tree):
+@pytest.mark.parametrize("rule", ROUGH)
+def test_on_a_tree_the_measured_bounds_bound(rule):
     target = TableTarget(4, 3)
     draft = TableDraft(target)
-    trace = emit(target, StaticTreeDrafter(draft, tree), rule, rows=20_000, diagnostics=True).trace
-    law, truth = (
-        theory.tree_law(target.conditionals(), draft.conditionals(), rule, tree, 3),
-        target.law(),
-    )
-    assert probabilities.total_variation(law, truth) <= _upper(trace.bound.sum(-1))
-    assert probabilities.kl_divergence(law, truth) <= _upper(trace.kl.sum(-1))
-    assert trace.kl.isfinite().all()
-    assert trace.kl.sum(-1).mean() < 2 * probabilities.kl_divergence(law, truth) + 0.02
-
-
-def _near(samples, expected):
-    samples = samples.double()
-    error = samples.std().item() / len(samples) ** 0.5
-    assert samples.mean().item() == pytest.approx(expected, abs=5 * error + 1e-6)
-
-
-def _upper(samples):
-    samples = samples.double()
-    return samples.mean() + 5 * samples.std().nan_to_num() / len(samples) ** 0.5 + 1e-6
+    trace = emit(target, StaticTreeDrafter(draft, TREE), rule, rows=4_000, diagnostics=True).trace
+    p, q = target.conditionals(), draft.conditionals()
+    law, truth = theory.tree_law(p, q, rule, TREE, 3), target.law()
+    distances = (probabilities.total_variation(law, truth), probabilities.kl_divergence(law, truth))
+    for distance, terms in zip(distances, (trace.bound, trace.kl), strict=True):
+        sums = terms.sum(-1).double()
+        assert distance <= sums.mean() + 5 * sums.std() / len(sums) ** 0.5 + 1e-6
+    assert trace.kl.sum(-1).mean() < 2 * distances[1] + 0.02
 
 
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Lantern(TABLE, 0),
-            "delta=0 does not bound a distortion by measure=tvd; give a number above 0, at most 1",
-        ),
-        (lambda: Lantern(TABLE, -0.1), "delta=-0.1 does not bound"),
-        (lambda: Lantern(TABLE, 1.1), "delta=1.1 does not bound"),
-        (lambda: Lantern(TABLE, float("nan")), "delta=nan does not bound"),
-        (
-            lambda: Lantern(TABLE, 0.8, "jsd"),
-            "delta=0.8 does not bound a distortion by measure=jsd; give a number above 0, at "
-            "most 0.6931",
-        ),
-        (lambda: Lantern(TABLE, 0.1, "kl"), "measure=kl is not known; choose one of tvd, jsd"),
-        (
-            lambda: Lantern(TABLE, 0.1, "tvd", "vanilla"),
-            "residual=vanilla is not known; choose one of published, optimal",
-        ),
-        (
-            lambda: LanternPP(TABLE, 0),
-            "lam=0 lets a token take nothing from its neighbours; give a finite number above 0",
-        ),
-        (lambda: LanternPP(TABLE, -1), "lam=-1 "),
-        (lambda: LanternPP(TABLE, float("inf")), "lam=inf "),
-        (lambda: GSD(TABLE, -1), "ranks=-1 is not a distance"),
-        (lambda: GSD(TABLE, k=4), "k=4 codes do not go with a table of 5 neighbours"),
-        (lambda: GSD(TABLE, k=5.1), "k=5.1 codes do not go with a table of 5 neighbours"),
-    ],
-)
-def test_impossible_rules_are_refused(make, message):
-    with pytest.raises(TemperaError, match=message.replace("(", "\\(")) as problem:
-        make()
-    assert "\n" not in str(problem.value)
+REFUSED = {
+    "delta=0 ": lambda: Lantern(TABLE, 0),
+    "delta=-0.1 ": lambda: Lantern(TABLE, -0.1),
+    "delta=1.1 ": lambda: Lantern(TABLE, 1.1),
+    "delta=nan ": lambda: Lantern(TABLE, float("nan")),
+    "at most 0.6931": lambda: Lantern(TABLE, 0.8, "jsd"),
+    "measure=kl ": lambda: Lantern(TABLE, 0.1, "kl"),
+    "residual=vanilla ": lambda: Lantern(TABLE, 0.1, "tvd", "vanilla"),
+    "lam=0 ": lambda: LanternPP(TABLE, 0),
+    "lam=inf ": lambda: LanternPP(TABLE, float("inf")),
+    "ranks=-1 ": lambda: GSD(TABLE, -1),
+    "k=4 ": lambda: GSD(TABLE, k=4),
+    "k=5.1 ": lambda: GSD(TABLE, k=5.1),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_impossible_rules_are_refused(words):
+    with pytest.raises(TemperaError, match=words):
+        REFUSED[words]()
 
 
 def test_rules_are_values_with_a_readable_repr():
@@ -556,7 +405,6 @@ def test_rules_are_values_with_a_readable_repr():
     assert hash(LanternPP(near(12, 5), 2)) == hash(LanternPP(near(12, 5), 2.0))
     assert GSD(near(12, 5), 3) != GSD(near(12, 4), 3)
     assert "l2, k=5, codebook=" in repr(LanternPP(TABLE, 2.0))
-    assert replace(random_draft(1, Tree.chain(1))[0], fresh=False).fresh is False
 
 
 @pytest.mark.parametrize("rule", [Lantern(NARROW, 0.3), LanternPP(NARROW, 2.0)], ids=["δ", "λ"])

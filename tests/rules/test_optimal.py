@@ -68,7 +68,6 @@ def test_the_law_is_the_median(p, q, price):
     torch.testing.assert_close(law, q.clamp(c.mean() * p, omega * p), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.slow
 @given(weights, weights, prices.filter(lambda price: price > 0))
 @fast
 def test_the_price_is_the_slope_of_kl_in_the_mass_kept(p, q, price):
@@ -83,7 +82,6 @@ def test_the_price_is_the_slope_of_kl_in_the_mass_kept(p, q, price):
         assert slope.item() == pytest.approx(price, rel=0.03)
 
 
-@pytest.mark.slow
 @given(weights, weights, prices, omegas)
 @fast
 def test_total_variation_pays_one_for_one_whatever_the_residual(p, q, price, omega):
@@ -125,7 +123,6 @@ def test_it_is_strictly_less_where_the_lack_is_not_proportional_to_the_target():
     assert kl.item() == pytest.approx(optimal.item())
 
 
-@pytest.mark.slow
 @given(weights, weights, st.sampled_from(sorted(near_rules(5))))
 @fast
 def test_no_residual_has_less_kl_whatever_was_kept(p, q, name):
@@ -144,7 +141,6 @@ def test_no_residual_has_less_kl_whatever_was_kept(p, q, name):
             assert kl_divergence(kept + rejected * other, p) >= least - 1e-6
 
 
-@pytest.mark.slow
 @given(weights, weights)
 @fast
 def test_a_draft_for_nothing_is_exact_decoding(p, q):

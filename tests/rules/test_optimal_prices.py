@@ -85,7 +85,7 @@ def test_a_depth_whose_drafts_the_target_never_draws_has_no_worth():
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["alike", "tables"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_prices_of_a_grid_have_less_kl_at_the_same_length(seed, same):
     """To 1 in 1000, and where what follows depends on the token that was kept, to 1 in 100."""
     _, _, p, q = tables(seed=seed)
@@ -96,15 +96,14 @@ def test_no_prices_of_a_grid_have_less_kl_at_the_same_length(seed, same):
     emitted, nats = rounds.expected(prices_for(rounds, wanted))
     assert emitted == pytest.approx(wanted, abs=1e-4)
     least = math.inf
-    for prices in itertools.product(GRID[:-1:2], repeat=LENGTH):
+    for prices in itertools.product(GRID[:-1:3], repeat=LENGTH):
         other = rounds.expected(Prices(prices))
         least = min(least, other[1]) if other[0] >= emitted else least
     assert nats <= least * (1.001 if same else 1.01)
-    assert least <= 1.3 * nats  # the grid comes near
+    assert least <= 1.5 * nats  # the grid comes near
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_less_kl_than_every_schedule_of_relaxations(seed):
     target = TableTarget(5, LENGTH + 1, seed=seed)
     p, q = target.conditionals(), TableDraft(target, seed=100 + seed).conditionals()
@@ -161,7 +160,6 @@ def test_a_length_out_of_reach(wanted):
         prices_for(enumerated(p, q), wanted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", [Tree.chain(3), SMALL], ids=["chain", "tree"])
 def test_the_loop_emits_what_the_prices_promise(tree):
     """The first rounds of many images: drafts measured under exact decoding, then decoded with the
@@ -169,19 +167,19 @@ def test_the_loop_emits_what_the_prices_promise(tree):
     """
     target = TableTarget(3, tree.max_depth + 1)
     recorder = Recorder(StaticTreeDrafter(TableDraft(target, noise=2.5), tree))
-    emit(target, recorder, Exact(), rows=6_000)
+    emit(target, recorder, Exact(), rows=2_000)
     rounds = recorder.statistics(tree.max_depth).rounds
     low, high = reachable_by_price(rounds)
     wanted = (low + high) / 2
     prices = prices_for(rounds, wanted)
     emitted, nats = rounds.expected(prices)
     drafter = StaticTreeDrafter(TableDraft(target, noise=2.5), tree)
-    trace = emit(target, drafter, Priced(prices), rows=6_000, seed=1, diagnostics=True).trace
+    trace = emit(target, drafter, Priced(prices), rows=2_000, seed=1, diagnostics=True).trace
     first = trace.round == 0
-    assert float(first.sum(-1).float().mean()) == pytest.approx(wanted, abs=0.05)
+    assert float(first.sum(-1).float().mean()) == pytest.approx(wanted, abs=0.08)
     found = torch.where(first, trace.kl, 0.0).sum(-1).mean()
-    assert float(found) == pytest.approx(nats, rel=0.06)
-    for other in itertools.product(GRID[::3], repeat=len(prices.prices)):
+    assert float(found) == pytest.approx(nats, rel=0.1)
+    for other in itertools.product(GRID[::5], repeat=len(prices.prices)):
         tokens, divergence = rounds.expected(Prices(other))
         assert tokens < emitted or divergence > 0.99 * nats
 

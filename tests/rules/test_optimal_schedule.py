@@ -19,7 +19,6 @@ from tempera.rules.optimal_schedule import (
     reachable,
     schedule_for,
 )
-from tempera.rules.schedules import exponential, floored, linear, uniform
 from tempera.rules.standard import Relaxed
 
 LENGTH = 3
@@ -37,27 +36,6 @@ def drafted(p, q, count=20_000):
     return along_p, along_q, torch.stack(tokens, -1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule", [(1.0, 1.0, 1.0), exponential(2.0, 3), (0.5, 3.0, 0.2), (100.0, 1.0, 4.0)]
-)
-def test_chains_give_both_sides_of_theorem_2(schedule):
-    for seed in range(3):
-        _, _, p, q = tables(seed=seed)
-        chains = Chains.along(p, q[:LENGTH])
-        assert chains.expected_emitted(schedule) == pytest.approx(
-            expected_emitted(p, q, Relaxed(schedule), LENGTH)
-        )
-        assert chains.tv_bound(schedule) == pytest.approx(
-            tv_bound(p, q, Relaxed(schedule), LENGTH), abs=1e-7
-        )
-        sample = Chains.along(*drafted(p, q))
-        assert sample.expected_emitted(schedule) == pytest.approx(
-            chains.expected_emitted(schedule), abs=0.04
-        )
-        assert sample.tv_bound(schedule) == pytest.approx(chains.tv_bound(schedule), abs=0.02)
-
-
 @pytest.mark.parametrize("schedule", [(2.0, 1.2, 1.0), (0.5, 3.0, 0.2)])
 def test_all_chains_of_tables_give_both_sides_of_theorem_2(schedule):
     _, _, p, q = tables()
@@ -65,6 +43,9 @@ def test_all_chains_of_tables_give_both_sides_of_theorem_2(schedule):
     emitted, bound = expected_emitted(p, q, rule, LENGTH), tv_bound(p, q, rule, LENGTH)
     assert chains.expected_emitted(schedule) == pytest.approx(emitted)
     assert chains.tv_bound(schedule) == pytest.approx(bound, abs=1e-7)
+    sample = Chains.along(*drafted(p, q))
+    assert sample.expected_emitted(schedule) == pytest.approx(emitted, abs=0.04)
+    assert sample.tv_bound(schedule) == pytest.approx(bound, abs=0.02)
 
 
 def test_drafted_chains_weigh_alike():
@@ -92,7 +73,7 @@ def brute_force(p, q, expected_length):
     """The least bound over a grid of schedules, some below 1, at no less than the expected length;
     by enumeration, rule and all.
     """
-    grid = [0.5, 0.8, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 100.0]
+    grid = [0.8, 1.0, 1.1, 1.35, 1.75, 2.5, 4.0, 10.0, 100.0]
     bounds = {}
     for schedule in itertools.product(grid, repeat=2):
         rule = Relaxed(schedule)
@@ -101,36 +82,18 @@ def brute_force(p, q, expected_length):
     return min(bounds.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_schedule_on_a_grid_beats_the_optimal_one(seed):
     _, _, p, q = tables(seed=seed)
     low, high = reachable(Chains.along(p, q[:2]))
-    for share in (0.15, 0.5, 0.85):
+    for share in (0.2, 0.7):
         wanted = low + share * (high - low)
         schedule = optimal_schedule(p, q[:2], wanted)
         assert min(schedule) >= 1
         assert expected_emitted(p, q, Relaxed(schedule), 2) == pytest.approx(wanted, abs=1e-5)
         bound, found = tv_bound(p, q, Relaxed(schedule), 2), brute_force(p, q, wanted)
         assert bound <= found + 1e-6
-        assert bound >= found - 0.15  # the grid is coarse, but not that coarse
-
-
-@pytest.mark.slow
-def test_no_published_schedule_beats_the_optimal_one():
-    for seed in range(3):
-        _, _, p, q = tables(seed=seed)
-        for schedule in (
-            exponential(1.5, 3),
-            linear(2.0, 3),
-            uniform(1.5, 3),
-            floored(exponential(2.0, 3), 1.0),
-        ):
-            length, bound = (
-                expected_emitted(p, q, Relaxed(schedule), 3),
-                tv_bound(p, q, Relaxed(schedule), 3),
-            )
-            assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], length)), 3) <= bound + 1e-6
+        assert bound >= found - 0.2  # the grid is coarse, but not that coarse
 
 
 def test_exact_decoding_is_the_optimum_at_its_own_length():
@@ -140,16 +103,6 @@ def test_exact_decoding_is_the_optimum_at_its_own_length():
     assert tv_bound(p, q, Relaxed(optimal_schedule(p, q[:3], low)), 3) == pytest.approx(
         0, abs=1e-12
     )
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_a_round_has_the_expected_length(length):
-    _, _, p, q = tables(seed=2)
-    chains = Chains.along(p, q[:length])
-    low, high = reachable(chains)
-    for share in (0.2, 0.7):
-        wanted = low + share * (high - low)
-        assert chains.expected_emitted(schedule_for(chains, wanted)) == pytest.approx(wanted)
 
 
 def completed(chains, omegas, wanted):
@@ -163,7 +116,7 @@ def completed(chains, omegas, wanted):
     return *omegas, brentq(miss, 1.0, 100.0)
 
 
-@pytest.mark.parametrize(("length", "seed"), [(2, 0), (2, 3), (3, 0), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("length", "seed"), [(1, 2), (2, 0), (3, 2)])
 def test_no_schedule_of_a_fine_grid_has_a_smaller_bound(length, seed):
     """ω of all depths but the last on the grid; the last follows from the expected length."""
     chains = Chains.along(*(table[:length] for table in tables(seed=seed)[2:]))
@@ -171,13 +124,13 @@ def test_no_schedule_of_a_fine_grid_has_a_smaller_bound(length, seed):
     wanted = low + 0.5 * (high - low)
     found = schedule_for(chains, wanted)
     assert chains.expected_emitted(found) == pytest.approx(wanted)
-    grid = torch.logspace(0, 1, 40 if length == 2 else 9, dtype=torch.float64).tolist()
+    grid = torch.logspace(0, 1, 40 if length == 2 else 7, dtype=torch.float64).tolist()
     bounds = []
     for omegas in itertools.product(grid, repeat=length - 1):
         other = completed(chains, omegas, wanted)
         if chains.expected_emitted(other) >= wanted - 1e-6:
             bounds.append(chains.tv_bound(other))
-    for step in (-0.1, -0.03, 0.03, 0.1):  # nor has one nearby
+    for step in (-0.1, -0.03, 0.03, 0.1) if length > 1 else ():  # nor has one nearby
         moved = (max(1.0, found[0] * math.exp(step)), *found[1:-1])
         other = completed(chains, moved, wanted)
         if chains.expected_emitted(other) >= wanted - 1e-6:
@@ -201,7 +154,7 @@ def test_a_ceiling_is_respected():
     assert max(optimal_schedule(p, q[:3], (low + high) / 2, ceiling=2.0)) <= 2
 
 
-@pytest.mark.parametrize("wanted", [0.5, 1.0, 3.19, 4.01, 9.0, math.nan])
+@pytest.mark.parametrize("wanted", [3.19, 4.01, math.nan])
 def test_an_expected_length_out_of_reach(wanted):
     _, _, p, q = tables()
     with pytest.raises(

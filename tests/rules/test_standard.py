@@ -67,7 +67,6 @@ def test_the_vanilla_residual_is_biased_where_the_rule_is_stricter():
     assert (pair(Relaxed((0.3,), "vanilla"), p, q)[0] - p).abs().sum() > 0.1
 
 
-@pytest.mark.slow
 @given(weights, weights, omegas.filter(lambda omega: omega >= 1))
 @fast
 def test_the_residuals_agree_from_one_up(p, q, omega):  # Proposition 1
@@ -95,7 +94,6 @@ def test_a_larger_omega_accepts_no_less(p, q, one, other):
     assert (pair(Relaxed((smaller,)), p, q)[1] <= pair(Relaxed((larger,)), p, q)[1]).all()
 
 
-@pytest.mark.slow
 @given(weights, weights, omegas, kinds)
 @fast
 def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):

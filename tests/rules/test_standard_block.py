@@ -7,29 +7,19 @@ import math
 
 import pytest
 import torch
-from cases import slow_but
 from random_drafts import SMALL, random_draft
-from window_laws import INITIALISATIONS, check_window
 
 from tempera.decoding.diagnostics import diagnose
 from tempera.decoding.interfaces import Draft, Scores
-from tempera.decoding.probabilities import Sampling, normalise, one_hot, ratio, sample
+from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
-from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
+from tempera.drafters.jacobi import jacobi, scd, sjd_pac
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, sequence_law
 from tempera.rules.standard import BlockVerification, Exact
-
-SAMPLINGS = [
-    Sampling(3.0, 1.7),
-    Sampling(1.0, top_k=2),
-    Sampling(1.0, temperature=0),
-    Sampling(3.0, temperature=0),
-    Sampling(2.0, 1.3, 3, 0.9),
-]
 
 
 def by_hand(p, q, tokens):
@@ -60,9 +50,9 @@ def by_hand(p, q, tokens):
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_each_row_follows_the_paper(length):
-    draft, p, uniforms = random_draft(300, Tree.chain(length), forced=0.1)
+    draft, p, uniforms = random_draft(60, Tree.chain(length), forced=0.1)
     verdict = verify(draft, Scores(p, p), BlockVerification(), uniforms)
-    for row in range(300):
+    for row in range(60):
         _, laws, passing = by_hand(
             p[row].double(), draft.q[row].double(), draft.tokens[row].tolist()
         )
@@ -124,8 +114,7 @@ def enumerated(p, q, length):
     return law, emitted
 
 
-@pytest.mark.parametrize("length", [1, 2, 4])
-@pytest.mark.parametrize("seed", slow_but(range(4), 0))
+@pytest.mark.parametrize(("length", "seed"), [(1, 0), (2, 1), (3, 2)])
 def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length, seed):
     target, draft, p, q = tables(length, seed)
     law, emitted = enumerated(p, q, length)
@@ -136,146 +125,10 @@ def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length
         target,
         FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))),
         BlockVerification(),
-        rows=40_000,
+        rows=10_000,
     ).trace
     counts = (trace.round == 0).sum(-1).double()
-    assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 2, 3, 7])
-def test_over_many_rounds_it_emits_the_target_law(length):
-    found = check(BlockVerification(), Tree.chain(length), length=6, rows=200_000)
-    assert found.agrees, found
-    plain = check(Exact(), Tree.chain(length), length=6, rows=200_000)
-    assert found.accepted_length > plain.accepted_length * (0.998 if length == 1 else 1.003)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_it_emits_the_sampled_law(sampling):
-    for seed in range(3):
-        found = check(
-            BlockVerification(),
-            Tree.chain(3),
-            vocab_size=4,
-            sampling=sampling,
-            rows=100_000,
-            seed=seed,
-        )
-        assert found.agrees, found
-
-
-@pytest.mark.slow
-def test_forced_positions_are_kept():
-    found = check(BlockVerification(), Tree.chain(3), length=5, forced={0: 2, 2: 1}, rows=200_000)
-    assert found.agrees, found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("initialisation", INITIALISATIONS)
-def test_it_works_with_redrawn_jacobi_guesses(initialisation):
-    found = check_window(lambda target: sjd(target, 3, initialisation), BlockVerification())
-    assert found.agrees, found
-    assert (
-        found.accepted_length
-        > check_window(lambda target: sjd(target, 3, initialisation), rows=20_000).accepted_length
-    )
-
-
-# Planted faults
-
-
-class Faulty(BlockVerification):
-    """The algorithm over one row's numbers, with a fault."""
-
-    def walk(self, draft, p, uniforms):
-        rows, length = torch.arange(len(p)), draft.tree.nodes
-        weight, weights = torch.ones(len(p)), [torch.ones(len(p))]
-        for i in range(length):
-            weight = self.step(
-                weight, p[rows, i, draft.tokens[:, i]], draft.q[rows, i, draft.tokens[:, i]]
-            )
-            weights.append(weight)
-        weights = torch.stack(weights, 1)
-        lacking = self.lacking(weights[:, :-1, None], p[:, :-1], draft.q)
-        passing = torch.cat(
-            [self.passing(lacking.sum(-1)[:, 1:], weights[:, 1:-1]), weights[:, -1:]], 1
-        )
-        kept = self.longest(uniforms[:, :length] < passing)
-        law = normalise(lacking[rows, kept.clamp(max=length - 1)], otherwise=p[rows, kept])
-        return kept, torch.where((kept == length)[:, None], p[:, -1], law)
-
-    def step(self, weight, above, below):
-        return (weight * above / below).clamp(max=1)
-
-    def lacking(self, weights, p, q):
-        return (weights * p - q).clamp(min=0)
-
-    def passing(self, wanting, weights):
-        return ratio(wanting, wanting + 1 - weights)
-
-    def longest(self, passed):
-        return (torch.arange(1, 1 + passed.shape[1]) * passed).amax(-1)
-
-
-class Uncapped(Faulty):
-    """Π p/q, cut to 1 only where it is used."""
-
-    def step(self, weight, above, below):
-        return weight * above / below
-
-
-class OneByOne(Faulty):
-    """Tests that end at the first prefix that fails."""
-
-    def longest(self, passed):
-        return passed.int().cumprod(-1).sum(-1)
-
-
-class WeightsAsChances(Faulty):
-    """h_i = w_i."""
-
-    def passing(self, wanting, weights):
-        return weights
-
-
-class PlainResidual(Faulty):
-    """Norm[p - q]+."""
-
-    def lacking(self, weights, p, q):
-        return (p - q).clamp(min=0) + 0 * weights
-
-
-def test_without_a_fault_the_check_passes():
-    draft, p, uniforms = random_draft(500, Tree.chain(4))
-    right, same = (
-        verify(draft, Scores(p, p), BlockVerification(), uniforms),
-        verify(draft, Scores(p, p), Faulty(), uniforms),
-    )
-    assert right.accepted.equal(same.accepted)
-    assert right.next_token.equal(same.next_token)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("faulty", [Uncapped, OneByOne, WeightsAsChances, PlainResidual])
-def test_a_planted_fault_is_caught(faulty):
-    assert check(Faulty(), Tree.chain(3), length=5).agrees
-    assert not check(faulty(), Tree.chain(3), length=5).agrees
-
-
-@pytest.mark.slow
-def test_surviving_guesses_would_bias_it(monkeypatch):
-    from tempera.drafters.jacobi import Continue, SharedNoise
-
-    for refresh, make in (
-        (SharedNoise, scd),
-        (Continue, lambda target, window: scd(target, window, coupling="maximal")),
-    ):
-        monkeypatch.setattr(refresh, "fresh", True)  # a false claim
-        assert not check_window(
-            lambda target, make=make: make(target, 3), BlockVerification()
-        ).agrees
+    assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 100)
 
 
 # What is refused, and what a trace says

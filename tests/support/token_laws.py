@@ -9,7 +9,7 @@ weights = st.lists(
 ).filter(lambda w: sum(w) > 1e-3)
 omegas = st.sampled_from([0.05, 0.3, 0.999, 1.0, 1.1, 2.0, 7.0])
 kinds = st.sampled_from(["optimal", "vanilla", "kl"])
-fast = settings(max_examples=150, deadline=None)
+fast = settings(max_examples=60, deadline=None)
 
 
 def distribution(weights):
