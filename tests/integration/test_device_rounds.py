@@ -14,19 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tempera.config.build import (
-    build_drafter,
-    build_rule,
-    build_target,
-    without_weights,
-)
+from tempera.config.build import META, build_drafter, build_rule, build_target, without_weights
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.codebook_neighbours import Neighbours
-from tempera.runtime.rehearsal import META
 
 DRAFT, WINDOW = "drafter.path=random", "window=6"
 METHODS = {
@@ -109,8 +103,8 @@ class Marked:
 
 
 def report(rows: int, tokens: int) -> list[list[float]]:
-    """What the host reads after a round: each row's length, twice."""
-    return [[float(tokens)] * rows] * 2
+    """What the host reads after a round: rows' lengths, and whether target or draft gave NaN."""
+    return [[float(tokens)] * rows, [0.0] * rows, [0.0] * rows]
 
 
 def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[list[int], int]:

@@ -122,21 +122,14 @@ def test_shards_of_the_world_train_a_draft(tmp_path: Path, command: Command) -> 
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_disk_and_time_and_writes_nothing(
+def test_a_dry_run_prints_what_it_would_do_and_writes_nothing(
     tmp_path: Path, command: Command
 ) -> None:
     status, out, err = command(
         "prepare", "dry_run=true", "source.count=60", "limit=40", f"hydra.run.dir={tmp_path}"
     )
     assert status == 0, err
-    for words in (
-        "nothing is written",
-        "sample: 40 entries, 100% of",
-        "to do: 40 entries are left",
-        "kB for 40 images",
-        "with 8",
-    ):
-        assert words in out
+    assert "to do: at most 40 entries of the source (count=60" in out
     assert {path.name for path in tmp_path.iterdir()} <= {".hydra", "prepare.log"}
 
 

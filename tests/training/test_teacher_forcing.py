@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from tiny_networks import tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
@@ -10,7 +11,6 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.parallel import ParallelDraft
-from tempera.runtime.rehearsal import Meter
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, imitation, metrics_of
@@ -153,7 +153,7 @@ def test_decodes_of_a_validation_leave_nothing_to_the_garbage_collector(
     draft, captions = make(target), tiny_codes().holdout([0, 1]).captions
     gc.disable()
     try:
-        with Meter("cpu") as meter:
+        with LiveBytes() as meter:
             accepted_length(draft, target, captions, 2)
             kept = meter.live  # the target keeps its cache
             accepted_length(draft, target, captions, 2)

@@ -1,115 +1,195 @@
-"""What a run needs: printed by `dry_run=true` and at the start on CUDA, and checked before weights
-are read. A dry run also measures the time, if the weights are on this machine.
+"""`dry_run=true`: what a run would do, download and hold in memory. Nothing is read or allocated:
+the networks have sizes and no data.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
-from tempera.config.build import without_weights
-from tempera.config.instantiate import check_value
-from tempera.errors import MissingWeights, TemperaError
-from tempera.runtime.cost import Cost, Time, largest_batch
-from tempera.runtime.distributed import Processes
+from tempera.config import build
+from tempera.config.instantiate import instantiate
+from tempera.continuous.target import MARTarget
+from tempera.data.prompts import Prompt
+from tempera.evaluation.pipeline import DECODED_CODES, Method, Pipeline
+from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import computes_bfloat16
+from tempera.targets.prompt_state import PromptState
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.recipe import Recipe
 
-AUTO = "auto"
-"""What an option is set to for a size that fits the device."""
-
-
-def is_dry(cfg: DictConfig) -> bool:
-    """The option `dry_run`."""
-    check_value(cfg, "dry_run", cfg.dry_run, bool)
-    return bool(cfg.dry_run)
+CAPTION = "0"
+"""Stands for the captions of training images: a text, and a class number."""
 
 
-def weigh(
-    cfg: DictConfig,
-    estimate: Callable[[DictConfig], Cost],
-    device: torch.device,
-    directory: Path,
-    tell: bool,
-) -> Cost | None:
-    """Estimate the run of a published model, or any dry run, and refuse what does not fit. Other
-    runs, of the shipped models or of your own, are not estimated and return None: they are small,
-    or may not run without data.
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the parts that grow with the model and the batch. Buffers inside kernels, the
+    allocator's rounding, the CUDA context and the activations of training come on top.
 
-    Args:
-        cfg: the composed configuration.
-        estimate: the cost, from a configuration whose networks have sizes but no data.
-        device, directory: of the run.
-        tell: whether this process prints it, on CUDA and in a dry run.
+    Attributes:
+        weights: of all networks.
+        cache: keys and values of the target's KV cache.
+        logits: of root and drafted tokens, float32.
+        decoder: the largest layer's inputs and outputs, while the image decoder makes pictures.
+        learning: gradients, optimiser state, averages and the saved copy of a draft in training.
+    """
+
+    weights: int
+    cache: int = 0
+    logits: int = 0
+    decoder: int = 0
+    learning: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts; the image decoder works when the logits are gone."""
+        return self.weights + self.cache + max(self.logits, self.decoder) + self.learning
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights,
+            "KV cache": self.cache,
+            "logits": self.logits,
+            "image decoder": self.decoder,
+            "gradients and optimiser": self.learning,
+        }
+        shown = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items() if size)
+        return f"about {_gigabytes(self.total)} ({shown})"
+
+
+def dry_evaluation(
+    cfg: DictConfig, prompts: Sequence[Prompt], evaluator: Evaluator
+) -> dict[str, float]:
+    """Print what an evaluation takes; returns the bytes of `memory`, and those to `download` if the
+    hub can be reached.
+    """
+    batch = [prompt.text for prompt in prompts[: build.batch_size(cfg)]]
+    with build.without_weights(cfg) as (sized, files):
+        pipeline: Pipeline = build.build_sized_pipeline(sized)
+        memory = decoding_memory(pipeline, batch)
+    length = pipeline.target.length
+    work = f"{len(prompts):,} images of {length:,} tokens, {len(batch)} at a time"
+    return _told(cfg, work, memory, to_download(files, evaluator))
+
+
+def decoding_memory(pipeline: Pipeline, prompts: list[str]) -> Memory:
+    """What decoding a batch takes, by a pipeline whose networks are on the meta device."""
+    target, method = pipeline.target, pipeline.method
+    nodes = method.drafter.nodes if isinstance(method, Method) else 0
+    shape = (target.length, target.channels) if isinstance(target, MARTarget) else (target.length,)
+    kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
+    images = min(len(prompts), max(1, DECODED_CODES // target.length))
+    layers: list[int] = [0]
+
+    def note(_: nn.Module, given: Any, made: Any) -> None:
+        tensors = tree_leaves((given, made))
+        layers.append(sum(part.nbytes for part in tensors if isinstance(part, torch.Tensor)))
+
+    with torch.inference_mode():
+        cache, logits = _batch(target, prompts, nodes)
+        watched = register_module_forward_hook(note)
+        try:
+            pipeline.decoded(torch.zeros(images, *shape, dtype=kind, device="meta"))
+        finally:
+            watched.remove()
+    return Memory(size_of(*networks(pipeline)), cache, logits, max(layers))
+
+
+def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
+    """Bytes of the KV cache and of the logits of a batch; none of a model of continuous tokens."""
+    if not isinstance(target, TransformerTarget):
+        return 0, 0
+    copies, session = target.sampling.rows, target.session
+    keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
+    session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
+    cache = session.new_cache(len(target.network.model.layers), session.capacity(nodes))
+    return cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
+
+
+def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
+    """Print what a training takes in each process that holds the target as a whole; see
+    `dry_evaluation`.
+    """
+    draws = str(cfg.train_data._target_).endswith((".generated_codes", ".mixed_codes"))
+    drawn = cfg.train_data.batch_size if draws else 1
+    captions = [CAPTION] * max(drawn, recipe.decodes)
+    with build.without_weights(cfg) as (sized, files):
+        target: Any = build.build_target(sized)
+        with target.device:
+            draft = instantiate(sized.draft, target=target, model=cfg.model.name)
+        nets = [*networks(target), build.build_tokenizer(sized), draft]
+        with torch.inference_mode():
+            cache, logits = _batch(target, captions, recipe.depth)
+    length = f"{cfg.steps:,} steps" if cfg.steps else f"{cfg.epochs:g} epochs"
+    work = f"{length} of {recipe.batch_size} images of {target.length:,} tokens"
+    copies = 5 if recipe.ema else 4
+    logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
+    memory = Memory(size_of(*nets), cache, logits, learning=copies * size_of(draft))
+    return _told(cfg, work, memory, to_download(files))
+
+
+def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
+    device = build.parse_device(cfg.device)
+    dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
+    free = ""
+    if device.type == "cuda":
+        free = f", of which {_gigabytes(torch.cuda.mem_get_info(device)[0])} are free"
+    print(f"to do: {work}\nto download: {downloads(download)}")
+    print(f"memory: {memory} in {dtype} on {device}{free}")
+    known = {} if download is None else {"download": float(download)}
+    return {"memory": float(memory.total), **known}
+
+
+def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = None) -> int | None:
+    """Bytes of these files and of a run's metrics that this machine lacks; None if the hub cannot
+    be reached.
 
     Raises:
-        TemperaError: the device or the disk is too small, or the hub refuses a file.
+        TemperaError: the hub refuses one.
     """
-    if not is_dry(cfg) and (cfg.get("family") is None or cfg.family.toy is not False):
-        return None
-    with without_weights(cfg) as (sized, files):
-        cost = estimate(sized)
-    cost = replace(cost, download=to_download(files))
-    if tell and (is_dry(cfg) or device.type == "cuda"):
-        print(cost)
-    cost.check(device, directory)
-    return cost
-
-
-def chosen_batch(
-    cfg: DictConfig,
-    estimate: Callable[[DictConfig, int], Cost],
-    device: torch.device,
-    most: int,
-    processes: Processes,
-) -> int:
-    """The option `batch_size`; for `auto` the largest batch that fits the device, which is printed.
-
-    Args:
-        cfg: the composed configuration.
-        estimate: the cost of a batch, from a configuration whose networks have sizes but no data.
-        device: of the networks.
-        most: largest batch of use.
-        processes: the main one prints it.
-
-    Raises:
-        TemperaError: the option is no number, the device's memory is unknown or too small.
-    """
-    if cfg.batch_size != AUTO:
-        return int(check_value(cfg, "batch_size", cfg.batch_size, int))
-    with without_weights(cfg) as (sized, _):
-        size = largest_batch(lambda size: estimate(sized, size).peak, most, device, processes.count)
-    if processes.is_main:
-        print(f"batch_size=auto: {size} prompts at a time")
-    return size
-
-
-def dry(cost: Cost | None, measure: Callable[[], Time], tell: bool) -> dict[str, float]:
-    """The result of a dry run: bytes of `memory` and `disk`, and the seconds of `time` unless they
-    cannot be measured. Downloads nothing.
-
-    Args:
-        cost: of the run.
-        measure: builds the networks and times a part of the run.
-        tell: whether this process prints the time, or why it is unknown.
-    """
-    assert cost is not None  # a dry run is always weighed
-    found = {"memory": float(cost.peak), "disk": float(cost.written)}
-    line = "not measured, as the weights are not on this machine"
+    different = {(one.weights, *one.files): one for one in files}
     try:
-        if not cost.download:
-            time = measure()
-            found["time"], line = time.total, str(time)
-    except MissingWeights:
-        pass
-    except TemperaError as problem:
-        line = f"not measured: {problem}"
-    if tell:
-        print(f"time: {line}")
-    return found
+        missing = sum(one.to_download() for one in different.values())
+        return missing + (evaluator.to_download() if evaluator else 0)
+    except CannotReach:
+        return None
+
+
+def downloads(missing: int | None) -> str:
+    """What `to_download` found, for people."""
+    if missing is None:
+        return "unknown, as the hub cannot be reached"
+    return _gigabytes(missing) if missing else "nothing"
+
+
+def networks(thing: Any, seen: set[int] | None = None) -> Iterator[nn.Module]:
+    """The networks among the attributes of tempera's objects."""
+    seen = set() if seen is None else seen
+    thing = getattr(thing, "__self__", thing)  # a network's method
+    if isinstance(thing, nn.Module):
+        yield thing
+    elif type(thing).__module__.startswith("tempera.") and id(thing) not in seen:
+        seen.add(id(thing))
+        for value in vars(thing).values():
+            yield from networks(value, seen)
+
+
+def size_of(*modules: nn.Module) -> int:
+    """Bytes of the networks' tensors; shared ones count once."""
+    tensors = [part for one in modules for part in (*one.parameters(), *one.buffers())]
+    return sum({id(part): part.nbytes for part in tensors}.values())
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
 
 
 def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
@@ -122,16 +202,3 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
     """
     if not computes_bfloat16(device):
         print(f"{option} is several times as slow as {instead} on this processor, without AVX-512")
-
-
-def to_download(files: Sequence[PretrainedFiles]) -> int | None:
-    """Bytes of these files that the hub's cache lacks; None if the hub cannot be reached.
-
-    Raises:
-        TemperaError: the hub refuses one.
-    """
-    different = {(one.weights, *one.files): one for one in files}
-    try:
-        return sum(one.to_download() for one in different.values())
-    except CannotReach:
-        return None

@@ -1,9 +1,6 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +8,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import AUTO, chosen_batch, dry, is_dry, tell_slow_bfloat16, weigh
+from tempera.commands.costs import dry_evaluation, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
-from tempera.errors import TemperaError
-from tempera.evaluation.estimate import estimate
-from tempera.evaluation.latency import SpeedProtocol
-from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import FREE, about, run_identity
-from tempera.evaluation.run_time import run_time
-from tempera.metrics.evaluators import Evaluator
 from tempera.metrics.scores import read_scores
 from tempera.reporting.run_names import run_name
-from tempera.runtime.cost import Cost, Time
 from tempera.runtime.distributed import Processes
 
 LARGEST = 256
-"""Largest batch of `batch_size=auto`; larger ones make no image faster."""
+"""The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
 
 
 def main(cfg: DictConfig) -> dict[str, float]:
@@ -43,33 +33,14 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
     prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    if cfg.dry_run:
+        return dry_evaluation(cfg, prompts, evaluator) if processes.is_main else {}
     directory = shared_directory(processes, Path(str(cfg.directory)))
-    evaluator = instantiate(cfg.metrics)
-    missing = cache(evaluator.to_download)
-
-    def cost(sized: DictConfig, size: int) -> Cost:
-        def make() -> Pipeline:
-            pipeline: Pipeline = build.build_sized_pipeline(sized)
-            return pipeline
-
-        found = estimate(make, prompts, size, cfg.diagnostics)
-        return replace(found, metrics=missing())
-
-    def weighed() -> Cost | None:
-        most = min(math.ceil(len(prompts) / processes.count), LARGEST)
-        size = chosen_batch(cfg, cost, device, most, processes)
-        cfg.batch_size = size
-        return weigh(cfg, partial(cost, size=size), device, directory, processes.is_main)
-
-    protocol = instantiate(cfg.speed)
-    if is_dry(cfg):
-        measured = partial(_measured, cfg, prompts, protocol, evaluator, processes.count)
-        return dry(weighed(), measured, processes.is_main)
     evaluator.check(cfg.model.name)
     expected_length.check_prompts(cfg, prompts)
     if (captions := build.build_captions(cfg)) is not None:
         check_prompts(prompts, captions)
-    weighed()
     given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
     cfg, matched = expected_length.matched(cfg, target, directory, processes)
@@ -78,9 +49,10 @@ def main(cfg: DictConfig) -> dict[str, float]:
     options = {str(key): cfg[key] for key in cfg if key not in FREE}
     identity = run_identity(options, choices, pipeline, build.parse_dtype(cfg.dtype, device))
     notes = about(device, _hydra(cfg, "overrides") or []) | _facts(cfg, choices, prompts) | matched
-    changed, found = notes["changes"], matched.get("matched")
-    name = run_name(identity["method"], changed, identity.get("delta"), found)
-    plan = instantiate(cfg.plan, directory=directory, name=name, settings=identity, about=notes)
+    changed, length = notes["changes"], matched.get("matched")
+    name = run_name(identity["method"], changed, identity.get("delta"), length)
+    found = {"directory": directory, "name": name, "settings": identity, "about": notes}
+    plan = instantiate(cfg.plan, **found, **_batches(cfg, device))
     claim(directory, identity, notes, write=processes.is_main)
     tracker = build.start_tracker(cfg, directory, "eval", choices, {**identity, **notes})
     result = evaluate(plan, pipeline, prompts, evaluator, protocol, processes, given)
@@ -91,6 +63,13 @@ def main(cfg: DictConfig) -> dict[str, float]:
     run_report.write(directory, result, tracker, cfg.verbose)
     values = {key: one["value"] for key, one in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
+    """The arguments of a plan that say how many prompts are decoded together."""
+    auto = cfg.batch_size == "auto"
+    most = LARGEST if auto and device.type == "cuda" else build.batch_size(cfg)
+    return {"batch_size": most, "shrinks": auto}
 
 
 def _facts(
@@ -116,11 +95,9 @@ def _check(cfg: DictConfig) -> None:
     build.parse_dtype(cfg.dtype, build.parse_device(cfg.device))
     for part in (cfg.pipeline, cfg.speed, cfg.tracking, cfg.drafter):
         check_values(part)
-    if cfg.batch_size != AUTO:
-        instantiate(cfg.plan, directory=Path(str(cfg.directory)), name="", settings={}, about={})
     expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
     _paper(cfg)
-    if not is_dry(cfg):
+    if not cfg.dry_run:
         build.check_draft(cfg)
 
 
@@ -133,31 +110,6 @@ def _paper(cfg: DictConfig) -> Any:
     given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     check_preset(given)
     return given
-
-
-def _measured(
-    cfg: DictConfig,
-    prompts: Sequence[Prompt],
-    protocol: SpeedProtocol,
-    evaluator: Evaluator,
-    processes: int,
-) -> Time:
-    """The time of the run, from a few seconds of it. A rule's table is not kept.
-
-    Raises:
-        TemperaError: there is no draft, metrics cannot be measured, or the run begins with work of
-            unknown length.
-    """
-    if cfg.expected_length is not None:
-        raise TemperaError("expected_length= is found by decoding first")
-    if cfg.compile:
-        raise TemperaError("compile=true compiles rounds first, which takes minutes")
-    evaluator.check(cfg.model.name)
-    build.check_draft(cfg)
-    pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
-    return run_time(
-        pipeline, prompts, cfg.batch_size, cfg.diagnostics, protocol, evaluator, processes
-    )
 
 
 def _hydra(cfg: DictConfig, name: str) -> Any:

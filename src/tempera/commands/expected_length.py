@@ -176,7 +176,7 @@ class _Finder:
 
         def measured(value: float) -> float:
             method = Method(self.drafter, self._rule(value))
-            where = self.options.seed, self.device, self.cfg.batch_size
+            where = self.options.seed, self.device, build.batch_size(self.cfg)
             return length_search.accepted_length(self.target, method, prompts, *where)
 
         return length_search.kept(
@@ -204,7 +204,7 @@ class _Finder:
     def _recorded(self, path: Path) -> calibration.Statistics:
         """The statistics in a file; measured first if there is none."""
         if not path.is_file():
-            where = self.options.seed, self.device, self.cfg.batch_size
+            where = self.options.seed, self.device, build.batch_size(self.cfg)
             found = calibration.record(self.target, self.drafter, self.pilot, *where)
             notes = calibration.conditions(**self.cfg.schedule.measured_with) if self.solved else {}
             calibration.save_statistics(path, found, notes)

@@ -6,8 +6,6 @@ from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.data.captions import CheckedCaptions
 from tempera.data.sources import Source
-from tempera.runtime.cost import check_disks
-from tempera.runtime.distributed import Processes
 
 
 def build_source(cfg: DictConfig) -> Source:
@@ -17,13 +15,3 @@ def build_source(cfg: DictConfig) -> Source:
     source: Source = instantiate(cfg.source)
     captions = build.build_captions(cfg)
     return source if captions is None else CheckedCaptions(source, captions)
-
-
-def fetch(source: Source, processes: Processes) -> None:
-    """Download what the source reads.
-
-    Raises:
-        DiskTooSmall: there is no room for it; nothing is downloaded.
-    """
-    check_disks(source.to_store())
-    source.fetch(processes)

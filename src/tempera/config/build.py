@@ -30,9 +30,9 @@ from tempera.runtime.network_directory import CONFIG, check_files
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
 from tempera.runtime.processor import arithmetic, computes_bfloat16
-from tempera.runtime.rehearsal import META
 from tempera.runtime.tracking import Tracker
 
+META = torch.device("meta")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
@@ -158,12 +158,15 @@ def build_recipe(cfg: DictConfig) -> Any:
     decided: dict[str, Any] = {}
     if cfg.steps is None:
         decided["steps"] = 1
-    if cfg.gradient_accumulation == "auto":
-        decided["gradient_accumulation"] = 1
     if cfg.mixed_precision == "auto":
         dtype = parse_dtype("auto", parse_device(cfg.device))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, "tempera.training.recipe.Recipe", **decided)
+
+
+def batch_size(cfg: DictConfig) -> int:
+    """The option `batch_size`; for `auto` the usual one of the model's family."""
+    return int(cfg.family.batch_size if cfg.batch_size == "auto" else cfg.batch_size)
 
 
 def check_compile(cfg: DictConfig) -> None:

@@ -23,7 +23,8 @@ from tempera.runtime.installation import conf_directory
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
-    "window=); in training a larger gradient_accumulation= or mixed_precision=bf16"
+    "window=); in training a smaller train_data.batch_size or decodes, a larger "
+    "gradient_accumulation, or mixed_precision=bf16"
 )
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
@@ -106,6 +107,7 @@ def _is_out_of_memory(problem: BaseException, text: str) -> bool:
         isinstance(problem, MemoryError)
         or type(problem).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in text
+        or "No executable batch size" in text  # accelerate, of batch_size=auto
     )
 
 

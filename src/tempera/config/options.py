@@ -91,7 +91,7 @@ class Train:
     start: str | None
     steps: Positive | None
     epochs: Annotated[float, Field(gt=0)] | None
-    gradient_accumulation: Positive | Literal["auto"]
+    gradient_accumulation: Positive
     limit: Positive | None
     truncate: bool
     dry_run: bool

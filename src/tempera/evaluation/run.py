@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate.utils import find_executable_batch_size
 from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
@@ -41,6 +42,7 @@ class RunPlan:
         settings: the run's identity (`tempera.evaluation.run_identity`).
         about: other facts to record.
         batch_size: number of prompts decoded together.
+        shrinks: decode fewer together if the memory is too small, instead of stopping.
         diagnostics: record TV(p, q), the TV and KL bounds, and how certain the target is.
         replays: keep the decodes of this many first prompts round by round, for report.html; images
             that already exist get no replay.
@@ -53,6 +55,7 @@ class RunPlan:
     batch_size: int
     diagnostics: bool
     replays: int
+    shrinks: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -122,7 +125,8 @@ def _generated(
 ) -> list[Row]:
     """Generate the missing images and return all records, in the prompts' order."""
     store = Store(plan.directory / "records", COLUMNS)
-    mine = todo(store, prompts[processes.rank :: processes.count], plan.batch_size)
+    share = prompts[processes.rank :: processes.count]
+    mine = todo(store, share, plan.batch_size)
     missing = len(store.missing([prompt.id for prompt in prompts]))
     processes.wait()  # all processes have listed what is missing before one writes
     shares = processes.gather(sum(map(len, mine)))
@@ -143,7 +147,13 @@ def _generated(
             bar.set_postfix_str(f"{done:.0f}/{len(prompts)} images{mean}", refresh=False)
 
         first = {prompt.id for prompt in prompts[: plan.replays]}
-        generate(pipeline, mine, plan.directory, store, plan.diagnostics, progress, first)
+
+        def decode(size: int) -> None:
+            left = todo(store, share, size)
+            generate(pipeline, left, plan.directory, store, plan.diagnostics, progress, first)
+
+        size = min(plan.batch_size, max(1, len(share)))
+        find_executable_batch_size(decode, size)() if plan.shrinks else decode(plan.batch_size)
         processes.wait()
     if not processes.is_main:
         return []

@@ -154,11 +154,14 @@ class PretrainedFiles:
         return {name: stated.get(name, default) for name, default in defaults.items()}
 
     def _config(self) -> Path | None:
-        """`config.json`, if it is on this machine."""
+        """`config.json`, fetched from the hub if need be; None if it cannot be had."""
         place = Path(self.weights).expanduser()
         if place.exists():
             return (place if place.is_dir() else place.parent) / "config.json"
-        return self._repository().cached("config.json")
+        try:
+            return self._repository().file("config.json")
+        except TemperaError:
+            return None
 
     def _repository(self) -> Repository:
         name, _, revision = self.weights.partition("@")
