@@ -1,8 +1,8 @@
 """Where the time of a round goes, and how long a batch takes, from some of its rounds."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
@@ -123,39 +123,3 @@ _NOTHING = nullcontext()
 def no_clock(part: str) -> AbstractContextManager[None]:
     """The clock of a run that is not timed."""
     return _NOTHING
-
-
-def batch_seconds(
-    decode: Callable[[Callable[[int, int], None]], object],
-    tokens: int,
-    clock: Callable[[], float],
-    limit: float,
-) -> float:
-    """Seconds that a batch takes to decode. Decoding is broken off after the first round that ends
-    past the limit, but not before the second; the remaining tokens then count as if they came as
-    fast as those after the first round, which includes the beginning of the images.
-
-    Args:
-        decode: decodes the batch, with a function to call after each round with (rounds so far,
-            tokens so far over all rows).
-        tokens: of the whole batch.
-        clock: the time in seconds.
-        limit: in seconds.
-    """
-    marks: list[tuple[float, int]] = []
-    start = clock()
-
-    def mark(number: int, written: int) -> None:
-        marks.append((clock(), written))
-        if number > 1 and marks[-1][0] - start >= limit:
-            raise _Enough
-
-    with suppress(_Enough):
-        decode(mark)
-    (first, begun), (last, written) = marks[0], marks[-1]
-    left = (last - first) * (tokens - written) / (written - begun) if written < tokens else 0.0
-    return last - start + left
-
-
-class _Enough(Exception):
-    """A batch was decoded for long enough."""
