@@ -21,7 +21,6 @@ import torch
 from tqdm import tqdm
 
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
-from tempera.data.estimate import estimate
 from tempera.data.prepare import prepare
 from tempera.data.shards import Manifest, read_shards
 from tempera.data.sources import (
@@ -37,7 +36,6 @@ from tempera.data.sources import (
 )
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.runtime.units import amount, duration
 from tempera.shapes.scenes import WorldScenes
 
 GRID = (2, 3)
@@ -544,117 +542,6 @@ def test_two_processes_share_the_work_and_write_the_same_bytes(
         min(encoder.seen for encoder in encoders) > 8
         and sum(encoder.seen for encoder in encoders) == 23
     )
-
-
-class Ticks:
-    """A clock and an encoder: reading takes 1 s a batch and encoding 3 s, but for the first batch's
-    100 s.
-    """
-
-    def __init__(self) -> None:
-        self.time, self.batches = 0.0, 0
-
-    def __call__(self) -> float:
-        self.time += 1.0
-        return self.time
-
-    def encoder(self) -> Counting:
-        ticks = self
-
-        class Slow(Counting):
-            def encode(self, entries: list[Entry]) -> Encoded:
-                ticks.time += 2.0 if ticks.batches else 99.0
-                ticks.batches += 1
-                return super().encode(entries)
-
-        return Slow()
-
-
-def test_an_estimate_is_the_steady_cost_of_what_is_left(tmp_path: Path) -> None:
-    ticks, source = Ticks(), Captions([f"caption {i}" for i in range(40)])
-    found = estimate(
-        source, ticks.encoder(), tmp_path / "new", batch_size=4, limit=30, seconds=110, now=ticks
-    )
-    assert (found.done, found.left, found.sampled, found.images) == (0, 30, 12, 1.0)
-    assert (found.reading, found.encoding) == (0.25, 0.75)
-    assert [found.seconds(processes, 30) for processes in (1, 3)] == [30.0, 15.0]
-    assert "to do: 30 entries are left" in str(found) and "30 s with 1, " in str(found)
-    assert not (tmp_path / "new").exists()
-    with pytest.raises(KeyboardInterrupt):
-        prepare(
-            source,
-            Counting(fail_after=12),
-            tmp_path / "begun",
-            shard_size=10,
-            batch_size=2,
-            limit=30,
-        )
-    before = bytes_of(tmp_path / "begun")
-    rest = estimate(source, Counting(), tmp_path / "begun", shard_size=10, batch_size=4, limit=30)
-    assert (rest.done, rest.left, rest.sampled) == (10, 20, 20)
-    assert "10 are done" in str(rest)
-    assert bytes_of(tmp_path / "begun") == before
-    with pytest.raises(TemperaError, match="holds shards of another limit"):
-        estimate(source, Counting(), tmp_path / "begun", shard_size=10)
-    prepare(source, Counting(), tmp_path / "begun", shard_size=10, limit=30)
-    assert "nothing is left to do: all 30 entries" in str(
-        estimate(source, Counting(), tmp_path / "begun", shard_size=10, limit=30)
-    )
-
-
-def test_an_estimate_says_what_it_does_not_know(tmp_path: Path) -> None:
-    found = estimate(Endless(["a", None, "b", "c"]), Counting(), tmp_path)
-    assert (found.left, found.images) == (None, 0.75)
-    assert "to do: 1,000 entries, as the source's size is unknown" in str(found)
-    assert "for 750 images" in str(found)
-    with pytest.raises(
-        TemperaError, match=r"all its entries are broken \(the first: line 0: no caption\)"
-    ):
-        estimate(Captions([None, None]), Counting(), tmp_path)
-    with pytest.raises(TemperaError, match="it has no entries"):
-        estimate(Endless([]), Counting(), tmp_path)
-    with pytest.raises(TemperaError, match="batch_size=0 is too small: give at least 1"):
-        estimate(Captions(["a"]), Counting(), tmp_path, batch_size=0)
-
-
-class Noisy(Counting):
-    """Codes without any order, of a vocabulary and a grid like LlamaGen's."""
-
-    grid, vocab_size = (16, 16), 16384
-
-    def encode(self, entries: list[Entry]) -> Encoded:
-        generator = np.random.default_rng([len(entries), *entries[0].key.encode()])
-        return Encoded(
-            entries, generator.integers(0, 16384, (len(entries), 256), dtype=np.int32), []
-        )
-
-
-def test_the_estimated_disk_is_what_it_takes(tmp_path: Path) -> None:
-    words = np.random.default_rng(0).integers(0, 26, (600, 40))
-    source = Captions(["".join(chr(97 + letter) for letter in row) for row in words])
-    found = estimate(source, Noisy(), tmp_path, shard_size=300, batch_size=32, seconds=0)
-    assert found.sampled == 32
-    prepare(source, Noisy(), tmp_path, shard_size=300, batch_size=32)
-    taken = sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
-    assert found.size * 600 == pytest.approx(taken, rel=0.2)
-
-
-def test_amounts_are_said_as_people_say_them() -> None:
-    assert [duration(value) for value in (0.5, 90.0, 110.0, 600.0, 5 * 3600.0, 4e3 * 86400.0)] == [
-        "0.5 s",
-        "90 s",
-        "110 s",
-        "10 min",
-        "5 h",
-        "4,000 days",
-    ]
-    assert [amount(value) for value in (12, 1500, 2.5e6, 3e9, 1.25e12)] == [
-        "12 B",
-        "1.5 kB",
-        "2.5 MB",
-        "3 GB",
-        "1.25 TB",
-    ]
 
 
 def tiny_vq() -> VQModel:

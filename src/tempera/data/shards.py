@@ -196,13 +196,6 @@ def write_shard(path: Path, images: CodedImages) -> str:
     return sha256_file(path)
 
 
-def shard_bytes(images: CodedImages) -> int:
-    """Size in bytes of a shard with these images."""
-    buffer = io.BytesIO()
-    _write(images, buffer)
-    return buffer.tell()
-
-
 def _write(images: CodedImages, to: Path | io.BytesIO) -> None:
     codes = pa.FixedSizeListArray.from_arrays(
         pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1]
