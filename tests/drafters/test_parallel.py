@@ -290,7 +290,7 @@ def test_refusals_are_one_sentence(tmp_path):
         build_parallel(str(tmp_path / "parallel"), other, Tree.chain(2))
     with pytest.raises(
         TemperaError,
-        match=r"does not describe a draft of the kind parallel \(its fields are others\)",
+        match="does not describe a draft of the kind parallel .layers: Field required",
     ):
         build_parallel(str(tmp_path / "eagle"), target, Tree.chain(2))
     with pytest.raises(

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from tempera.errors import TemperaError
-from tempera.runtime import pretrained
-from tempera.runtime.convert_checkpoint import convert, main, read_tensors
+from tempera.runtime.convert_checkpoint import convert, main, salvage
+from tempera.runtime.tensor_files import read_tensors
 
 
 class Callback:
@@ -55,7 +55,7 @@ def test_the_tensors_of_a_lightning_checkpoint(tmp_path: Path, zipped: bool) -> 
 
 def test_no_code_of_the_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = lightning(tmp_path / "a.ckpt", Evil())
-    assert read_tensors(tmp_path / "a.ckpt").keys() == weights.keys()
+    assert salvage(tmp_path / "a.ckpt").keys() == weights.keys()
     assert "run" not in capsys.readouterr().out
 
 
@@ -93,7 +93,7 @@ def test_the_command(
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("read", [read_tensors, pretrained.read_tensors])
+@pytest.mark.parametrize("read", [salvage, read_tensors])
 def test_programs_are_refused_and_not_run(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,37 +13,23 @@ import pytest
 import torch
 from cases import slow_rows_but
 from paths import SUPPORT
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_targets import (
-    DIM,
     HEADS,
-    INNER,
-    LAYERS,
     composed,
-    huggingface_state,
-    llamagen_state,
-    meta_state,
-    save_shards,
     write_llamagen_text,
     write_lumina,
 )
 from torch import nn
 
 from tempera.config.build import build_target, build_tokenizer
+from tempera.continuous.mar import MARConfig
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.runtime import pretrained
-from tempera.runtime.files import sha256_file
-from tempera.runtime.network_directory import read_network, write_network
+from tempera.runtime.network_directory import parse_sizes, read_network, write_network
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import (
-    PretrainedFiles,
-    checksum,
-    fill,
-    on_meta,
-    randomise,
-    read,
-)
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, on_meta, randomise
+from tempera.runtime.tensor_files import fill, read_tensors
 from tempera.targets.llamagen import SIZES, LlamaGen, from_official, llamagen_config, to_official
 
 LAYOUTS = json.loads((SUPPORT / "official_layouts.json").read_text())
@@ -88,50 +74,34 @@ def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions:
 # Loading
 
 
-def test_tensors_are_mapped_and_none_is_copied(tmp_path: Path) -> None:
-    save_shards({"weight": torch.randn(3, 3), "bias": torch.randn(3)}, tmp_path)
-    state = read(PretrainedFiles(str(tmp_path), ["model.safetensors"], "a/b").find())
-    layer = on_meta(lambda: nn.Linear(3, 3))
-    fill(layer, state, "it")
-    assert layer.weight.data_ptr() == state["weight"].data_ptr()
-    assert not layer.weight.requires_grad
-    torch.save(
-        {
-            "module": {"weight": torch.ones(3, 3), "bias": torch.zeros(3)},
-            "args": argparse.Namespace(lr=1),
-        },
-        tmp_path / "it.pt",
-    )
-    assert torch.equal(read([tmp_path / "it.pt"])["weight"], torch.ones(3, 3))
-    torch.save({"weight": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert torch.equal(read([tmp_path / "old.pt"])["weight"], torch.ones(3))
-
-
-def test_the_checksum_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
-    read([tmp_path / "a.safetensors"])
-    assert f"sha256 {sha256_file(tmp_path / 'a.safetensors')}" in capsys.readouterr().out
-    digest = "0" * 64  # the hub's cache names a file by its checksum
-    (tmp_path / "a.safetensors").rename(tmp_path / digest)
-    (tmp_path / "b.safetensors").symlink_to(tmp_path / digest)
-    read([tmp_path / "b.safetensors"])
-    assert f"sha256 {digest}" in capsys.readouterr().out
-
-
-def test_a_file_is_hashed_again_only_when_it_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tensors_are_mapped_and_none_is_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "w.pt").write_bytes(b"one")
-    digest = checksum(tmp_path / "w.pt")
-    assert digest == sha256_file(tmp_path / "w.pt")
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrained, "sha256_file", None)
-        assert checksum(tmp_path / "w.pt") == digest
-    (tmp_path / "w.pt").write_bytes(b"others")
-    assert checksum(tmp_path / "w.pt") == sha256_file(tmp_path / "w.pt") != digest
-    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "w.pt"))  # cannot be written
-    assert checksum(tmp_path / "w.pt") == sha256_file(tmp_path / "w.pt")
+    digest = "0" * 64  # the hub's cache names a file by its SHA-256
+    save_file({"weight": torch.randn(3, 3), "bias": torch.randn(3)}, tmp_path / digest)
+    (tmp_path / "w.safetensors").symlink_to(tmp_path / digest)
+    files = PretrainedFiles(str(tmp_path), ["w.safetensors"], "a/b")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "_apply", lambda *_: pytest.fail("moved"))
+        layer = load_pretrained(lambda: nn.Linear(3, 3), files)
+    assert f"0.00 GB, sha256 {digest}" in capsys.readouterr().out
+    assert layer.weight.equal(load_file(tmp_path / "w.safetensors")["weight"])
+    assert not layer.weight.requires_grad and not layer.training
+    state = read_tensors(tmp_path / "w.safetensors")
+    meta = on_meta(lambda: nn.Linear(3, 3))
+    fill(meta, state, "it")
+    assert meta.weight.data_ptr() == state["weight"].data_ptr()
+    real = nn.Linear(3, 3).half()
+    fill(real, state, "it")  # keeps its dtype
+    assert real.weight.dtype == torch.float16 and real.weight.equal(state["weight"].half())
+
+
+def test_files_of_pytorch(tmp_path: Path) -> None:
+    trained = {"module": {"weight": torch.ones(3)}, "args": argparse.Namespace(lr=1)}
+    torch.save(trained, tmp_path / "it.pt")
+    torch.save({"weight": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("it.pt", "old.pt"):
+        assert read_tensors(tmp_path / name)["weight"].tolist() == [1, 1, 1]
 
 
 def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
@@ -236,96 +206,69 @@ def test_companion_files_are_searched_beside_the_weights(tmp_path: Path) -> None
         build_tokenizer(composed(*options, f"model.weights={tmp_path / 't2i_XL_stage1_256.pt'}"))
 
 
-def stating(directory: Path, **more: Any) -> None:
-    """A config.json as Lumina-mGPT's, of the tiny sizes."""
-    content = {
-        "model_type": "chameleon",
-        "vocab_size": 8832,
-        "hidden_size": DIM,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "rms_norm_eps": 1e-3,
-        "rope_theta": 500.0,
-        "rope_scaling": None,
-        "swin_norm": False,
-        **more,
-    }
+SIZES_OF = {"hidden_size": 8, "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
+
+
+def stated(directory: Path, content: object) -> dict[str, Any]:
+    (directory / "w.pt").touch()
     (directory / "config.json").write_text(json.dumps(content))
+    return PretrainedFiles(str(directory), ["w.pt"], "a/b").stated(SIZES_OF, "chameleon")
 
 
-def test_sizes_are_those_of_the_config_beside_the_weights(lumina: tuple[Path, list[str]]) -> None:
-    directory, options = lumina
-    stating(directory)
-    plain = [option for option in options if not option.startswith("+model.network.")]
-    network = build_target(composed(*plain)).network  # type: ignore[attr-defined]
-    assert network.config.hidden_size == DIM and len(network.model.layers) == LAYERS
-    assert network.config.rms_norm_eps == 1e-3
-    assert network.config.rope_parameters["rope_theta"] == 500.0
+def test_sizes_are_those_of_the_config_beside_the_weights(tmp_path: Path) -> None:
+    assert stated(tmp_path, {}) == SIZES_OF
+    text = {"hidden_size": 16, "rms_norm_eps": 1, "rope_scaling": None, "hidden_act": "silu"}
+    expected = {**SIZES_OF, "hidden_size": 16, "rms_norm_eps": 1}
+    assert stated(tmp_path, {"model_type": "Chameleon_xllmx", **text}) == expected
+    more = {"text_config": {**text, "rope_parameters": {"rope_theta": 5.0}, "vocab_size": None}}
+    assert stated(tmp_path, more) == {**expected, "rope_theta": 5.0}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear, and only default"),
+        ({"rope_parameters": "yarn"}, "rope_parameters=yarn, and only an object"),
+        ({"text_config": [1]}, "only an object is supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, and only 1.0 is supported"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu, and only silu is supported"),
+        ({"model_type": "llama"}, "model_type=llama, and only chameleon is supported"),
+        ({"hidden_size": "16"}, "hidden_size=16, and only a number like 8"),
+        ({"hidden_size": 16.0}, "hidden_size=16.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True"),
+        ({"rope_theta": [1]}, r"rope_theta=\[1\]"),
+    ],
+)
 def test_variants_that_would_load_with_other_logits_are_refused(
-    lumina: tuple[Path, list[str]],
+    content: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    directory, options = lumina
-    stating(directory, swin_norm=True)
-    assert f"{directory} is a Chameleon with swin_norm" in refusal(options)
-    stating(directory, rope_scaling={"type": "linear", "factor": 2.0})
-    assert "states a scaled rotary embedding" in refusal(options)
-    stating(directory, partial_rotary_factor=0.5)
-    assert "states partial_rotary_factor=0.5, and only 1.0 is supported" in refusal(options)
-    stating(directory, hidden_act="gelu")
-    assert "states hidden_act=gelu, and only silu is supported" in refusal(options)
-    stating(directory, model_type="llama")
-    assert "config.json states model_type=llama, which is no chameleon" in refusal(options)
-    stating(directory, model_parallel_size=HEADS * 2)
-    assert (
-        "self_attn.k_norm.weight is made of 1 partitions, but config.json states "
-        f"model_parallel_size={HEADS * 2}: download both" in refusal(options)
-    )
-    for variant in ({"model_type": "chameleon_xllmx"}, {"model_parallel_size": 1}):
-        stating(directory, hidden_act="silu", **variant)
-        build_target(composed(*options))
-
-
-def test_partial_weights_say_what_is_missing(lumina: tuple[Path, list[str]]) -> None:
-    directory, options = lumina
-    (directory / "model-00002-of-00002.safetensors").unlink()
-    assert (
-        f"{directory} is partial, 1 of its 2 parts are missing, first "
-        "model-00002-of-00002.safetensors" in refusal(options)
-    )
-    save_file(
-        {
-            name: t
-            for name, t in huggingface_state(8832, norms=True).items()
-            if "layers.1" not in name
-        },
-        directory / "model.safetensors",
-    )
-    assert (
-        "lacks 13 of 29 tensors, first model.layers.1.self_attn.q_proj.weight: download it again"
-        in refusal(options)
-    )
+    with pytest.raises(TemperaError, match=words):
+        stated(tmp_path, content)
 
 
 @pytest.mark.slow
-def test_errors_tell_wrong_files_apart(lumina: tuple[Path, list[str]]) -> None:
+def test_variants_of_chameleon(lumina: tuple[Path, list[str]]) -> None:
     directory, options = lumina
-    file = directory / "model.safetensors"
-    save_file(llamagen_state(24, caption=8), file)
-    assert f"{file} is in another layout (it holds cls_embedding." in refusal(options)
-    save_file(huggingface_state(9000, norms=True), file)
-    assert (
-        f"{file} is of another size (model.embed_tokens.weight is (9000, 16), this model's is "
-        "(8832, 16))" in refusal(options)
-    )
-    save_file(huggingface_state(8832, norms=True) | {"model.more": torch.zeros(1)}, file)
-    assert "holds 1 tensors that this model lacks, first model.more" in refusal(options)
-    file.write_bytes(b"rubbish")
-    assert f"{file} is cut off or no safetensors file" in refusal(options)
+    config = directory / "config.json"
+    config.write_text(json.dumps({"swin_norm": True}))
+    assert f"{directory} is a Chameleon with swin_norm" in refusal(options)
+    config.write_text(json.dumps({"model_parallel_size": HEADS * 2}))
+    assert "self_attn.k_norm.weight is made of 1 partitions, but" in refusal(options)
+
+
+def test_partial_weights_say_what_is_missing(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    files = PretrainedFiles(str(tmp_path), ["model.safetensors"], "a/b")
+    for parts in ({"a": "model-1.safetensors", "b": "model-2.safetensors"}, {}, ["model-1"]):
+        index.write_text(json.dumps({"weight_map": parts}))
+        with pytest.raises(TemperaError, match=f"{tmp_path} is partial"):
+            files.find()
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors", "b": "b"}}))
+    for name in ("model.safetensors", "b"):
+        (tmp_path / name).touch()
+    assert PretrainedFiles(str(index), [], "a/b").find() == [
+        tmp_path / name for name in ("model.safetensors", "b")
+    ]  # never outside of its directory
 
 
 class Evil:
@@ -333,36 +276,27 @@ class Evil:
         return print, ("run",)
 
 
-@pytest.mark.slow
 def test_a_pickle_that_could_run_code_is_not_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = write_llamagen_text(tmp_path)
-    file = tmp_path / "t2i_XL_stage1_256.pt"
-    torch.save({"model": llamagen_state(24, caption=8), "callback": Evil()}, file)
-    assert f"{file} holds more than tensors" in refusal(options)
-    file.write_bytes(pickle.dumps(Evil()))
-    assert f"{file} holds more than tensors" in refusal(options)
+    file = tmp_path / "a.pt"
+
+    def refused(content: object | bytes, words: str) -> None:
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            torch.save(content, file)
+        with pytest.raises(TemperaError, match=f"{file} {words}"):
+            read_tensors(file)
+
+    refused({"model": {"a": torch.ones(2)}, "callback": Evil()}, "holds more than tensors")
+    refused(pickle.dumps(Evil()), "holds more than tensors")
     assert "run\n" not in capsys.readouterr().out
-    torch.save({"model": llamagen_state(24, caption=8)}, file)
-    file.write_bytes(file.read_bytes()[:500])
-    assert f"{file} is cut off" in refusal(options)
-    torch.save([1, 2], file)
-    assert f"{file} holds no named tensors" in refusal(options)
-
-
-def test_meta_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    torch.save(meta_state(8832), tmp_path / "t2i_XL_stage1_256.pt")
-    assert (
-        "is in another layout (it holds model.layers.0.attention.wq.weight, not null_caption)"
-        in refusal(write_options(tmp_path))
-    )
-
-
-def write_options(directory: Path) -> list[str]:
-    other = directory / "other"
-    other.mkdir()
-    return [option.replace(str(other), str(directory)) for option in write_llamagen_text(other)]
+    torch.save({"a": torch.ones(9)}, file)
+    refused(file.read_bytes()[:500], "is cut off")
+    refused([1, 2], "holds no named tensors")
+    file = tmp_path / "a.safetensors"
+    refused(b"rubbish", "is cut off or no safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -390,25 +324,49 @@ def test_impossible_sizes(choice: list[str], message: str) -> None:
     assert message in refusal([*choice, "model.weights=random"])
 
 
+ONES, BIAS = torch.ones(2, 2), torch.zeros(2)
+
+
 @pytest.mark.parametrize(
-    ("weight", "words"),
+    ("state", "words"),
     [
-        (torch.ones(2, 2, dtype=torch.int8), "holds weight as int8: give weights in floating"),
-        (torch.ones(2, 2, dtype=torch.int32), "holds weight as int32"),
-        (torch.ones(2, 2, dtype=torch.complex64), "holds weight as complex64"),
-        (torch.full((2, 2), float("inf")), "holds infinite numbers or NaN in weight"),
-        (torch.full((2, 2), float("nan")), "holds infinite numbers or NaN in weight"),
-        (torch.zeros(2, 2), "are all zero"),
+        ({"weight": ONES}, "lacks 1 of 2 tensors, first bias: download it again"),
+        ({"weight": ONES, "bias": BIAS, "more": BIAS}, "holds 1 tensors that this model lacks"),
+        ({"weight": ONES, "b": BIAS}, r"in another layout \(it holds b, not bias\)"),
+        ({"weight": ONES[:1], "bias": BIAS}, r"weight is \(1, 2\), this model's is \(2, 2\)"),
+        (
+            {"weight": ONES.to(torch.int8), "bias": BIAS},
+            "weight as int8: give weights in fl",
+        ),
+        ({"weight": ONES.to(torch.int32), "bias": BIAS}, "holds weight as int32"),
+        ({"weight": ONES.to(torch.complex64), "bias": BIAS}, "holds weight as complex64"),
+        ({"weight": ONES * torch.inf, "bias": BIAS}, "holds infinite numbers or NaN in weight"),
+        ({"weight": ONES * torch.nan, "bias": BIAS}, "holds infinite numbers or NaN in weight"),
+        ({"weight": 0 * ONES, "bias": BIAS}, "are all zero"),
     ],
 )
 @pytest.mark.parametrize("kind", ["published", "directory"])
-def test_weights_that_mean_nothing_are_refused(
-    kind: str, weight: torch.Tensor, words: str, tmp_path: Path
+def test_weights_of_another_network_or_none(
+    kind: str, state: dict[str, torch.Tensor], words: str, tmp_path: Path
 ) -> None:
-    state = {"weight": weight, "bias": torch.zeros(2)}
     with pytest.raises(TemperaError, match=words):
         if kind == "published":
-            fill(on_meta(lambda: torch.nn.Linear(2, 2)), state, "a.pt")
+            fill(on_meta(lambda: nn.Linear(2, 2)), state, "a.pt")
         else:
             write_network(tmp_path, state, {})
-            read_network(tmp_path, lambda _: torch.nn.Linear(2, 2), "a layer", "train one")
+            read_network(tmp_path, lambda _: nn.Linear(2, 2), "a layer", "train one")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"grid": [4, 4], "width": "8"}, "width: Input should be a valid integer"),
+        ({"grid": [4, 4], "width": 8.5}, "width: "),
+        ({"grid": [4], "width": 8}, "grid.1: Field required"),
+        ({"grid": [4, 4], "wide": 8}, "it has no field wide"),
+    ],
+)
+def test_the_types_of_a_config_are_checked(values: dict[str, Any], words: str) -> None:
+    assert parse_sizes(MARConfig, {"grid": [2, 3], "mlp_ratio": 4}).grid == (2, 3)
+    with pytest.raises(ValueError, match=words):
+        parse_sizes(MARConfig, values)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 EPSILON = 1e-6
@@ -374,7 +374,7 @@ def read_mar(directory: str | Path) -> MAR:
     """The network saved in `directory` as config.json and model.safetensors, in evaluation mode."""
     network = read_network(
         directory,
-        lambda values: MAR(MARConfig(**tuples(values))),
+        lambda values: MAR(parse_sizes(MARConfig, values)),
         "a MAR",
         "give a directory that train_draft/build_shapes.py wrote",
     )

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
-from tempera.runtime.network_directory import WEIGHTS, read_network, sized_network, write_network
+from tempera.runtime.network_directory import (
+    WEIGHTS,
+    parse_sizes,
+    read_network,
+    sized_network,
+    write_network,
+)
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.runtime.processor import arithmetic
@@ -50,9 +56,6 @@ class DraftConfig:
     family: str
     network: dict[str, Any]
     features: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "features", tuple(self.features))  # JSON has lists
 
 
 class DraftNetwork(nn.Module, ABC):
@@ -229,7 +232,7 @@ class DraftNetwork(nn.Module, ABC):
         """
         place = Path(directory)
         described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
-            lambda values: cls(cls.config_type(**values)),
+            lambda values: cls(parse_sizes(cls.config_type, values)),
             f"a draft of the kind {cls.drafter}",
             "give a draft's directory that training wrote whole",
         )

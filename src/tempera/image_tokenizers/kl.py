@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
-from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 
@@ -92,8 +92,7 @@ def read_kl(directory: str | Path) -> KLModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
 
     def build(values: dict[str, Any]) -> KLModel:
-        sizes = tuples(values)
-        return KLModel(KLConfig(**{**sizes, "networks": VQConfig(**sizes["networks"])}))
+        return KLModel(parse_sizes(KLConfig, values))
 
     advice = "give a directory that train_draft/build_shapes.py wrote"
     model = read_network(directory, build, "a KL tokenizer", advice)

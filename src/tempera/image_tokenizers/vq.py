@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.network_directory import parse_sizes, read_network
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def load_vq(directory: str | Path) -> VQModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
     model = read_network(
         directory,
-        lambda values: VQModel(VQConfig(**tuples(values))),
+        lambda values: VQModel(parse_sizes(VQConfig, values)),
         "an image tokenizer",
         "give a directory that train_draft/build_shapes.py wrote",
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 Tokenizer = Callable[[list[str]], Tensor]

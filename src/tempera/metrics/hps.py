@@ -14,7 +14,7 @@ from tempera.metrics.clip_model import architecture
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 

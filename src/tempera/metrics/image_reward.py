@@ -15,7 +15,7 @@ from tempera.metrics.evaluators import Networks
 from tempera.metrics.linear_chain import linear_chain
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
-from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072

@@ -11,7 +11,7 @@ from tempera.metrics.distances import feature_distances, inception_score
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
-from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
 NAME = "weights-inception-2015-12-05-6726825d.pth"

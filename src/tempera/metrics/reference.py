@@ -61,7 +61,7 @@ class Reference:
         if self.size is not None:
             at_least_1(size=self.size)
         if self._of_hub:
-            COCO.commit([_PARTS])
+            COCO.to_download([_PARTS])
         elif self._is_array:
             self._array()
         elif len(self._files()) < LEAST:

@@ -11,7 +11,7 @@ from tempera.metrics.distances import manifold_distances
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.pretrained import read_tensors
+from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
 NAME = "vgg16-397923af.pth"

@@ -18,7 +18,8 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import cache_directory, is_unwritable, reason, unwritable
 from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
-from tempera.runtime.pretrained import fill, on_meta
+from tempera.runtime.pretrained import on_meta
+from tempera.runtime.tensor_files import fill
 
 Told = TypeVar("Told")
 
@@ -162,7 +163,7 @@ def filled(
     except TemperaError as problem:
         raise not_of(source, what, str(problem)) from None
     _restore_tables(network)
-    return network.float()
+    return network.float().eval().requires_grad_(False)
 
 
 def not_of(source: Path, what: str, reason: str) -> TemperaError:

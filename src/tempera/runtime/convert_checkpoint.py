@@ -9,7 +9,6 @@ Whatever is neither a tensor nor a plain container is replaced by an empty stand
 import argparse
 import pickle
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +20,8 @@ from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import check_readable, replacing
+from tempera.runtime.tensor_files import named_tensors, refuse_programs
 
-WRAPPERS = ("model_ema", "model", "module", "state_dict")
-"""Entries in which trainers save the weights; averaged weights come first."""
 _ALLOWED = {
     ("collections", "OrderedDict"),
     ("torch._utils", "_rebuild_tensor"),
@@ -61,7 +59,7 @@ class TensorUnpickler(pickle.Unpickler):
         return StandIn
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def salvage(path: Path) -> dict[str, Tensor]:
     """The named tensors of a checkpoint, from the entry that its trainer wrote them to.
 
     Raises:
@@ -85,43 +83,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return named_tensors(loaded, path)
 
 
-def refuse_programs(path: Path) -> None:
-    """Raise TemperaError for a TorchScript archive, which torch would load as a program."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                raise TemperaError(
-                    f"{path} is a TorchScript program, not a checkpoint: give the weights alone."
-                )
-
-
-def named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:
-    """The weights in what a PyTorch file held.
-
-    Raises:
-        TemperaError: there are none.
-    """
-    for name in WRAPPERS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
-            loaded = loaded[name]
-    if isinstance(loaded, dict):
-        tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
-        if tensors:
-            return tensors
-    raise TemperaError(f"{path} holds no named tensors: give the file that was published.")
-
-
 def convert(source: Path, target: Path) -> int:
     """Write the tensors of `source` to `target`, a .safetensors file; returns their number.
 
     Raises:
-        TemperaError: see `read_tensors`; or the name of `target` has another ending.
+        TemperaError: see `salvage`; or the name of `target` has another ending.
     """
     if target.suffix != ".safetensors":
         raise TemperaError(f"{target} does not end in .safetensors: name it so.")
-    tensors = {
-        name: value.detach().clone().contiguous() for name, value in read_tensors(source).items()
-    }
+    tensors = {name: value.detach().clone().contiguous() for name, value in salvage(source).items()}
     with replacing(target) as temporary:
         save_file(tensors, temporary)
     return len(tensors)

@@ -1,29 +1,24 @@
 """Networks stored as a directory: `config.json` and `model.safetensors`."""
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import (
-    check_readable,
-    read_json,
-    replacing,
-    sha256_file,
-    write_json,
-)
+from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.runtime.tensor_files import fill, read_tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_PICKLE_HEADS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
+Sizes = TypeVar("Sizes")
 
 
 def weights_hash(directory: Path) -> str | None:
@@ -74,8 +69,8 @@ def read_network(
     """
     directory = Path(directory)
     network = sized_network(directory, build, what, advice)
-    weights = _read_weights(directory / WEIGHTS)
-    _fill(network, translate(weights, network) if translate else weights, directory)
+    weights = read_tensors(directory / WEIGHTS)
+    fill(network, translate(weights, network) if translate else weights, directory / WEIGHTS)
     return network
 
 
@@ -97,108 +92,38 @@ def sized_network(
     except TemperaError:
         raise
     except Exception as problem:  # a wrong file may have any fields and sizes
-        why = "its fields are others" if isinstance(problem, TypeError | KeyError) else problem
         raise TemperaError(
-            f"{directory / CONFIG} does not describe {what} ({why}): {advice}."
+            f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
         ) from problem
 
 
-def tuples(value: Any) -> Any:
-    """JSON with its lists converted to tuples, for dataclasses of sizes."""
-    if isinstance(value, dict):
-        return {name: tuples(item) for name, item in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-
-def _fill(network: nn.Module, weights: dict[str, Tensor], directory: Path) -> None:
-    """Copy the weights into the network."""
-    expected = network.state_dict()
-    wrong = [
-        name
-        for name in expected
-        if name not in weights or weights[name].shape != expected[name].shape
-    ]
-    wrong += [name for name in weights if name not in expected]
-    if wrong:
-        raise TemperaError(
-            f"{directory / WEIGHTS} does not fit {directory / CONFIG} (first at {wrong[0]}): take "
-            "both files from one training run."
-        )
-    check_values(expected, weights, str(directory / WEIGHTS))
-    network.load_state_dict(weights)
-
-
-def check_values(
-    expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str
-) -> None:
-    """Refuse weights that load but mean nothing: integers without their scales, complex numbers,
-    infinities and NaN, or matrices that are zero everywhere. Of a large tensor about a million
-    evenly spaced entries are looked at.
-
-    Args:
-        expected: the network's tensors; those that are no floating-point numbers are not checked.
-        weights: the file's, under the same names.
-        source: what errors call the file.
+def parse_sizes(kind: type[Sizes], values: Mapping[str, Any]) -> Sizes:
+    """The dataclass of sizes that a `config.json` holds, its lists as tuples.
 
     Raises:
-        TemperaError: names the first such tensor.
+        ValueError: a field is missing, unknown, or of another type than the dataclass declares.
     """
-    zero: list[bool] = []
-    for name, wanted in expected.items():
-        tensor = weights[name]
-        if not wanted.is_floating_point() or tensor.is_meta:
-            continue
-        if not tensor.is_floating_point():
-            raise TemperaError(
-                f"{source} holds {name} as {str(tensor.dtype).removeprefix('torch.')}: give "
-                "weights in floating point, before any quantisation."
-            )
-        flat = tensor.flatten()
-        sample = flat[:: max(1, flat.numel() >> 20)]
-        if not sample.float().isfinite().all():
-            raise TemperaError(f"{source} holds infinite numbers or NaN in {name}: get it again.")
-        if tensor.dim() > 1:
-            zero.append(not sample.any())
-    if zero and all(zero):
-        raise TemperaError(f"the weights in {source} are all zero: get the file again.")
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"it has no field {unknown[0]}")
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def check_files(directory: Path, advice: str) -> None:
-    """Refuse a directory that is missing, a pickle, or without one of the files.
+    """Refuse a directory that is missing or without one of the files.
 
     Raises:
         TemperaError: says which, and `advice`.
     """
-    if directory.suffix.lower() in _PICKLES:
-        raise TemperaError(
-            f"{directory} is a pickle, which can run code when it is read: give a directory with "
-            f"{CONFIG} and {WEIGHTS}."
-        )
     if not directory.is_dir():
         raise TemperaError(f"there is no directory {directory}: {advice}.")
-    pickles = sorted(file.name for file in directory.iterdir() if file.suffix.lower() in _PICKLES)
-    if pickles and not (directory / WEIGHTS).is_file():
-        raise TemperaError(
-            f"{directory} holds a pickle ({pickles[0]}) where {WEIGHTS} is expected: convert it "
-            "to safetensors."
-        )
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
-            raise TemperaError(f"the directory {directory} holds no {name}: {advice}.")
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    check_readable(path)
-    try:
-        return load_file(path)
-    except SafetensorError as problem:
-        with path.open("rb") as file:
-            head = file.read(2)
-        if head in _PICKLE_HEADS:
             raise TemperaError(
-                f"{path} is a pickle by its content, whatever its name: convert it to safetensors."
-            ) from problem
-        raise TemperaError(
-            f"{path} is truncated or no safetensors file ({problem}): copy it again or train it "
-            "again."
-        ) from problem
+                f"the directory {directory} holds no {name}: {advice}; weights in a pickle (.bin, "
+                ".pt) are copied by `python -m tempera.runtime.convert_checkpoint`."
+            )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tempera.drafters.independent import SmallerModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, load_vq
-from tempera.runtime.network_directory import read_network, tuples
+from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.shapes.world import WORDS
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
 
@@ -97,7 +97,7 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
     """The shipped target, frozen; its file is in LlamaGen's official key layout."""
 
     def build(values: dict[str, Any]) -> LlamaGen:
-        return LlamaGen(LlamaGenConfig(**tuples(values)))
+        return LlamaGen(parse_sizes(LlamaGenConfig, values))
 
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
         return from_official(state, network.config.num_attention_heads)
