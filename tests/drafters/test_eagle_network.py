@@ -189,7 +189,7 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
         ({**eagle.state_dict(), "fc.bias": torch.zeros(3)}, "is of another size .fc.bias is"),
         (
             {"surplus": torch.zeros(3), **eagle.state_dict()},
-            "holds 1 tensors that this model lacks",
+            "holds 1 tensors that this",
         ),
     ):
         save_file(state, weights)

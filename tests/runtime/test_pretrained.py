@@ -331,7 +331,7 @@ ONES, BIAS = torch.ones(2, 2), torch.zeros(2)
     ("state", "words"),
     [
         ({"weight": ONES}, "lacks 1 of 2 tensors, first bias: download it again"),
-        ({"weight": ONES, "bias": BIAS, "more": BIAS}, "holds 1 tensors that this model lacks"),
+        ({"weight": ONES, "bias": BIAS, "more": 1 + BIAS}, "holds 1 tensors that this model lacks"),
         ({"weight": ONES, "b": BIAS}, r"in another layout \(it holds b, not bias\)"),
         ({"weight": ONES[:1], "bias": BIAS}, r"weight is \(1, 2\), this model's is \(2, 2\)"),
         (

@@ -57,6 +57,9 @@ class DraftConfig:
     network: dict[str, Any]
     features: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))  # options have lists
+
 
 class DraftNetwork(nn.Module, ABC):
     """A network that predicts the target's next hidden state from its last one and a token.
