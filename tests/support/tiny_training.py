@@ -2,10 +2,7 @@
 training run of theirs.
 """
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,14 @@ from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.parallel_network import ParallelModel
-from tempera.runtime.distributed import Processes, uses_fsdp
+from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import NoTracker
 from tempera.shapes.networks import TextEncoder
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import ShardCodes
-from tempera.training.fsdp import split_target
-from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
+from tempera.training.losses import EagleLoss, Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import train
 
@@ -44,13 +40,9 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def tiny_target(
-    guidance: float = 2.0,
-    dtype: torch.dtype = torch.float32,
-    place: Callable[[Any, torch.device], None] | None = None,
-) -> TransformerTarget:
+def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> TransformerTarget:
     """A random LlamaGen of 2 layers × 16 on 3×4 tokens of 24 codes, conditioned on the shapes
-    world's words; `place` may split it.
+    world's words.
     """
     torch.manual_seed(0)
     config = LlamaGenConfig(24, 16, 32, 2, 2, GRID, prefix_length=6, caption_dim=8)
@@ -66,8 +58,6 @@ def tiny_target(
 
     network = network.to(dtype).requires_grad_(False)
     identity = identity_of(network)
-    if place is not None:
-        place(network, torch.device("cpu"))
     return TransformerTarget(network, conditioner, Sampling(guidance=guidance), identity=identity)
 
 
@@ -98,6 +88,7 @@ def tiny_train(
     target: TransformerTarget | None = None,
     loss: Loss = EagleLoss(),  # noqa: B008  frozen
     kind: type[EagleModel | ParallelModel] = EagleModel,
+    quiet: bool = True,
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole training run."""
@@ -112,47 +103,11 @@ def tiny_train(
         directory,
         lambda: tracker or NoTracker(),
         {"data": {"source": "tiny"}},
-        quiet=True,
-    )
-
-
-class Killer(NoTracker):
-    """Ends its own process without ceremony when a step is logged."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def split_in_halves(network: Any, device: torch.device) -> None:
-    """Split a target between two processes, and see that each has about half of every layer."""
-    whole = [
-        sum(parameter.numel() for parameter in layer.parameters()) for layer in network.model.layers
-    ]
-    split_target(network, device)
-    mine = [
-        sum(parameter.to_local().numel() for parameter in layer.parameters())
-        for layer in network.model.layers
-    ]
-    assert all(0.4 < part / size < 0.6 for part, size in zip(mine, whole, strict=True)), (
-        mine,
-        whole,
+        quiet=quiet,
     )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     Processes(cpu=True)
-    tracker = Killer(int(os.environ.get("KILL_AT", "-1")))
-    parallel = "PARALLEL" in os.environ
-    tiny_train(
-        Path(sys.argv[1]),
-        tracker,
-        tiny_target(place=split_in_halves) if uses_fsdp() else None,
-        AcceptanceLoss() if parallel else EagleLoss(),
-        ParallelModel if parallel else EagleModel,
-        gradient_accumulation=2,
-    )
+    tiny_train(Path(sys.argv[1]), gradient_accumulation=2)

@@ -1,4 +1,4 @@
-"""What `train_data=` and `encoder=` choose, on a tiny target."""
+"""What `train_data=` and `encoder=` choose, on a tiny target, and the order of training images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_training import tiny_target
+from tiny_training import tiny_codes, tiny_target
 
-from tempera.data.encoders import target_encoder, vq_encoder
+from tempera.data.encoders import VQEncoder, target_encoder, vq_encoder
 from tempera.data.prepare import prepare
-from tempera.data.shards import read_shards
+from tempera.data.shards import CodedImages, read_shards
 from tempera.data.sources import Entry
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_identity import identity_of
-from tempera.training.dataset import generated_codes, shard_codes
+from tempera.shapes.scenes import WorldCodes
+from tempera.shapes.world import World
+from tempera.training.dataset import ShardCodes, generated_codes, shard_codes
 
 
 class Captions:
@@ -43,20 +45,16 @@ def tiny_vq(seed: int = 0) -> VQModel:
 
 
 def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    target, vq = tiny_target(), tiny_vq()
-    for batch in (2, 5):
-        prepare(
-            Captions(7),
-            target_encoder(target, vq, seed=3),
-            tmp_path / str(batch),
-            batch_size=batch,
-            shard_size=4,
-        )
-    two, five = (
-        read_shards(tmp_path / str(batch), identity_of(vq), 24, target.grid) for batch in (2, 5)
+    target, vq, places = (
+        tiny_target(),
+        tiny_vq(),
+        {batch: tmp_path / str(batch) for batch in (2, 5)},
     )
-    assert np.array_equal(two.codes, five.codes)
-    assert two.codes.max() < 24
+    encoder = target_encoder(target, vq, seed=3)
+    for batch, place in places.items():
+        prepare(Captions(7), encoder, place, batch_size=batch, shard_size=4)
+    two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
+    assert np.array_equal(two.codes, five.codes) and two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
@@ -64,41 +62,65 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
         prepare(Captions(7), target_encoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
 
 
-def test_generated_codes_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, vq = tiny_target(), tiny_vq()
-    with monkeypatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "2")
-        patch.setenv("ACCELERATE_USE_FSDP", "true")
-        with pytest.raises(TemperaError, match="a target that is split among processes cannot"):
-            generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    for count, limit in ((19, None), (80, 19)):
+        with pytest.raises(TemperaError, match="19 images are too few"):
+            generated_codes(target, vq, tmp_path, Captions(count), limit=limit)
+    assert not list(tmp_path.iterdir())
     first = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
-    assert len(first.images) == 60
-    assert first.described["count"] == 60 and len(first.described["sha256"]) == 64
-
-    def draw_nothing(entries: list[Entry]) -> None:
-        raise AssertionError("they are drawn already")
-
-    monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", draw_nothing)
+    assert first.described["count"] == len(first.images) == 60
+    assert len(first.described["sha256"]) == 64
+    monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", None)
     again = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
     assert np.array_equal(first.images.codes, again.images.codes)
-
-
-def test_shards_belong_to_a_tokenizer(tmp_path: Path) -> None:
-    target, vq = tiny_target(), tiny_vq()
-    prepare(Captions(60), target_encoder(target, vq), tmp_path)
-    assert len(shard_codes(target, vq, tmp_path, str(tmp_path)).images) == 60
-    with pytest.raises(
-        TemperaError, match=f"made with tokenizer {identity_of(vq)}, but the target's is"
-    ):
-        shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path))
+    with pytest.raises(TemperaError, match=f"tokenizer {identity_of(vq)}, but the target's is"):
+        shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path / "codes"))
     assert vq_encoder(target.grid, vq).size == (12, 16)
 
 
-@pytest.mark.parametrize(("count", "limit"), [(19, None), (80, 19)])
-def test_too_few_images_for_a_holdout_are_refused_before_encoding(
-    count: int, limit: int | None, tmp_path: Path
-) -> None:
-    target, vq = tiny_target(), tiny_vq()
-    with pytest.raises(TemperaError, match="19 images are too few"):
-        generated_codes(target, vq, tmp_path, Captions(count), limit=limit)
-    assert not list(tmp_path.iterdir())
+def images_of(keys: list[str]) -> CodedImages:
+    numbers = np.arange(len(keys), dtype=np.int32)[:, None]
+    return CodedImages(keys, [f"caption {key}" for key in keys], numbers)
+
+
+def test_an_epoch_shows_every_training_image_once_and_no_held_out_one() -> None:
+    codes = ShardCodes(images_of([str(i) for i in range(400)]), seed=3)
+    held, kept = len(codes.held), len(codes.kept)
+    assert held + kept == 400 and 8 <= held <= 36
+    first, second = (
+        codes.train(list(range(epoch * kept, (epoch + 1) * kept))).codes[:, 0].tolist()
+        for epoch in (0, 1)
+    )
+    assert first != second and sorted(first) == sorted(second) == sorted(codes.kept.tolist())
+    assert not set(first) & set(codes.holdout(list(range(held))).codes[:, 0].tolist())
+    assert codes.holdout([held]).captions == codes.holdout([0]).captions
+    with pytest.raises(TemperaError, match="2 images are too few"):
+        ShardCodes(images_of(["1", "2"]))
+
+
+def test_the_order_depends_on_the_seed_and_the_number_alone() -> None:
+    one, two, other = tiny_codes(), tiny_codes(), ShardCodes(tiny_codes().images, seed=9)
+    two.train([500])
+    assert one.train([7, 90]).captions == two.train([7, 90]).captions
+    assert np.array_equal(one.train([7, 90]).codes, two.train([7, 90]).codes)
+    assert not np.array_equal(one.train(list(range(20))).codes, other.train(list(range(20))).codes)
+    assert np.array_equal(one.held, other.held)
+
+
+def test_captions_of_one_image_stay_on_one_side() -> None:
+    codes = ShardCodes(images_of([f"{i // 5}#{i}" for i in range(1000)]))
+    held = {codes.images.keys[i].partition("#")[0] for i in codes.held}
+    assert not held & {codes.images.keys[i].partition("#")[0] for i in codes.kept}
+
+
+def test_world_scenes_train_and_hold_out_are_disjoint() -> None:
+    torch.manual_seed(0)
+    vq = VQModel(VQConfig(64, 4, 32, (1, 1, 1), (1, 1, 1), 1, 32)).eval()
+    codes, world = WorldCodes(VQEncoder(vq, "tok", (16, 16)), seed=4), World(4)
+    assert codes.holdout([0, 1]).captions == [world.sample(i).caption for i in (0, 20)]
+    images = codes.train([0, 18, 19])
+    assert images.captions == [world.sample(i).caption for i in (1, 19, 21)]
+    assert images.keys == ["1", "19", "21"] and images.codes.shape == (3, 256)

@@ -11,7 +11,6 @@ from paths import ROOT
 
 from tempera.config.build import instantiate
 from tempera.decoding.probabilities import Sampling, kl_divergence, total_variation
-from tempera.errors import TemperaError
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Head
 
 LOSSES: dict[str, Any] = {
@@ -20,11 +19,12 @@ LOSSES: dict[str, Any] = {
     "parallel": AcceptanceLoss(eta=3.0, regression=2.0),
 }
 """A loss's YAML -> what it chooses for a model without a recipe of its own."""
+each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-def states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Head]:
+def states() -> tuple[torch.Tensor, torch.Tensor, Head]:
     """Hidden states of two guided pairs, and a head of 11 tokens."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     predicted = torch.randn(4, 7, 8, generator=generator).requires_grad_()
     linear = torch.nn.Linear(8, 11, bias=False).requires_grad_(False)
     torch.nn.init.normal_(linear.weight, generator=generator)
@@ -38,39 +38,38 @@ def test_every_loss_is_an_option(name: str) -> None:
     assert instantiate(cfg.loss) == LOSSES[name]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_parts_are_scalars_and_the_draft_alone_learns(name: str) -> None:
+@each_loss
+def test_both_rows_of_a_pair_learn_and_a_perfect_draft_has_no_gradient(name: str) -> None:
     predicted, hidden, head = states()
     parts = LOSSES[name](predicted, hidden, head)
     assert all(part.dim() == 0 and part.isfinite() for part in parts.values())
     (gradient,) = torch.autograd.grad(parts["loss"], predicted)
-    assert (gradient.abs().sum((-1, -2)) > 0).all()  # both rows of every pair
+    assert (gradient.abs().sum((-1, -2)) > 0).all()
     better = (predicted - 0.1 * gradient / gradient.norm()).detach()
     assert LOSSES[name](better, hidden, head)["loss"] < parts["loss"]
+    perfect = hidden.clone().requires_grad_()
+    parts = LOSSES[name](perfect, hidden, head)
+    (gradient,) = torch.autograd.grad(parts["loss"], perfect)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
+    for part, best in (("regression", 0.0), ("kl", 0.0), ("tv", 0.0), ("acceptance", 1.0)):
+        assert parts.get(part, torch.tensor(best)).item() == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_chunks_change_neither_value_nor_gradient(name: str) -> None:
+@each_loss
+def test_chunks_of_logits_change_neither_value_nor_gradient(name: str) -> None:
     predicted, hidden, head = states()
     whole = LOSSES[name](predicted, hidden, head)
     (gradient,) = torch.autograd.grad(whole["loss"], predicted)
-    parts = LOSSES[name](predicted, hidden, replace(head, chunk=9))
-    (chunked,) = torch.autograd.grad(parts["loss"], predicted)
-    for part in whole:
-        torch.testing.assert_close(parts[part], whole[part])
-    torch.testing.assert_close(chunked, gradient)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_no_more_logits_than_a_chunk_are_made_at_once(name: str) -> None:
-    predicted, hidden, head = states()
     seen: list[int] = []
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         seen.append(states[..., 0].numel())
         return head.logits(states)
 
-    LOSSES[name](predicted, hidden, Head(logits, head.sampling, chunk=9))
+    parts = LOSSES[name](predicted, hidden, Head(logits, head.sampling, chunk=9))
+    (chunked,) = torch.autograd.grad(parts["loss"], predicted)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(chunked, gradient)
     assert 0 < max(seen) <= 9
 
 
@@ -90,17 +89,6 @@ def test_chunks_are_as_long_as_they_may_be(chunk: int, lengths: list[int]) -> No
     torch.testing.assert_close(total, (predicted * hidden).sum())
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_perfect_draft_has_no_gradient(name: str) -> None:
-    _, hidden, head = states()
-    predicted = hidden.clone().requires_grad_()
-    parts = LOSSES[name](predicted, hidden, head)
-    (gradient,) = torch.autograd.grad(parts["loss"], predicted)
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
-    for part, best in (("regression", 0.0), ("kl", 0.0), ("tv", 0.0), ("acceptance", 1.0)):
-        assert parts.get(part, torch.tensor(best)).item() == pytest.approx(best, abs=1e-6)
-
-
 def test_eagle_is_smooth_l1_plus_weighted_soft_cross_entropy() -> None:
     predicted, hidden, head = states()
     parts = EagleLoss(cross_entropy=0.3)(predicted, hidden, head)
@@ -118,39 +106,21 @@ def test_eagle_is_smooth_l1_plus_weighted_soft_cross_entropy() -> None:
     ids=["guided", "unguided", "cold"],
 )
 def test_acceptance_is_lk_on_the_distributions_that_decoding_draws_from(sampling: Sampling) -> None:
+    """Its share of KL has no gradient, and the regression joins by its weight."""
     predicted, hidden, head = states()
-    parts = AcceptanceLoss(eta=2.0)(predicted, hidden, replace(head, sampling=sampling))
+    loss = AcceptanceLoss(eta=2.0, regression=2.0)
+    parts = loss(predicted, hidden, replace(head, sampling=sampling))
     p, q = (sampling.distribution(head.logits(part)) for part in (hidden, predicted))
     assert p.shape == (4 // sampling.rows, 7, 11)
     kl, tv = kl_divergence(p, q), total_variation(p, q)
-    share = (-2.0 * (1 - tv)).exp()
-    torch.testing.assert_close(parts["kl"], kl.mean())
-    torch.testing.assert_close(parts["tv"], tv.mean())
-    torch.testing.assert_close(parts["acceptance"], 1 - tv.mean())
-    torch.testing.assert_close(parts["loss"], (share * kl + (1 - share) * tv).mean())
-
-
-def test_the_share_of_kl_has_no_gradient() -> None:
-    predicted, hidden, head = states()
-    loss = AcceptanceLoss(eta=2.0)(predicted, hidden, head)["loss"]
-    (gradient,) = torch.autograd.grad(loss, predicted)
-    p, q = (head.sampling.distribution(head.logits(part)) for part in (hidden, predicted))
-    tv = total_variation(p, q)
-    share = (-2.0 * (1 - tv)).exp().detach()
-    expected = (share * kl_divergence(p, q) + (1 - share) * tv).mean()
-    torch.testing.assert_close(gradient, *torch.autograd.grad(expected, predicted))
-
-
-def test_the_acceptance_loss_joins_the_regression_by_its_weight() -> None:
-    predicted, hidden, head = states()
-    plain = AcceptanceLoss()(predicted, hidden, head)
-    joined = AcceptanceLoss(regression=2.0)(predicted, hidden, head)
-    regression = F.smooth_l1_loss(predicted, hidden)
-    torch.testing.assert_close(joined["regression"], regression)
-    torch.testing.assert_close(joined["loss"], plain["loss"] + 2 * regression)
-    assert "regression" not in plain
-    with pytest.raises(TemperaError, match="regression=-1"):
-        AcceptanceLoss(regression=-1.0)
+    share, regression = (-2.0 * (1 - tv)).exp().detach(), F.smooth_l1_loss(predicted, hidden)
+    total = (share * kl + (1 - share) * tv).mean() + 2 * regression
+    expected = {"kl": kl.mean(), "tv": tv.mean(), "acceptance": 1 - tv.mean(), "loss": total}
+    torch.testing.assert_close(parts, expected | {"regression": regression})
+    mine, true = (torch.autograd.grad(one, predicted)[0] for one in (parts["loss"], total))
+    known = true.isfinite()  # where q is not too small for the definition
+    torch.testing.assert_close(mine[known], true[known])
+    assert mine.isfinite().all() and known.float().mean() > 0.8
 
 
 @pytest.mark.parametrize(
@@ -165,16 +135,3 @@ def test_acceptance_is_finite_where_sampling_is_truncated_or_greedy(sampling: Sa
     drawn = replace(sampling, temperature=1.0)
     p, q = (drawn.distribution(head.logits(part)) for part in (hidden, predicted))
     torch.testing.assert_close(parts["tv"], total_variation(p, q).mean())
-
-
-def test_the_papers_weights_are_the_defaults() -> None:
-    assert EagleLoss() == EagleLoss(cross_entropy=0.1) and not EagleLoss.guided
-    assert AcceptanceLoss() == AcceptanceLoss(eta=3.0, regression=0.0) and AcceptanceLoss.guided
-    assert EagleLoss(0.0).cross_entropy == AcceptanceLoss(0.0).eta == 0
-    assert Head(torch.nn.Identity(), Sampling()).chunk == 4096
-
-
-def test_impossible_options_are_named() -> None:
-    for make, message in ((EagleLoss, "cross_entropy=-1"), (AcceptanceLoss, "eta=-1")):
-        with pytest.raises(TemperaError, match=message):
-            make(-1)

@@ -1,52 +1,66 @@
 import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from paths import CONF
 
+from tempera.config.build import build_recipe, instantiate
 from tempera.errors import TemperaError
+from tempera.training.lr_schedules import SCHEDULES, cosine, set_rate, trapezoid
 from tempera.training.recipe import Recipe
 
 
 def test_weights_of_unrolled_steps_decay_and_sum_to_one() -> None:
     assert Recipe().step_weights(1) == [1.0]
-    assert Recipe(ttt_steps=3).step_weights(4) == [0.25] * 4
     weights = Recipe(ttt_steps=2, ttt_decay=0.8).step_weights(3)
     assert weights == pytest.approx([1 / 2.44, 0.8 / 2.44, 0.64 / 2.44])
 
 
-@pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
-def test_a_step_covers_the_same_images_however_it_is_split(
-    accumulation: int, processes: int
-) -> None:
-    recipe = Recipe(batch_size=16, gradient_accumulation=accumulation)
+@pytest.mark.parametrize(("parts", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
+def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes: int) -> None:
+    recipe = Recipe(batch_size=16, gradient_accumulation=parts)
     seen = [
         p
-        for part in range(accumulation)
+        for part in range(parts)
         for rank in range(processes)
         for p in recipe.positions(3, part, rank, processes)
     ]
     assert seen == list(range(48, 64))
-
-
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(
-        TemperaError,
-        match="batch_size=16 does not divide into gradient_accumulation=3 × 2 processes: give a "
-        "multiple of 6",
-    ):
-        Recipe(batch_size=16, gradient_accumulation=3).part(2)
+    with pytest.raises(TemperaError, match="batch_size=17 does not divide into"):
+        Recipe(batch_size=17, gradient_accumulation=2 * parts).part(processes)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"lr": -1.0},
-        {"steps": 0},
-        {"cfg_dropout": 1.5},
-        {"ttt_decay": 0.0},
-        {"decay": "step"},
-        {"mixed_precision": "fp8"},
-        {"lr": float("nan")},
+        *("lr=-1", "lr=nan", "lr=0", "steps=0", "cfg_dropout=1.5", "ema=1", "ttt_decay=0"),
+        *("decay=step", "mixed_precision=fp8", "seed=100000000000000000000", "seed=-1"),
+        *("loss.cross_entropy=-1", "loss.eta=-1 loss=acceptance", "loss.regression=-1 loss=parallel"),
     ],
-)
-def test_impossible_values_are_named(wrong: dict[str, object]) -> None:
-    ((name, value),) = wrong.items()
-    with pytest.raises(TemperaError, match=f"{name}={value}"):
-        Recipe(**wrong)  # type: ignore[arg-type]
+)  # fmt: skip
+def test_impossible_values_are_named(wrong: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train_draft", wrong.split())
+    with pytest.raises(TemperaError) as refused:
+        build_recipe(cfg)
+        instantiate(cfg.loss)
+    assert refused.value.option == wrong.split("=")[0]
+
+
+@pytest.mark.parametrize("decay", SCHEDULES)
+def test_schedules_warm_up_and_fall_from_one(decay: str) -> None:
+    factor = Recipe(steps=100, warmup_steps=10, decay=decay).schedule  # type: ignore[arg-type]
+    assert [factor(step) for step in range(10)] == pytest.approx([n / 10 for n in range(1, 11)])
+    later = [factor(step) for step in range(9, 120)]
+    assert later[:2] == [1.0, 1.0] and later == sorted(later, reverse=True) and later[-1] >= 0
+    assert SCHEDULES[decay](0, 100)(0) == 1.0  # type: ignore[index]
+    halfway = {"linear": 0.5, "cosine": 0.5, "constant": 1.0, "trapezoid": 1.0}
+    assert factor(55) == pytest.approx(halfway[decay])
+    assert cosine(10, 100, floor=0.02)(100) == 0.02
+    assert trapezoid(10, 100, descent=0.5)(75) == pytest.approx(0.5)
+
+
+def test_rates_are_multiples_of_the_optimisers_initial_rates() -> None:
+    one, two = (torch.optim.SGD([torch.zeros(1)], lr=lr) for lr in (1.0, 3.0))
+    for factor in (0.5, 0.1):
+        set_rate([one, two], factor)
+    assert [one.param_groups[0]["lr"], two.param_groups[0]["lr"]] == pytest.approx([0.1, 0.3])

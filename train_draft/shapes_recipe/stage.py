@@ -18,7 +18,7 @@ from tempera.runtime.files import read_json, write_json
 from tempera.runtime.installation import commit
 from tempera.runtime.network_directory import write_network
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import State, TrainingProgress, load_state, save_state
+from tempera.training.checkpoint import State, load_state, save_state
 from tempera.training.lr_schedules import Schedule, set_rate
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ def minimise(
     """
     average = moving_average(network, ema) if ema else None
     beside = {**(buffers or {}), **(average.state_dict() if average is not None else {})}
-    state = State(network, optimisers, beside, TrainingProgress())
-    load_state(run, state)
+    state = State(network, optimisers, beside)
+    load_state(run, state, settings.steps)
     while (step := state.progress.step) < settings.steps:
         set_rate(optimisers, schedule(step))
         torch.manual_seed(settings.seed * 1_000_003 + step)

@@ -18,15 +18,6 @@ PATIENCE = timedelta(days=1)
 FIRST_PORT, PORTS = 20000, 40000
 """Where the processes of a Slurm job meet, by its number."""
 
-_UNABLE = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported, FSDP is: configure accelerate with "
-    "use_fsdp instead",
-    "FSDP_OFFLOAD_PARAMS": "FSDP keeps the draft on its device here: set fsdp_offload_params to "
-    "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "activation checkpointing saves nothing in a draft of one "
-    "layer: set fsdp_activation_checkpointing to false",
-}
-
 
 class Processes:
     """This process and the others of the run. Where there is only this one, accelerate is not used.
@@ -116,24 +107,13 @@ def first_node(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def uses_fsdp() -> bool:
-    """Whether accelerate is configured to use FSDP (`accelerate launch --use_fsdp`, or `use_fsdp`
-    in its configuration).
-
-    Raises:
-        TemperaError: accelerate's configuration asks for something unsupported, or for FSDP with
-            one process.
-    """
+def check_launch() -> None:
+    """Raise TemperaError if accelerate is configured to split networks among processes."""
     from accelerate.utils import parse_flag_from_env
 
-    for option, sentence in _UNABLE.items():
-        if parse_flag_from_env(option):
-            raise TemperaError(f"{sentence}.")
-    if not parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        return False
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise TemperaError(
-            "FSDP splits a draft among several processes, but there is only one: give "
-            "--num_processes, or leave FSDP out."
-        )
-    return True
+    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{engine}"):
+            raise TemperaError(
+                f"accelerate is configured to split networks among processes ({engine}), but here "
+                "each of them holds the whole target: launch with torchrun instead."
+            )

@@ -3,22 +3,23 @@ moving average, with the counters in the metadata.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import create_json, read_json, regular_file, replacing
-from tempera.training.fsdp import as_split, whole
 
 LAST = "last.safetensors"
 RECORD = "training.json"
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass
@@ -32,54 +33,53 @@ class TrainingProgress:
         latest: the latest validation metrics.
     """
 
-    step: int = 0
-    seconds: float = 0.0
-    best: dict[str, float] = field(default_factory=dict)
-    latest: dict[str, float] = field(default_factory=dict)
+    step: Annotated[int, Field(ge=0)] = 0
+    seconds: Amount = 0.0
+    best: dict[str, Amount] = field(default_factory=dict)
+    latest: dict[str, Amount] = field(default_factory=dict)
 
 
 @dataclass
 class State:
-    """The state that a training step changes. `average` is empty without a moving average. Learning
-    rates are not included, because a schedule sets them at every step.
+    """The state that a training step changes. Learning rates are not included, because a schedule
+    sets them at every step.
+
+    Attributes:
+        network: what is trained.
+        optimisers: Adam, AdamW or Muon, of its parameters.
+        beside: other tensors that change in place, such as those of a moving average.
+        progress: the counters.
     """
 
     network: nn.Module
     optimisers: Sequence[torch.optim.Optimizer]
-    average: dict[str, Tensor]
-    progress: TrainingProgress
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and the tensors beside them, by their names in the file."""
+        network = {f"network/{name}": value for name, value in self.network.state_dict().items()}
+        return network | {f"beside/{name}": value for name, value in self.beside.items()}
 
 
-_DAMAGES = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError)
-
-
-def save_state(directory: Path, state: State, write: bool = True) -> None:
-    """Write `directory/last.safetensors`, which holds whole tensors. All processes of a split
-    network must call this together, since they gather its tensors one by one; only the process with
-    `write` writes.
-    """
-    tensors = {f"network/{name}": value for name, value in state.network.state_dict().items()}
-    tensors |= {f"average/{name}": value for name, value in state.average.items()}
+def save_state(directory: Path, state: State) -> None:
+    """Write `directory/last.safetensors`."""
+    tensors = state.tensors()
     for number, optimiser in enumerate(state.optimisers):
         for index, moments in optimiser.state_dict()["state"].items():
             place = f"optimiser/{number}/{index}"
             tensors |= {f"{place}/{name}": value for name, value in moments.items()}
-    kept = {}
-    for name, value in tensors.items():
-        gathered = whole(value)
-        if write:
-            kept[name] = gathered.detach().cpu().contiguous()
-    if not write:
-        return
+    kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with replacing(directory / LAST) as temporary:
         save_file(kept, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
 
 
-def load_state(directory: Path, state: State) -> bool:
+def load_state(directory: Path, state: State, steps: int) -> bool:
     """Fill `state` from `directory/last.safetensors`; False if there is no such file.
 
     Raises:
-        TemperaError: the file is damaged or belongs to another network.
+        TemperaError: the file is damaged, belongs to another network, or has more than `steps`
+            steps.
     """
     path = directory / LAST
     if not path.exists():
@@ -87,25 +87,63 @@ def load_state(directory: Path, state: State) -> bool:
     regular_file(path)
     try:
         with safe_open(path, "pt") as file:
-            progress = json.loads((file.metadata() or {})["progress"])
+            told = (file.metadata() or {}).get("progress", "null")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        now = state.network.state_dict()
-        saved = _under("network/", tensors).items()
-        state.network.load_state_dict({name: as_split(value, now[name]) for name, value in saved})
-        for number, optimiser in enumerate(state.optimisers):
-            moments = _moments(_under(f"optimiser/{number}/", tensors), _parameters(optimiser))
-            optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
-        if set(average := _under("average/", tensors)) != set(state.average):
-            raise KeyError("moving average")
-        for name, value in average.items():
-            state.average[name].copy_(as_split(value, state.average[name]))
-        state.progress = TrainingProgress(**progress)
-    except (*_DAMAGES, RuntimeError) as problem:
-        reason = shortened(str(problem))
+        progress = TypeAdapter(TrainingProgress).validate_json(told, strict=True)
+        if progress.step > steps:
+            raise ValueError(f"step {progress.step} of {steps}")
+        _check(state, tensors)
+    except (SafetensorError, OSError, ValueError) as problem:
         raise TemperaError(
-            f"training cannot resume from {path} ({reason}): delete {directory} to start anew."
+            f"training cannot resume from {path} ({_reason(problem)}): delete {directory} to start "
+            "anew."
         ) from problem
+    with torch.no_grad():
+        for name, value in state.tensors().items():
+            value.copy_(tensors[name])
+    for number, optimiser in enumerate(state.optimisers):
+        found: dict[int, dict[str, Tensor]] = {}
+        for name in tensors:
+            if name.startswith(f"optimiser/{number}/"):
+                index, moment = name.split("/")[2:]
+                found.setdefault(int(index), {})[moment] = tensors[name]
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": found})
+    state.progress = progress
     return True
+
+
+def _check(state: State, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless a file's tensors are those of the state, with the moments of no
+    parameter (it had no gradient yet) or all of them.
+    """
+    own = state.tensors()
+    begun = {name.rpartition("/")[0] for name in tensors if name.startswith("optimiser/")}
+    expected = dict(own)
+    for number, optimiser in enumerate(state.optimisers):
+        parameters = [one for group in optimiser.param_groups for one in group["params"]]
+        for index, parameter in enumerate(parameters):
+            if (place := f"optimiser/{number}/{index}") in begun:
+                if isinstance(optimiser, torch.optim.Muon):
+                    expected[f"{place}/momentum_buffer"] = parameter
+                else:
+                    expected |= {f"{place}/exp_avg{end}": parameter for end in ("", "_sq")}
+                    expected[f"{place}/step"] = torch.tensor(0.0)
+    for name in sorted(expected.keys() | tensors.keys()):
+        if name not in expected or name not in tensors:
+            raise ValueError(f"{name} is {'missing' if name in expected else 'unknown'}")
+        found, wanted = tensors[name], expected[name]
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            shapes = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
+            raise ValueError(f"{name} is {shapes[0]}, not {shapes[1]}")
+        if found.is_floating_point() and not found.isfinite().all():
+            raise ValueError(f"{name} is not finite")
+
+
+def _reason(problem: Exception) -> str:
+    if not isinstance(problem, ValidationError):
+        return shortened(str(problem))
+    first = problem.errors()[0]
+    return shortened(f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}")
 
 
 def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
@@ -128,31 +166,6 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
                 f"{after.get(name)}: give another run directory, delete this one, or use the "
                 "original options."
             )
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
-
-
-def _moments(tensors: dict[str, Tensor], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Every parameter's moments, split in the same way as the parameter; scalar counters are not
-    split.
-    """
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, _, moment = name.partition("/")
-        moments.setdefault(int(index), {})[moment] = (
-            as_split(value, parameters[int(index)]) if value.dim() else value
-        )
-    return moments
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,8 +15,7 @@ from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
 from tempera.data.sources import Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
-from tempera.runtime.distributed import Processes, uses_fsdp
-from tempera.runtime.installation import command
+from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
@@ -64,24 +63,6 @@ class ShardCodes:
             )
         self._epoch, self._order = -1, self.kept
 
-    @classmethod
-    def read(
-        cls, path: str, tokenizer: str, vocab_size: int, grid: tuple[int, int], seed: int = 0
-    ) -> "ShardCodes":
-        """Read and check a shards directory.
-
-        Args:
-            path: the directory.
-            tokenizer, vocab_size, grid: those of the target, which the shards must match; see
-                `tempera.data.shards.read_shards`.
-            seed: seed of the orders.
-
-        Raises:
-            TemperaError: see `read_shards`.
-        """
-        images = read_shards(Path(path), tokenizer, vocab_size, grid)
-        return cls(images, seed, Manifest.load(Path(path)).summary)
-
     def train(self, positions: list[int]) -> CodedImages:
         """Training image p is entry p mod n of the order of epoch p // n."""
         return self.images[[self._at(position) for position in positions]]
@@ -107,8 +88,14 @@ def _hash(key: str) -> int:
 def shard_codes(
     target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0
 ) -> ShardCodes:
-    """`train_data=shards`: the shards in `path`, which must belong to this tokenizer."""
-    return ShardCodes.read(path, identity_of(tokenizer), target.vocab_size, target.grid, seed)
+    """`train_data=shards`: the shards in `path`, which must belong to this tokenizer.
+
+    Raises:
+        TemperaError: see `tempera.data.shards.read_shards`.
+    """
+    shards = Path(path)
+    images = read_shards(shards, identity_of(tokenizer), target.vocab_size, target.grid)
+    return ShardCodes(images, seed, Manifest.load(shards).summary)
 
 
 def generated_codes(
@@ -132,21 +119,18 @@ def generated_codes(
         batch_size: images generated at a time.
         max_broken: stop when more captions than this are unusable.
         seed: the seed and a caption's key determine its image.
-
-    Raises:
-        TemperaError: the target is split among processes and the images do not exist yet.
     """
     shards = directory / "codes"
-    if uses_fsdp() and not _complete(shards):
-        raise TemperaError(
-            "a target that is split among processes cannot generate training images: generate "
-            f"them first with `{command('prepare')} encoder=target`, then train with "
-            "train_data=shards train_data.path=DIR."
-        )
-    _enough(source, limit)
-    encoder = target_encoder(target, tokenizer, seed)
-    options = {"shard_size": SHARD_BATCHES * batch_size, "batch_size": batch_size, "limit": limit}
-    _encode(source, encoder, shards, processes, max_broken=max_broken, **options)
+    _encode(
+        source,
+        target_encoder(target, tokenizer, seed),
+        shards,
+        processes,
+        limit,
+        batch_size=batch_size,
+        shard_size=SHARD_BATCHES * batch_size,
+        max_broken=max_broken,
+    )
     return shard_codes(target, tokenizer, directory, str(shards), seed)
 
 
@@ -174,27 +158,12 @@ def encoded_codes(
         max_broken: stop when more entries than this are unusable.
         seed: seed of the images' orders.
     """
-    _enough(source, limit)
-    encoder, shards = vq_encoder(target.grid, tokenizer), Path(path)
-    _encode(
-        source, encoder, shards, processes, limit=limit, batch_size=batch_size,
-        max_broken=max_broken,
-    )  # fmt: skip
+    encoder, options = (
+        vq_encoder(target.grid, tokenizer),
+        {"batch_size": batch_size, "max_broken": max_broken},
+    )
+    _encode(source, encoder, Path(path), processes, limit, **options)
     return shard_codes(target, tokenizer, directory, path, seed)
-
-
-def _enough(source: Source, limit: int | None) -> None:
-    """Refuse a source that is too small for a hold-out, before anything is encoded."""
-    count = entries_to_read(source, limit)
-    if count is not None and count < HOLDOUT:
-        raise TemperaError(
-            f"{count} images are too few for a 5% hold-out: give a few hundred",
-            option="train_data.limit",
-        )
-
-
-def _complete(shards: Path) -> bool:
-    return (shards / MANIFEST).is_file() and Manifest.load(shards).complete
 
 
 def _encode(
@@ -202,16 +171,20 @@ def _encode(
     encoder: CodeEncoder,
     shards: Path,
     processes: Processes | None,
+    limit: int | None,
     **options: Any,
 ) -> None:
-    """Encode the missing shards, with a progress bar in the main process."""
+    """Encode the missing shards, with a progress bar in the main process; refuse a source that is
+    too small for a hold-out first.
+    """
+    count = entries_to_read(source, limit)
+    if count is not None and count < HOLDOUT:
+        raise TemperaError(
+            f"{count} images are too few for a 5% hold-out: give a few hundred",
+            option="train_data.limit",
+        )
+    done = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
     main = processes is None or processes.is_main
-    with tqdm(
-        desc="encode training images", unit="image", disable=not main or _complete(shards)
-    ) as bar:
-        said = bar.write if main else _nothing
-        prepare(source, encoder, shards, report=said, bar=bar, processes=processes, **options)
-
-
-def _nothing(line: str) -> None:
-    """Ignore the line; only the main process prints it."""
+    with tqdm(desc="encode training images", unit="image", disable=not main or done) as bar:
+        options |= {"report": bar.write if main else lambda line: None, "bar": bar}
+        prepare(source, encoder, shards, limit=limit, processes=processes, **options)

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
-from tempera.errors import TemperaError
 
 TOTAL = "loss"
 """Name of the part that is minimised; the other parts are only logged."""
@@ -95,14 +95,8 @@ class EagleLoss(Loss):
         cross_entropy: weight of the cross-entropy.
     """
 
-    cross_entropy: float = 0.1
+    cross_entropy: NonNegativeFloat = 0.1
     guided = False
-
-    def __post_init__(self) -> None:
-        if not self.cross_entropy >= 0:
-            raise TemperaError(
-                f"cross_entropy={self.cross_entropy} is not possible: give 0 or more."
-            )
 
     @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
@@ -139,14 +133,9 @@ class AcceptanceLoss(Loss):
             draft that starts from nothing, and EAGLE-3 does without.
     """
 
-    eta: float = 3.0
-    regression: float = 0.0
+    eta: NonNegativeFloat = 3.0
+    regression: NonNegativeFloat = 0.0
     guided = True
-
-    def __post_init__(self) -> None:
-        for name, value in (("eta", self.eta), ("regression", self.regression)):
-            if not value >= 0:
-                raise TemperaError(f"{name}={value} is not possible: give 0 or more.")
 
     @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:

@@ -1,17 +1,22 @@
 """The training recipe of a draft: every number that affects its weights."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from tempera.errors import TemperaError
 from tempera.training.lr_schedules import SCHEDULES, Decay, Schedule
 
+AtLeast1 = Annotated[int, Field(ge=1)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training options. The defaults are those of EAGLE, LANTERN and Cool-SD for 100,000 images: 20
-    epochs in batches of 16.
+    """Training options; their ranges are checked where a configuration is read. The defaults are
+    those of EAGLE, LANTERN and Cool-SD for 100,000 images: 20 epochs in batches of 16.
 
     Attributes:
         steps: optimiser steps.
@@ -41,76 +46,31 @@ class Recipe:
         logit_chunk: number of positions whose logits are in memory at a time.
     """
 
-    steps: int = 125_000
-    batch_size: int = 16
-    gradient_accumulation: int = 1
-    lr: float = 1e-4
-    matrix_lr: float = 0.0
-    warmup_steps: int = 2000
+    steps: AtLeast1 = 125_000
+    batch_size: AtLeast1 = 16
+    gradient_accumulation: AtLeast1 = 1
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    matrix_lr: AtLeast0 = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 2000
     decay: Decay = "linear"
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    grad_clip: float = 0.5
-    hidden_noise: float = 0.1
-    ttt_steps: int = 0
-    ttt_decay: float = 1.0
-    cfg_dropout: float = 0.1
-    ema: float = 0.0
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    weight_decay: AtLeast0 = 0.0
+    grad_clip: AtLeast0 = 0.5
+    hidden_noise: AtLeast0 = 0.1
+    ttt_steps: Annotated[int, Field(ge=0)] = 0
+    ttt_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    cfg_dropout: Share = 0.1
+    ema: Share = 0.0
     mixed_precision: Literal["no", "bf16"] = "no"
-    seed: int = 0
-    validate_every: int = 1000
-    checkpoint_every: int = 500
-    log_every: int = 10
-    holdout: int = 64
-    decodes: int = 4
-    depth: int = 5
-    logit_chunk: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "gradient_accumulation",
-            "validate_every",
-            "checkpoint_every",
-            "log_every",
-            "holdout",
-            "depth",
-            "logit_chunk",
-        ):
-            if getattr(self, name) < 1:
-                raise TemperaError(f"{name}={getattr(self, name)} is too small: give at least 1.")
-        for name in (
-            "warmup_steps",
-            "matrix_lr",
-            "weight_decay",
-            "grad_clip",
-            "hidden_noise",
-            "ttt_steps",
-            "decodes",
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise TemperaError(f"{name}={getattr(self, name)} is not possible: give 0 or more.")
-        for name in ("cfg_dropout", "ema", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise TemperaError(
-                    f"{name}={getattr(self, name)} is not possible: give a number in [0, 1)."
-                )
-        if not 0 < self.lr < math.inf:
-            raise TemperaError(f"lr={self.lr} is not possible: give a positive number.")
-        if not 0 < self.ttt_decay <= 1:
-            raise TemperaError(
-                f"ttt_decay={self.ttt_decay} is not possible: give a number above 0, at most 1."
-            )
-        for name, choices in (
-            ("decay", tuple(SCHEDULES)),
-            ("mixed_precision", ("no", "bf16")),
-        ):
-            if getattr(self, name) not in choices:
-                raise TemperaError(
-                    f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}."
-                )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    validate_every: AtLeast1 = 1000
+    checkpoint_every: AtLeast1 = 500
+    log_every: AtLeast1 = 10
+    holdout: AtLeast1 = 64
+    decodes: Annotated[int, Field(ge=0)] = 4
+    depth: AtLeast1 = 5
+    logit_chunk: AtLeast1 = 4096
 
     @property
     def schedule(self) -> Schedule:

@@ -2,30 +2,29 @@
 number, so a run that is killed and resumed ends with the same weights.
 """
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
-from tempera.runtime.distributed import uses_fsdp
+from tempera.runtime.distributed import check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
 from tempera.runtime.tracking import NoTracker, Tracker
 from tempera.targets.transformer import TransformerTarget
-from tempera.training import fsdp
-from tempera.training.checkpoint import State, TrainingProgress, keep_record, load_state, save_state
+from tempera.training.averaging import moving_average
+from tempera.training.checkpoint import State, keep_record, load_state, save_state
 from tempera.training.dataset import Codes
 from tempera.training.losses import TOTAL, Head, Loss, Parts, described
 from tempera.training.lr_schedules import set_rate
@@ -37,8 +36,6 @@ DRAFT = "draft"
 """Where a run directory keeps its best draft."""
 METRICS = "metrics.json"
 """What describes the draft, beside it."""
-FILES = (CONFIG, WEIGHTS)
-"""The files of a saved draft."""
 _SHOWN = ("accepted_length", "top3", "tv")
 """Validation metrics beside the progress bar."""
 
@@ -57,8 +54,7 @@ def train(
     """Train a draft for a frozen target, or resume the run in `directory`.
 
     Args:
-        target: the frozen target; with FSDP either already split (`fsdp.split_target`) or whole in
-            every process.
+        target: the frozen target, whole in every process.
         draft: the initial draft (the same in all processes).
         codes: training and held-out images.
         loss: the loss to minimise.
@@ -78,187 +74,136 @@ def train(
         TemperaError: the directory holds a run with another configuration, cannot be written or is
             damaged; the batch does not divide evenly; the loss is not finite.
     """
+    check_launch()
     draft.check(target)
-    directory = writable_directory(directory)
-    sharded = uses_fsdp()
-    accelerator = Accelerator(cpu=target.device.type == "cpu")
-    recipe.part(accelerator.num_processes)
-    keep_record(
-        directory,
-        {
-            **(record or {}),
-            "loss": described(loss),
-            "recipe": asdict(recipe),
-            "target": target.identity,
-        },
-        write=accelerator.is_main_process,
+    data = (record or {}).get("data") or {}
+    run = TrainingRun(
+        target, draft, codes, loss, recipe, writable_directory(directory), data, quiet
     )
-    draft = draft.to(target.device)
-    run = TrainingRun(target, draft, codes, loss, recipe, directory, accelerator, quiet, sharded)
-    run.data = (record or {}).get("data") or {}
+    facts = {"loss": described(loss), "recipe": asdict(recipe), "target": target.identity}
+    keep_record(run.directory, {**(record or {}), **facts}, write=run.is_main)
     run.resume()
     remaining = run.state.progress.step < recipe.steps
-    run.finish(start_tracker if accelerator.is_main_process and remaining else NoTracker)
+    run.finish(start_tracker if run.is_main and remaining else NoTracker)
     return dict(read_json(directory / DRAFT / METRICS))
 
 
 @dataclass
-class TrainingStep:
-    """One step's parts of the loss, averaged over its images, and the gradient's norm before
-    clipping.
-    """
-
-    losses: dict[str, float]
-    norm: float
-
-
 class TrainingRun:
-    """One process's part of a training run."""
+    """One process's part of a training run; see `train`."""
 
-    def __init__(
-        self,
-        target: TransformerTarget,
-        draft: DraftNetwork,
-        codes: Codes,
-        loss: Loss,
-        recipe: Recipe,
-        directory: Path,
-        accelerator: Accelerator,
-        quiet: bool,
-        sharded: bool = False,
-    ) -> None:
-        self.target, self.draft, self.codes = target, draft, codes
-        self.loss, self.recipe, self.schedule = loss, recipe, recipe.schedule
-        self.head = Head(self._logits, target.sampling, recipe.logit_chunk)
-        self.directory, self.accelerator = directory, accelerator
-        self.tracker: Tracker = NoTracker()
-        self.data: Mapping[str, Any] = {}
-        self.quiet = quiet or not accelerator.is_main_process
-        self.began = time.monotonic()
-        self.whole = copy.deepcopy(draft).requires_grad_(False)
-        self.model = (
-            fsdp.split_draft(draft, target.device) if sharded else accelerator.prepare_model(draft)
+    target: TransformerTarget
+    draft: DraftNetwork
+    codes: Codes
+    loss: Loss
+    recipe: Recipe
+    directory: Path
+    data: Mapping[str, Any] = field(default_factory=dict)
+    quiet: bool = False
+    tracker: Tracker = field(default_factory=NoTracker)
+
+    def __post_init__(self) -> None:
+        recipe, device = self.recipe, self.target.device
+        self.accelerator = Accelerator(
+            cpu=device.type == "cpu", gradient_accumulation_steps=recipe.gradient_accumulation
         )
-        optimisers = make_optimisers(draft, recipe, sharded)
-        average = (
-            {name: value.detach().clone() for name, value in draft.state_dict().items()}
-            if recipe.ema
-            else {}
-        )
-        self.state = State(draft, optimisers, average, TrainingProgress())
-        mine = range(
-            accelerator.process_index,
-            max(recipe.holdout, accelerator.num_processes),
-            accelerator.num_processes,
-        )
-        self.held = codes.holdout(list(mine))
-        self.captions = (
-            codes.holdout(list(range(recipe.decodes))).captions if recipe.decodes else []
-        )
+        processes = self.accelerator.num_processes
+        recipe.part(processes)
+        self.is_main = self.accelerator.is_main_process
+        self.quiet = self.quiet or not self.is_main
+        self.head = Head(self._logits, self.target.sampling, recipe.logit_chunk)
+        self.model = self.accelerator.prepare_model(self.draft.to(device))
+        self.average = moving_average(self.draft, recipe.ema) if recipe.ema else None
+        beside = self.average.state_dict() if self.average is not None else {}
+        self.state = State(self.draft, make_optimisers(self.draft, recipe), beside)
+        first = self.accelerator.process_index
+        numbers = range(first, max(recipe.holdout, processes), processes)
+        self.held = self.codes.holdout(list(numbers))
+        decoded = list(range(recipe.decodes))
+        self.captions = self.codes.holdout(decoded).captions if decoded else []
+
+    @property
+    def averaged(self) -> DraftNetwork:
+        """The draft to validate and save: with averaged weights if `ema` keeps an average."""
+        return self.draft if self.average is None else cast(DraftNetwork, self.average.module)
 
     def resume(self) -> None:
         """Resume from the checkpoint, if the directory contains one. If the best draft was deleted,
         the next draft that is validated takes its place.
         """
-        resumed = load_state(self.directory, self.state)
+        resumed = load_state(self.directory, self.state, self.recipe.steps)
         self.accelerator.wait_for_everyone()
-        done = self.state.progress.step
-        lost = resumed and not all((self.directory / DRAFT / name).is_file() for name in FILES)
-        if lost:
+        done, best = self.state.progress.step, self.directory / DRAFT
+        if not all((best / name).is_file() for name in (CONFIG, WEIGHTS)):
             self.state.progress.best = {}
         if resumed and not self.quiet:
-            told = (
-                f"already trained, {done} steps"
-                if done >= self.recipe.steps
-                else f"resumes after step {done}"
-            )
-            told += "; its best draft is missing, so a later one takes its place" if lost else ""
+            finished = done >= self.recipe.steps
+            told = f"already trained, {done} steps" if finished else f"resumes after step {done}"
             print(f"{self.directory}: {told}.")
 
     def finish(self, start_tracker: Callable[[], Tracker]) -> None:
         """Take the remaining steps, and describe the result."""
-        self.tracker = start_tracker()
+        self.tracker, progress, recipe = start_tracker(), self.state.progress, self.recipe
+        began = time.monotonic() - progress.seconds
+        options = {"desc": "train draft", "unit": "step", "mininterval": 1}
         try:
-            self._walk()
-            if self.accelerator.is_main_process:
+            with tqdm(
+                total=recipe.steps, initial=progress.step, disable=self.quiet, **options
+            ) as bar:
+                if progress.step >= recipe.steps and not progress.best:
+                    self.validate(bar)
+                while progress.step < recipe.steps:
+                    losses = self.step(progress.step)
+                    progress.step += 1
+                    progress.seconds = time.monotonic() - began
+                    for task, every in (
+                        (partial(self.report, losses, bar), recipe.log_every),
+                        (partial(self.validate, bar), recipe.validate_every),
+                        (self.save, recipe.checkpoint_every),
+                    ):
+                        if progress.step % every == 0 or progress.step == recipe.steps:
+                            task()
+            if self.is_main:
                 self.describe(finished=True)
-                self.tracker.summary(
-                    {f"best/{name}": value for name, value in self.state.progress.best.items()}
-                )
-                self.tracker.artifact(
-                    f"draft-{self.draft.config.model}", "model", [self.directory / DRAFT]
-                )
+                best = {f"best/{name}": value for name, value in progress.best.items()}
+                self.tracker.summary(best)
+                name = f"draft-{self.draft.config.model}"
+                self.tracker.artifact(name, "model", [self.directory / DRAFT])
         finally:
             self.tracker.finish()
         self.accelerator.wait_for_everyone()
 
-    def _walk(self) -> None:
-        progress, recipe = self.state.progress, self.recipe
-        self.began = time.monotonic() - progress.seconds
-        with tqdm(
-            total=recipe.steps,
-            initial=progress.step,
-            desc="train draft",
-            unit="step",
-            disable=self.quiet,
-            mininterval=1,
-        ) as bar:
-            if progress.step >= recipe.steps and not progress.best:
-                self.validate(bar)
-            while progress.step < recipe.steps:
-                taken = self.step(progress.step)
-                progress.step += 1
-                last = progress.step == recipe.steps
-                self.report(taken, bar)
-                if last or progress.step % recipe.validate_every == 0:
-                    self.validate(bar)
-                if last or progress.step % recipe.checkpoint_every == 0:
-                    self.save()
-
-    def step(self, number: int) -> TrainingStep:
-        """One optimiser step."""
-        recipe, losses = self.recipe, []
-        set_rate(self.state.optimisers, self.schedule(number))
+    def step(self, number: int) -> dict[str, float]:
+        """One optimiser step; returns the parts of its loss, averaged over its images, and the
+        gradient's norm before clipping.
+        """
+        recipe, accelerator, losses = self.recipe, self.accelerator, []
+        set_rate(self.state.optimisers, self.recipe.schedule(number))
         self.draft.zero_grad()
-        for positions, last in self._parts(number):
-            with nullcontext() if last else self._gradients_stay():
-                parts = self.losses(positions)
-                self.accelerator.backward(parts[TOTAL] / recipe.gradient_accumulation)
-            losses.append(torch.stack([part.detach().float() for part in parts.values()]))
-        mean = self.accelerator.reduce(torch.stack(losses).mean(0), "mean")
-        norm = fsdp.whole(
-            torch.nn.utils.clip_grad_norm_(self.draft.parameters(), recipe.grad_clip or torch.inf)
-        )
-        step = TrainingStep(dict(zip(parts, mean.tolist(), strict=True)), norm.item())
-        if not all(map(math.isfinite, [*step.losses.values(), step.norm])):
+        for part in range(recipe.gradient_accumulation):
+            mine = recipe.positions(
+                number, part, accelerator.process_index, accelerator.num_processes
+            )
+            with accelerator.accumulate(self.model):
+                parts = self.losses(mine)
+                accelerator.backward(parts[TOTAL])
+            losses.append(torch.stack([value.detach().float() for value in parts.values()]))
+        mean = accelerator.reduce(torch.stack(losses).mean(0), "mean")
+        limit = recipe.grad_clip or torch.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), limit)
+        values = dict(zip(parts, mean.tolist(), strict=True)) | {"gradient_norm": norm.item()}
+        if not all(map(math.isfinite, values.values())):
             raise TemperaError(
-                f"the loss is not finite at step {number} (loss {step.losses[TOTAL]}, gradient "
-                f"{step.norm}), so training stopped: the last good checkpoint is kept in "
+                f"the loss is not finite at step {number} (loss {values[TOTAL]}, gradient "
+                f"{norm.item()}), so training stopped: the last good checkpoint is kept in "
                 f"{self.directory}; train in another run directory with a lower lr or a longer "
                 "warm-up."
             )
         for optimiser in self.state.optimisers:
             optimiser.step()
-        self._average(number)
-        return step
-
-    def _gradients_stay(self) -> AbstractContextManager[None]:
-        """A context in which gradients are not averaged over the processes yet."""
-        if isinstance(self.model, FSDPModule):
-            return fsdp.gradients_stay(self.model)
-        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
-        return waiting
-
-    def _parts(self, number: int) -> Iterator[tuple[list[int], bool]]:
-        """This process's parts of a step: the numbers of the training images, and whether it is the
-        last part.
-        """
-        processes, process = self.accelerator.num_processes, self.accelerator.process_index
-        for part in range(self.recipe.gradient_accumulation):
-            yield (
-                self.recipe.positions(number, part, process, processes),
-                part == self.recipe.gradient_accumulation - 1,
-            )
+        if self.average is not None:
+            self.average.update_parameters(self.draft)
+        return values
 
     def losses(self, positions: list[int]) -> Parts:
         """The parts of the loss on these training images, with unrolled steps or slots weighted."""
@@ -284,12 +229,9 @@ class TrainingRun:
             steps = predicted.unflatten(1, (copies, -1))[:, :, lesson.start :].unbind(1)
             true = lesson.hidden[:, lesson.start :]
             parts = [self.loss(mine, true, self.head) for mine in steps]
-        weights = recipe.step_weights(copies)
+        weights = torch.tensor(recipe.step_weights(copies), device=self.target.device)
         return {
-            name: torch.stack(
-                [w * part[name] for w, part in zip(weights, parts, strict=True)]
-            ).sum()
-            for name in parts[0]
+            name: (weights * torch.stack([part[name] for part in parts])).sum() for name in parts[0]
         }
 
     def _without_condition(self, positions: list[int]) -> Tensor:
@@ -303,77 +245,43 @@ class TrainingRun:
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.target.head.lm_logits(hidden.to(self.target.dtype))
 
-    @torch.no_grad()
-    def _average(self, number: int) -> None:
-        """Update the moving average; early steps have more weight, so the initial weights decay."""
-        decay = min(self.recipe.ema, (1 + number) / (10 + number))
-        live = self.draft.state_dict()
-        for name, value in self.state.average.items():
-            value.lerp_(live[name], 1 - decay)
-
-    def report(self, step: TrainingStep, bar: "tqdm[Any]") -> None:
+    def report(self, losses: Mapping[str, float], bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
-        progress = self.state.progress
-        if not self.accelerator.is_main_process or (
-            progress.step % self.recipe.log_every and progress.step != self.recipe.steps
-        ):
-            return
-        values = {
-            **step.losses,
-            "gradient_norm": step.norm,
-            "lr": self.recipe.lr * self.schedule(progress.step - 1),
-        }
-        self.tracker.log({f"train/{name}": value for name, value in values.items()}, progress.step)
-        shown = {name: f"{value:.4f}" for name, value in step.losses.items()} | {
-            name: f"{progress.latest[name]:.2f}" for name in _SHOWN if name in progress.latest
-        }
-        bar.n = progress.step
-        bar.set_postfix(shown)
+        step, latest = self.state.progress.step, self.state.progress.latest
+        values = {**losses, "lr": self.recipe.lr * self.recipe.schedule(step - 1)}
+        self.tracker.log({f"train/{name}": value for name, value in values.items()}, step)
+        shown = {name: f"{value:.4f}" for name, value in losses.items()}
+        bar.n = step
+        bar.set_postfix(shown | {name: f"{latest[name]:.2f}" for name in _SHOWN if name in latest})
 
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and save it if it is the best so far."""
-        recipe, progress, accelerator = self.recipe, self.state.progress, self.accelerator
-        kept = self.kept()
-        with fsdp.in_step(self.target.network):
-            sums = imitation(kept, self.target, self.held)
-            length = (
-                accepted_length(kept, self.target, self.captions, recipe.depth)
-                if self.captions
-                else None
-            )
-        metrics = metrics_of(accelerator.reduce(sums, "sum"))
-        if length is not None:
+        progress, accelerator, draft = self.state.progress, self.accelerator, self.averaged
+        metrics = metrics_of(accelerator.reduce(imitation(draft, self.target, self.held), "sum"))
+        if self.captions:
+            depth = self.recipe.depth
+            length = accepted_length(draft, self.target, self.captions, depth)
             metrics["accepted_length"] = length
         progress.latest = {"step": progress.step, **metrics}
         better = metrics["top3"] > progress.best.get("top3", -1.0)
         if better:
             progress.best = progress.latest
-        if not accelerator.is_main_process:
+        if not self.is_main:
             return
         self.tracker.log(
             {f"validation/{name}": value for name, value in metrics.items()}, progress.step
         )
         if not self.quiet:
-            bar.write(
-                f"step {progress.step}: "
-                + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-            )
+            told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+            bar.write(f"step {progress.step}: {told}")
         if better:
-            kept.save_pretrained(self.directory / DRAFT)
+            draft.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
-
-    def kept(self) -> DraftNetwork:
-        """The draft to validate and save: whole, on this process's device, with averaged weights if
-        `ema` keeps an average.
-        """
-        weights = self.state.average or self.draft.state_dict()
-        self.whole.load_state_dict({name: fsdp.whole(value) for name, value in weights.items()})
-        return self.whole
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
-        self.state.progress.seconds = time.monotonic() - self.began
-        save_state(self.directory, self.state, write=self.accelerator.is_main_process)
+        if self.is_main:
+            save_state(self.directory, self.state)
         self.accelerator.wait_for_everyone()
 
     def describe(self, finished: bool) -> None:
@@ -399,14 +307,8 @@ class TrainingRun:
         write_text(self.directory / DRAFT / "README.md", _readme(values))
 
 
-def make_optimisers(
-    draft: torch.nn.Module, recipe: Recipe, sharded: bool
-) -> list[torch.optim.Optimizer]:
-    """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else.
-
-    Raises:
-        TemperaError: the draft is split among processes, and Muon needs whole matrices.
-    """
+def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else."""
     matrices = [weight for weight in draft.parameters() if recipe.matrix_lr and weight.ndim == 2]
     chosen = {id(weight) for weight in matrices}
     adam = torch.optim.AdamW(
@@ -418,11 +320,6 @@ def make_optimisers(
     )
     if not matrices:
         return [adam]
-    if sharded:
-        raise TemperaError(
-            f"matrix_lr={recipe.matrix_lr} is not possible with a network that FSDP splits: Muon "
-            "needs whole matrices; leave it out."
-        )
     muon = torch.optim.Muon(
         matrices,
         lr=recipe.matrix_lr,
@@ -437,37 +334,22 @@ def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     return (tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
-def _readme(values: dict[str, Any]) -> str:
+def _readme(values: Mapping[str, Any]) -> str:
     """The README.md that is saved beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
-    options = {f"loss.{name}": value for name, value in values["loss"].items()} | values["recipe"]
-    recipe = "\n".join(f"| {name} | {value} |" for name, value in options.items())
-    data = "\n".join(f"| {name} | {value} |" for name, value in values["data"].items())
-    data = data or "| source | generated on demand: see training.json |"
     state = "finished" if values["finished"] else "not finished"
-    processes = values["processes"]
+    use = f"{command('eval')} model={values['model']} drafter={values['drafter']}"
     return f"""# A draft for {values["model"]}
 
 {values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
-({state}; steps: {values["steps"]}, seconds: {values["seconds"]:.0f}, processes: {processes}).
-Use it with `python eval/run.py drafter={values["drafter"]} drafter.path=<this directory>`.
+({state}; steps: {values["steps"]}, processes: {values["processes"]}). Use it with
+`{use} drafter.path=DIR`.
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
 compares the distributions that decoding draws from, and accepted length is that of exact chains.
+Recipe and training images are in `metrics.json`.
 
 | metric | value |
 |---|---|
 {best}
-
-Training images:
-
-| | |
-|---|---|
-{data}
-
-Recipe (also in `metrics.json`):
-
-| option | value |
-|---|---|
-{recipe}
 """
