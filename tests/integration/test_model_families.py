@@ -3,9 +3,6 @@ computation, decodes, drafts.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +14,9 @@ import torch
 from accelerate.state import AcceleratorState
 from cases import slow_but
 from omegaconf import open_dict
-from paths import SUPPORT
 from PIL import Image
 from reference_llamagen import reference_logits
 from round_checks import check_rounds
-from safetensors.torch import load_file
 from tiny_networks import TREE, lively, random_draft, tiny_eagle, tiny_parallel
 from tiny_targets import (
     DIM,
@@ -537,78 +532,6 @@ def test_a_draft_is_trained_and_drafts(
             with pytest.raises(TemperaError, match=REFUSAL) as refusal:
                 build_drafter(cfg, stranger)
             assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.slow
-def test_two_processes_shard_a_target_and_train_the_same_draft(
-    options: dict[str, list[str]], drawn: dict[str, Path], tmp_path: Path
-) -> None:
-    """By FSDP; of 9 held-out images one process has two batches to pass through the target and the
-    other one.
-    """
-    here, more = (
-        SUPPORT,
-        {"llamagen_classes": ["ttt_steps=1", *PRECISIONS["bf16"]], "lumina": [], "emu3": []},
-    )
-    rows = {
-        name: [
-            *options[name],
-            "train_data=shards",
-            f"train_data.path={drawn[name] / 'codes'}",
-            *QUICK,
-            "holdout=9",
-            *precision,
-        ]
-        for name, precision in more.items()
-    }
-    (tmp_path / "rows.json").write_text(
-        json.dumps([[*row, f"directory={tmp_path / 'two' / name}"] for name, row in rows.items()])
-    )
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(here / "split_families.py"),
-    ]
-    paths = os.pathsep.join([str(here.parent / "src"), str(here)])
-    split = {
-        "PYTHONPATH": paths,
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "ACCELERATE_USE_FSDP": "true",
-    }
-    both = subprocess.run(
-        [*launch, str(tmp_path / "rows.json")],
-        env={**os.environ, **split},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert both.returncode == 0, both.stderr
-    for name, row in rows.items():
-        AcceleratorState._reset_state(True)
-        alone = script("main")(
-            composed(
-                *row,
-                "gradient_accumulation=2",
-                f"directory={tmp_path / 'one' / name}",
-                config="train_draft",
-            )
-        )
-        expected, found = (
-            load_file(tmp_path / directory / name / "last.safetensors")
-            for directory in ("one", "two")
-        )
-        assert expected.keys() == found.keys()
-        for key in expected:
-            assert (found[key] - expected[key]).abs().max() <= 0.02 * expected[key].abs().max(), (
-                f"{name} {key}"
-            )
-        best = json.loads((tmp_path / "two" / name / "draft" / "metrics.json").read_text())["best"]
-        assert best == pytest.approx(alone["best"], abs=1e-3), name
 
 
 REFUSAL = (

@@ -78,8 +78,9 @@ def test_the_commands_one_after_the_other(installed: Path, workplace: Path) -> N
     trained = run(installed / "tempera-train", "model=shapes", *TRAINING, *QUIET, cwd=workplace)
     assert trained.returncode == 0, trained.stderr
     draft = Path("outputs/train_draft/shapes/draft")
-    assert f"tempera-eval drafter=eagle drafter.path={draft}" in trained.stdout.replace(
-        f"{workplace}/", ""
+    assert (
+        f"tempera-eval model=shapes drafter=eagle drafter.path={draft}"
+        in trained.stdout.replace(f"{workplace}/", "")
     )
     assert (workplace / draft / "model.safetensors").is_file()
     report = run(installed / "tempera-report", "runs=outputs/eval", cwd=workplace)

@@ -16,12 +16,11 @@ from tempera.config.compose import pasted
 from tempera.config.instantiate import accepted, instantiate
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
-from tempera.runtime.distributed import Processes, uses_fsdp
+from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
-from tempera.training.fsdp import split_target
 from tempera.training.losses import Loss
 from tempera.training.trainer import DRAFT, train
 
@@ -42,7 +41,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if "source" in cfg:
         offered["source"] = build_source(cfg)
         offered["source"].fetch(processes)
-    target: Any = build.build_target(cfg, split_target if uses_fsdp() else None)
+    target: Any = build.build_target(cfg)
     codes = instantiate(
         cfg.train_data,
         target=target,
@@ -69,8 +68,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, record)
     if processes.is_main:
         print(
-            f"the draft is in {directory / DRAFT}: {command('eval')} drafter={draft.drafter} "
-            f"{pasted('drafter.path', directory / DRAFT)}"
+            f"the draft is in {directory / DRAFT}: {command('eval')} model={draft.config.model} "
+            f"drafter={draft.drafter} {pasted('drafter.path', directory / DRAFT)}"
         )
     return metrics
 

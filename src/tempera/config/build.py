@@ -77,27 +77,19 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
     return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
 
 
-def build_target(
-    cfg: DictConfig, place: Callable[[nn.Module, torch.device], None] | None = None
-) -> Target:
+def build_target(cfg: DictConfig) -> Target:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
     top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
     Its identity is that of the weights before they are rounded to `dtype`.
-
-    Args:
-        cfg: the composed configuration.
-        place: moves the network from the CPU to `device`; by default as a whole.
     """
     check_tokens(cfg)
     device = parse_device(cfg.device)
-    first, dtype = device if place is None else torch.device("cpu"), parse_dtype(cfg.dtype, device)
+    dtype = parse_dtype(cfg.dtype, device)
     computed = arithmetic(dtype, device)
-    made = accepted(cfg.model.network, {"device": first, "dtype": computed})
+    made = accepted(cfg.model.network, {"device": device, "dtype": computed})
     network: nn.Module = instantiate(cfg.model.network, **made)
     identity = accepted(cfg.model.target, {"identity": identity_of(network)})
-    network = network.to(first, dtype).to(computed).eval().requires_grad_(False)
-    if place is not None:
-        place(network, device)
+    network = network.to(device, dtype).to(computed).eval().requires_grad_(False)
     parts = {
         "network": network,
         "conditioner": build_text_encoder(cfg).encode,
