@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shapes_recipe.scenes import pictures, pixel_weights, single_shapes
 from shapes_recipe.stage import arithmetic, minimise
@@ -64,23 +64,10 @@ def train_kl(
     there is one; its scale is set to give tokens of unit variance.
     """
     torch.manual_seed(settings.seed)
-    model, world = KLModel(config), World(settings.seed)
+    model = KLModel(config)
     if start is not None:
         _take_over(model, start)
-
-    def losses(step: int) -> Iterator[dict[str, Tensor]]:
-        images = pictures(single_shapes(world, step * settings.batch_size, settings.batch_size))
-        with arithmetic(settings.bf16):
-            mean, log_variance = model.moments(images)
-            latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-            output = model.decoder(model.post_quant_conv(latents)).float()
-        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
-        loss = painted(output, images) + settings.kl * divergence
-        yield {"loss": loss, "psnr": psnr(output, images), "divergence": divergence}
-
-    parameters = list(model.parameters())
-    optimisers = convolution_optimisers(parameters, settings.lr, settings.matrix_lr)
-    minimise(model, optimisers, cosine(30, settings.steps, 0.02), losses, settings, run, 1.0)
+    _minimise(model, list(model.parameters()), settings, run)
     mean, log_variance = model.moments(_unseen(settings))
     drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
     model.config = replace(config, scale=1 / float(drawn.std()))
@@ -89,26 +76,38 @@ def train_kl(
 
 def train_decoder(settings: KLTraining, run: Path, model: KLModel) -> KLModel:
     """Train the decoder of `model` on draws of its latents, from where `run` left off."""
-    parameters = [*model.decoder.parameters(), *model.post_quant_conv.parameters()]
     model.requires_grad_(False)
+    parameters = [*model.decoder.parameters(), *model.post_quant_conv.parameters()]
     for parameter in parameters:
         parameter.requires_grad_()
-    world = World(settings.seed)
+    slower = {"lr": settings.lr / 2, "matrix_lr": settings.matrix_lr / 2}
+    further = replace(settings, steps=settings.decoder_steps, kl=0.0, **slower)
+    _minimise(model, parameters, further, run, settings.object_weight)
+    return model
+
+
+def _minimise(
+    model: KLModel,
+    parameters: list[nn.Parameter],
+    settings: KLTraining,
+    run: Path,
+    object_weight: float = 1.0,
+) -> None:
+    world, size = World(settings.seed), settings.batch_size
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
-        samples = single_shapes(world, step * settings.batch_size, settings.batch_size)
-        images, weights = pictures(samples), pixel_weights(samples, settings.object_weight)
+        samples = single_shapes(world, step * size, size)
+        images, weights = pictures(samples), pixel_weights(samples, object_weight)
         with arithmetic(settings.bf16):
             mean, log_variance = model.moments(images)
             latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
             output = model.decoder(model.post_quant_conv(latents)).float()
-        yield {"loss": painted(output, images, weights), "psnr": psnr(output, images)}
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).float().mean()
+        loss = painted(output, images, weights) + settings.kl * divergence
+        yield {"loss": loss, "psnr": psnr(output, images), "divergence": divergence}
 
-    optimisers = convolution_optimisers(parameters, settings.lr / 2, settings.matrix_lr / 2)
-    further = replace(settings, steps=settings.decoder_steps)
-    schedule = cosine(30, further.steps, 0.02)
-    minimise(model, optimisers, schedule, losses, further, run, 1.0)
-    return model
+    optimisers = convolution_optimisers(parameters, settings.lr, settings.matrix_lr)
+    minimise(model, optimisers, cosine(30, settings.steps, 0.02), losses, settings, run, 1.0)
 
 
 def measure_kl(model: KLModel, settings: KLTraining) -> dict[str, float]:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from shapes_recipe.scenes import kept, pictures, shape_tokens, single_shapes
+from shapes_recipe.scenes import pictures, shape_tokens, single_shapes
 from shapes_recipe.stage import arithmetic, minimise, muon
 from tempera.continuous.diffusion import TRAINING_STEPS, Kernel, NoiseSchedule
 from tempera.continuous.mar import MAR, MARConfig, initialise
 from tempera.image_tokenizers.kl import KLModel
-from tempera.runtime.network_identity import identity_of
 from tempera.shapes.labels import CLASSES, class_of
 from tempera.shapes.world import COLOURS, SHAPES, World
 from tempera.training.lr_schedules import trapezoid
@@ -165,16 +164,6 @@ def encode_scenes(world: World, count: int, tokenizer: KLModel, size: str | None
     return Latents(torch.cat(moments), torch.tensor(classes), torch.stack(touched))
 
 
-def kept_latents(settings: MARSettings, tokenizer: KLModel, directory: Path) -> Latents:
-    """The encoded scenes of a training, made once for a tokenizer."""
-    return kept(
-        directory / f"latents_{settings.size or 'all'}.safetensors",
-        Latents,
-        {"tokenizer": identity_of(tokenizer), "scenes": settings.scenes, "seed": settings.seed},
-        lambda: encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size),
-    )
-
-
 class MaskedBatch(NamedTuple):
     """Images of which the networks are shown some tokens.
 
@@ -278,12 +267,11 @@ def token_losses(
     return error.mean(), divergence_of(true, mine).mean()
 
 
-def train_mar(
-    settings: MARTraining, tokenizer: KLModel, latents: Latents, run: Path, network: MAR
-) -> MAR:
+def train_mar(settings: MARTraining, tokenizer: KLModel, run: Path, network: MAR) -> MAR:
     """Train one cycle from the weights of `network`, or from where `run` left off, and return the
     averaged network.
     """
+    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
 
     def losses(step: int) -> dict[str, Tensor]:
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from shapes_recipe.mar import (
     TINY_MAR,
-    Latents,
     MARSettings,
     MaskedBatch,
     averaged,
     divergence_of,
+    encode_scenes,
     unseen_batches,
 )
 from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
 from tempera.continuous.mar import MAR, MARConfig
 from tempera.image_tokenizers.kl import KLModel
+from tempera.shapes.world import World
 
 TINY_DRAFT = replace(TINY_MAR, depth=2)
 
@@ -71,12 +72,12 @@ def pruned(target: MAR, config: MARConfig) -> MAR:
 def distil_mar(
     settings: MARDistillation,
     tokenizer: KLModel,
-    latents: Latents,
     run: Path,
     target: MAR,
     config: MARConfig,
 ) -> MAR:
     """Train a draft for `target`, from where `run` left off, and return the averaged network."""
+    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
     draft = pruned(target.requires_grad_(False), config)
 
     def losses(step: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from shapes_recipe import evaluators, kl, mar, mar_draft, target, tokenizer
 from shapes_recipe.evaluators import EvaluatorTraining
 from shapes_recipe.kl import KLTraining
-from shapes_recipe.mar import Latents, MARSettings, MARTraining
+from shapes_recipe.mar import MARTraining
 from shapes_recipe.mar_draft import MARDistillation
 from shapes_recipe.stage import is_built, log, record, write_half
 from shapes_recipe.target import TargetTraining
@@ -23,7 +23,7 @@ from tempera.commands import train
 from tempera.config.compose import composed, written
 from tempera.continuous.mar import read_mar
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.kl import KLModel, read_kl
+from tempera.image_tokenizers.kl import read_kl
 from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
 from tempera.shapes.clip import TINY_CLIP
@@ -180,10 +180,9 @@ def build_mar(output: Path, settings: MARTraining, run: Path) -> Metrics:
     """The small MAR, cycle after cycle, each from the weights of the one before as they are kept,
     rounded.
     """
-    network = mar.new_mar(mar.TINY_MAR, settings.seed)
+    network, vq = mar.new_mar(mar.TINY_MAR, settings.seed), read_kl(output / "kl_decoder")
     for number, cycle in enumerate(settings.cycles, 1):
-        vq, latents = _tokens(output, cycle)
-        network = mar.train_mar(cycle, vq, latents, run / f"cycle_{number}", network)
+        network = mar.train_mar(cycle, vq, run / f"cycle_{number}", network)
         write_half(output / "mar", network, network.config)
         network = read_mar(output / "mar")
     return mar.measure_mar(network, vq, cycle)
@@ -191,17 +190,10 @@ def build_mar(output: Path, settings: MARTraining, run: Path) -> Metrics:
 
 def build_mar_draft(output: Path, settings: MARDistillation, run: Path) -> Metrics:
     """The draft for the MAR."""
-    vq, latents = _tokens(output, settings)
-    teacher = read_mar(output / "mar")
-    network = mar_draft.distil_mar(settings, vq, latents, run, teacher, mar_draft.TINY_DRAFT)
+    teacher, vq = read_mar(output / "mar"), read_kl(output / "kl_decoder")
+    network = mar_draft.distil_mar(settings, vq, run, teacher, mar_draft.TINY_DRAFT)
     write_half(output / "mar_draft", network, network.config)
     return mar_draft.measure_draft(network, teacher, vq, settings)
-
-
-def _tokens(output: Path, settings: MARSettings) -> tuple[KLModel, Latents]:
-    """The continuous tokenizer, as it is kept, rounded, and the scenes that it encoded."""
-    vq = read_kl(output / "kl_decoder")
-    return vq, mar.kept_latents(settings, vq, output / "kl_decoder_run")
 
 
 STAGES: dict[str, Callable[[Path, Any, Path], Metrics]] = {

@@ -3,21 +3,13 @@ shape touches.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tempera.runtime.files import replacing
 from tempera.shapes.world import LATTICE, Sample, Scene, World, object_masks
-
-Encoded = TypeVar("Encoded", bound=NamedTuple)
 
 
 def pictures(samples: list[Sample]) -> Tensor:
@@ -63,20 +55,3 @@ def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
     first, *others = scene.things
     assert first.x is not None and first.y is not None
     return not others and first.x % lattice == first.y % lattice == 0 and size in (None, first.size)
-
-
-def kept(
-    path: Path, kind: type[Encoded], facts: Mapping[str, object], make: Callable[[], Encoded]
-) -> Encoded:
-    """The encoded scenes in `path`; made and written there if they are missing, or if they were
-    made from other facts.
-    """
-    told = {name: str(value) for name, value in facts.items()}
-    if path.is_file():
-        with safe_open(path, "pt") as file:
-            if file.metadata() == told:
-                return kind(*map(file.get_tensor, kind._fields))
-    made = make()
-    with replacing(path) as temporary:
-        save_file(made._asdict(), temporary, told)
-    return made

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shapes_recipe.scenes import kept, pictures, shape_tokens
+from shapes_recipe.scenes import pictures, shape_tokens
 from shapes_recipe.stage import arithmetic, minimise, muon
 from tempera.image_tokenizers.vq import VQModel
-from tempera.runtime.network_identity import identity_of
 from tempera.shapes.classifier import ATTRIBUTES, UNTOLD, labels
 from tempera.shapes.networks import TextEncoder, tokenize
 from tempera.shapes.world import World, parse_caption
@@ -205,13 +204,7 @@ def train_target(
     scenes.
     """
     world, length = World(settings.seed, pairs=settings.pairs), config.prefix_length
-    facts = {"tokenizer": identity_of(tokenizer), "length": length, "seed": settings.seed}
-    scenes = kept(
-        run / "scenes.safetensors",
-        Scenes,
-        facts | {"scenes": settings.scenes, "pairs": settings.pairs, "bf16": settings.bf16},
-        lambda: encode_scenes(world, settings.scenes, tokenizer, length, settings.bf16),
-    )
+    scenes = encode_scenes(world, settings.scenes, tokenizer, length, settings.bf16)
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
 

@@ -138,13 +138,13 @@ def train_tokenizer(
     return model, measure_tokenizer(model, pictures(World(settings.seed + 1).batch(0, 256)))
 
 
-def painted(output: Tensor, images: Tensor, weights: Tensor | None = None) -> Tensor:
+def painted(output: Tensor, images: Tensor, weights: Tensor) -> Tensor:
     """How wrong a picture is: squared error and half the absolute one, a mean over weighted
     pixels.
     """
     difference = output - images
     error = difference.square() + 0.5 * difference.abs()
-    return (error if weights is None else weights * error).mean()
+    return (weights * error).mean()
 
 
 def psnr(output: Tensor, images: Tensor) -> Tensor:
