@@ -2,41 +2,36 @@
 classes. Each is read from the hub, at a fixed commit if one is known, or from a local file.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from typing_extensions import override
+from pydantic import Field
 
-from tempera.data.prompts import (
-    Prompt,
-    chosen,
-    coco_captions,
-    field_of,
-    file_prompts,
-    json_lines,
-    text_of,
-)
-from tempera.data.sources import Broken, Entry, Source
-from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import regular_file, sha256_file
+from tempera.data.prompts import Prompt, chosen, coco_captions, file_prompts, text_of
+from tempera.data.sources import Entry, Listed
+from tempera.errors import TemperaError
+from tempera.runtime.files import sha256_file
 from tempera.runtime.hub import Repository
+from tempera.runtime.row_store import read_table
 
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
 """MS-COCO 2017's captions without images, 30 MB."""
 PARTI = Repository("nateraw/parti-prompts", "dataset")
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset")
 
+Captions = dict[str, list[tuple[str, str]]]
+"""Image id -> the ids and texts of its captions, in order."""
+T = TypeVar("T")
+PerImage = Annotated[int, Field(ge=0)]
+
 
 def coco_prompts(
     path: str | None = None,
     limit: int | None = 64,
     offset: int = 0,
-    per_image: int = 1,
+    per_image: PerImage = 1,
     seed: int = 0,
 ) -> list[Prompt]:
     """Captions of MS-COCO 2017's validation images; ids are those of the annotations.
@@ -50,25 +45,34 @@ def coco_prompts(
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    images = _coco_images(path, "validation")
-    prompts = [Prompt(number, text) for _, number, text in _shuffled(images, per_image, seed)]
-    return chosen(prompts, limit, offset, path or COCO.id)
+    found = _shuffled(_coco_images(path, "validation"), per_image, seed)
+    return chosen([Prompt(name, text) for _, name, text in found], limit, offset, path or COCO.id)
 
 
-Captions = dict[str, list[tuple[str, str]]]
-"""Image id -> the ids and texts of its captions, in order."""
+def coco_training(captions: str | None = None, per_image: PerImage = 1, seed: int = 0) -> Listed:
+    """`source=coco_captions`: captions of MS-COCO 2017's training images, from which the target
+    generates its own images.
+
+    Args:
+        captions: captions_train2017.json; by default the hub's copy.
+        per_image, seed: as for `coco_prompts`.
+
+    Raises:
+        TemperaError: the captions are unavailable or unreadable.
+    """
+    found = _shuffled(_coco_images(captions, "train"), per_image, seed)
+    prompts = [Prompt(f"{image}#{name}", text) for image, name, text in found]
+    place = captions or f"{COCO.id}@{COCO.revision}"
+    return _listed(prompts, "coco_captions", captions, place=place, per_image=per_image, seed=seed)
 
 
 def _coco_images(path: str | None, split: str) -> Captions:
     images: Captions = {}
     if path is None:
         for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
-            for row in _table(file, ["image_id", "ids", "captions"]).to_pylist():
-                images[str(row["image_id"])] = [
-                    (str(number), text)
-                    for number, caption in zip(row["ids"], row["captions"], strict=True)
-                    if (text := text_of(caption))
-                ]
+            for row in read_table(file, ["image_id", "ids", "captions"]):
+                found = zip(row["ids"], map(text_of, row["captions"]), strict=True)
+                images[str(row["image_id"])] = [(str(name), text) for name, text in found if text]
     else:
         for one in coco_captions(Path(path))[0]:
             if one.id is None or one.image is None:
@@ -84,78 +88,28 @@ def _order(name: str) -> tuple[int, int, str]:
     return (0, int(name), name) if number else (1, 0, name)
 
 
-def _table(file: Path, columns: list[str] | None = None) -> pa.Table:
-    try:
-        return pq.read_table(regular_file(file), columns=columns)
-    except (pa.ArrowException, OSError, ValueError) as problem:
-        raise TemperaError(
-            f"{file} cannot be read ({shortened(str(problem))}): download it again."
-        ) from None
-
-
-def _shuffled(images: Captions, per_image: int, seed: int) -> Iterator[tuple[str, str, str]]:
+def _shuffled(images: Captions, per_image: int, seed: int) -> list[tuple[str, str, str]]:
     """(image id, caption id, text), image by image. The order depends only on the image ids and the
     seed.
     """
-    order = sorted(images, key=_order)
-    for place in np.random.default_rng(seed).permutation(len(order)):
-        for number, text in images[order[place]][: per_image or None]:
-            yield order[place], number, text
+    order = _permuted(sorted(images, key=_order), seed)
+    return [(image, *caption) for image in order for caption in images[image][: per_image or None]]
 
 
-class Listed(Source):
-    """A list of captions without images."""
-
-    def __init__(self, prompts: Sequence[Prompt], described: dict[str, Any]) -> None:
-        self.prompts, self.described = prompts, described
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        return self.described
-
-    @override
-    def count(self) -> int | None:
-        return len(self.prompts)
-
-    @override
-    def read(self, start: int) -> Iterator[Entry | Broken]:
-        for prompt in islice(self.prompts, start, None):
-            yield Entry(f"{self.described['kind']} {prompt.id}", prompt.id, prompt.text)
+def _permuted(items: Sequence[T], seed: int) -> list[T]:
+    return [items[place] for place in np.random.default_rng(seed).permutation(len(items))]
 
 
-class CocoTraining(Listed):
-    """`source=coco_captions`: captions of MS-COCO 2017's training images, from which the target
-    generates its own images.
-
-    Args:
-        captions: captions_train2017.json; by default the hub's copy.
-        per_image, seed: as for `coco_prompts`.
-
-    Raises:
-        TemperaError: the captions are unavailable or unreadable.
-    """
-
-    def __init__(self, captions: str | None = None, per_image: int = 1, seed: int = 0) -> None:
-        images = _coco_images(captions, "train")
-        place = captions or f"{COCO.id}@{COCO.revision}"
-        described = {"kind": "coco_captions", "place": place, "per_image": per_image, "seed": seed}
-        if captions is not None:
-            described["sha256"] = sha256_file(Path(captions))
-        prompts = [
-            Prompt(f"{image}#{number}", text)
-            for image, number, text in _shuffled(images, per_image, seed)
-        ]
-        super().__init__(prompts, described)
+def _listed(prompts: Sequence[Prompt], kind: str, path: str | None, **described: object) -> Listed:
+    """A source of captions without images."""
+    entries = [Entry(f"{kind} {prompt.id}", prompt.id, prompt.text) for prompt in prompts]
+    digest = {"sha256": sha256_file(Path(path))} if path else {}
+    return Listed(entries, {"kind": kind, **described, **digest})
 
 
-class PromptFile(Listed):
+def prompt_file(path: str) -> Listed:
     """`source=prompts`: captions of a file that `tempera.data.prompts.file_prompts` reads."""
-
-    def __init__(self, path: str) -> None:
-        prompts = file_prompts(path)
-        super().__init__(
-            prompts, {"kind": "prompts", "path": path, "sha256": sha256_file(Path(path))}
-        )
+    return _listed(file_prompts(path), "prompts", path, path=path)
 
 
 def parti_prompts(
@@ -170,10 +124,7 @@ def parti_prompts(
     """
     file = path or str(PARTI.file("PartiPrompts.tsv"))
     prompts = file_prompts(file)
-    if seed is not None:
-        order = np.random.default_rng(seed).permutation(len(prompts))
-        prompts = [prompts[place] for place in order]
-    return chosen(prompts, limit, offset, file)
+    return chosen(prompts if seed is None else _permuted(prompts, seed), limit, offset, file)
 
 
 def drawbench_prompts(
@@ -182,23 +133,15 @@ def drawbench_prompts(
     """DrawBench in its own order; ids are drawbench-<number>.
 
     Args:
-        path: a prompt file, or Parquet with a column prompts; by default the hub's copy.
+        path: a prompt file; by default the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
     """
-    if path is not None and Path(path).suffix.lower() != ".parquet":
-        return chosen(file_prompts(path), limit, offset, path)
-    folder = DRAWBENCH.snapshot(["*.parquet"]) if path is None else None
-    files = sorted(folder.rglob("*test*.parquet")) if folder else [Path(str(path))]
-    rows = [row for file in files for row in _table(file).to_pylist()]
-    prompts = []
-    for number, row in enumerate(rows):
-        if (text := field_of(row)) is None:
-            raise TemperaError(
-                f"{path or DRAWBENCH.id}, row {number} holds no prompt in a column prompts: give "
-                "DrawBench as it was published."
-            )
-        prompts.append(Prompt(f"drawbench-{number:03d}", text))
-    return chosen(prompts, limit, offset, path or DRAWBENCH.id)
+    if path is not None:
+        return file_prompts(path, limit, offset)
+    files = sorted(DRAWBENCH.snapshot(["*.parquet"]).rglob("*test*.parquet"))
+    prompts = [prompt for file in files for prompt in file_prompts(str(file))]
+    named = [Prompt(f"drawbench-{number:03d}", one.text) for number, one in enumerate(prompts)]
+    return chosen(named, limit, offset, DRAWBENCH.id)
 
 
 def geneval_prompts(
@@ -217,28 +160,11 @@ def geneval_prompts(
             "in prompts/ of https://github.com/djghosh13/geneval."
         )
     prompts = [
-        Prompt(f"{index:05d}-{repetition:04d}", record["prompt"])
-        for index, record in enumerate(geneval_records(Path(path)))
+        Prompt(f"{index:05d}-{repetition:04d}", one.text)
+        for index, one in enumerate(file_prompts(path))
         for repetition in range(per_prompt)
     ]
     return chosen(prompts, limit, offset, path)
-
-
-def geneval_records(path: Path) -> list[dict[str, Any]]:
-    """GenEval's metadata, one record per line: tag, include, exclude (optional) and prompt.
-
-    Raises:
-        TemperaError: the file is unreadable or broken; names file and line.
-    """
-    records = []
-    for number, record in json_lines(path):
-        text = field_of(record, "prompt") if isinstance(record, dict) else None
-        if text is None:
-            raise TemperaError(
-                f"{path}:{number} is not a record of GenEval with a prompt: download it again."
-            )
-        records.append({**record, "prompt": text})
-    return records
 
 
 def imagenet_prompts(
@@ -248,17 +174,14 @@ def imagenet_prompts(
     class-<number>-<repetition>.
     """
     every = [(number, again) for again in range(per_class) for number in range(1000)]
-    order = np.random.default_rng(seed).permutation(len(every))
     prompts = [
         Prompt(f"class-{number:04d}-{again:03d}", str(number))
-        for number, again in (every[place] for place in order)
+        for number, again in _permuted(every, seed)
     ]
     return chosen(prompts, limit, offset, "ImageNet")
 
 
-class ImageNetClasses(Listed):
+def imagenet_classes(per_class: int = 50, seed: int = 1) -> Listed:
     """`source=imagenet`: class numbers, from which the target generates its own images."""
-
-    def __init__(self, per_class: int = 50, seed: int = 1) -> None:
-        prompts = imagenet_prompts(None, 0, per_class, seed)
-        super().__init__(prompts, {"kind": "imagenet", "per_class": per_class, "seed": seed})
+    prompts = imagenet_prompts(None, 0, per_class, seed)
+    return _listed(prompts, "imagenet", None, per_class=per_class, seed=seed)

@@ -1,7 +1,6 @@
 """Checks captions against a model: those it cannot use count as broken, before any computation."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -37,10 +36,6 @@ class CheckedCaptions(Source):
     @override
     def count(self) -> int | None:
         return self.source.count()
-
-    @override
-    def to_store(self) -> dict[Path, int]:
-        return self.source.to_store()
 
     @override
     def fetch(self, processes: Processes) -> None:

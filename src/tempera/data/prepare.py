@@ -8,8 +8,8 @@ processes does not change the files.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tempera.data.encoders import CodeEncoder, Encoded
+from tempera.data.encoders import CodeEncoder
 from tempera.data.shards import MANIFEST, CodedImages, Manifest, Shard, check_shard, write_shard
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
@@ -64,79 +64,68 @@ def prepare(
         TemperaError: the source is empty, too many entries are broken, or the directory holds other
             shards or cannot be written.
     """
-    if max_broken < 0:
-        raise TemperaError(f"max_broken={max_broken} is not possible: give 0 or more.")
-    manifest = existing_manifest(
-        source, encoder, writable_directory(directory), shard_size, batch_size, limit
-    )
+    sizes = {"shard_size": shard_size, "batch_size": batch_size, "limit": limit}
+    for name, size in {**sizes, "max_broken": max_broken + 1}.items():
+        if size is not None and size < 1:
+            raise TemperaError(f"{name} is too small: give a larger one.", option=name)
+    fresh = Manifest(
+        encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size,
+        shard_size, limit,
+    )  # fmt: skip
+    manifest = _resumed(fresh, writable_directory(directory))
     if manifest.complete:
         return manifest
+    processes = processes or Processes(cpu=True)
     bar = tqdm(disable=True) if bar is None else bar
-    job = _Job(
-        source, encoder, directory, batch_size, report, bar, processes or Processes(cpu=True)
-    )
-    for grown in job.shards(manifest):
-        manifest = grown
+    bar.reset(entries_to_read(source, limit))
+    bar.initial = bar.n = bar.last_print_n = manifest.next
+    for items in _parts(source, manifest):
+        images, broken = _encoded(encoder, items, batch_size, bar, processes)
+        for line in broken:
+            report(f"skipped a broken entry: {line}")
+        name, first = f"shard-{len(manifest.shards):05d}.parquet", manifest.next
+        digest = write_shard(directory / name, images) if processes.is_main else ""
+        shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
+        listed = (*manifest.broken, *map(str, broken))[:LISTED]
+        manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
+        if processes.is_main:
+            manifest.save(directory)
         if manifest.broken_count > max_broken:
-            job.withdraw(manifest)
-            raise TemperaError(
-                f"{manifest.broken_count} entries of the source are broken, more than "
-                f"max_broken={max_broken} (the first: "
-                f"{manifest.broken[0]}): repair them or raise max_broken."
-            )
-    if not manifest.count:
-        job.withdraw(manifest)
-        raise no_images(source, manifest.broken)
-    return job.finish(manifest)
+            break
+    problem = _refusal(manifest, max_broken)
+    if problem and not manifest.count and processes.is_main:  # release the directory
+        for path in (MANIFEST, *(shard.file for shard in manifest.shards)):
+            (directory / path).unlink(missing_ok=True)
+    manifest = manifest if problem else replace(manifest, complete=True)
+    if not problem and processes.is_main:
+        manifest.save(directory)
+    processes.wait()
+    if problem:
+        raise problem
+    return manifest
 
 
-def existing_manifest(
-    source: Source,
-    encoder: CodeEncoder,
-    directory: Path,
-    shard_size: int,
-    batch_size: int,
-    limit: int | None,
-) -> Manifest:
+def _resumed(fresh: Manifest, directory: Path) -> Manifest:
     """The manifest to resume from: it ends before the first missing or damaged shard, and is empty
     for a new directory.
 
     Raises:
-        TemperaError: the directory holds shards of another job, or a size is not positive.
+        TemperaError: the directory holds shards of another job.
     """
-    for name, size in (("shard_size", shard_size), ("batch_size", batch_size), ("limit", limit)):
-        if size is not None and size < 1:
-            raise TemperaError(f"{name}={size} is too small: give at least 1.")
-    fresh = Manifest(
-        encoder.tokenizer,
-        encoder.describe(),
-        source.describe(),
-        encoder.grid,
-        encoder.vocab_size,
-        shard_size,
-        limit,
-    )
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
-    differing = [
-        name
-        for name, value in fresh.recipe.items()
-        if json.dumps(old.recipe[name]) != json.dumps(value)
-    ]
-    if differing:
-        name = differing[0]
-        raise TemperaError(
-            f"{directory} holds shards of another {name} ({old.recipe[name]}, now "
-            f"{fresh.recipe[name]}): "
-            "give another output directory, or the original options."
-        )
+    for name, value in fresh.recipe.items():
+        if json.dumps(old.recipe[name]) != json.dumps(value):
+            raise TemperaError(
+                f"{directory} holds shards of another {name} ({old.recipe[name]}, now {value}): "
+                "give another output directory, or the original options."
+            )
     good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
     if len(good) == len(old.shards):
         return old
-    return replace(
-        old, shards=good, broken=old.broken[: sum(shard.broken for shard in good)], complete=False
-    )
+    listed = old.broken[: sum(shard.broken for shard in good)]
+    return replace(old, shards=good, broken=listed, complete=False)
 
 
 def entries_to_read(source: Source, limit: int | None) -> int | None:
@@ -145,96 +134,56 @@ def entries_to_read(source: Source, limit: int | None) -> int | None:
     return min(known) if known else None
 
 
-def no_images(source: Source, broken: Sequence[object]) -> TemperaError:
-    """The error for a source without usable images."""
-    reason = (
-        f"all its entries are broken (the first: {broken[0]})" if broken else "it has no entries"
-    )
-    return TemperaError(
-        f"the source {source.describe()} yields no images, as {reason}: give another source."
-    )
+def _parts(source: Source, manifest: Manifest) -> Iterator[list[Entry | Broken]]:
+    """The entries of the missing shards."""
+    end = sys.maxsize if manifest.limit is None else manifest.limit
+    entries = islice(source.read(manifest.next), max(end - manifest.next, 0))
+    while items := list(islice(entries, manifest.shard_size)):
+        yield items
 
 
-@dataclass
-class _Job:
-    """One process's part of a preparation; see `prepare`."""
-
-    source: Source
-    encoder: CodeEncoder
-    directory: Path
-    batch_size: int
-    report: Callable[[str], None]
-    bar: "tqdm[Any]"
-    processes: Processes
-
-    def shards(self, manifest: Manifest) -> Iterator[Manifest]:
-        """Write the missing shards; yield the saved manifest after each."""
-        first, end = manifest.next, manifest.limit if manifest.limit is not None else sys.maxsize
-        self.bar.reset(entries_to_read(self.source, manifest.limit))
-        self.bar.initial = self.bar.n = self.bar.last_print_n = first
-        entries = self.source.read(first)
-        while items := list(islice(entries, min(manifest.shard_size, end - first))):
-            images, broken = self._encode(items)
-            for line in broken:
-                self.report(f"skipped a broken entry: {line}")
-            name = f"shard-{len(manifest.shards):05d}.parquet"
-            digest = write_shard(self.directory / name, images) if self.processes.is_main else ""
-            shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
-            first = shard.next
-            listed = (*manifest.broken, *map(str, broken))[:LISTED]
-            manifest = self.keep(replace(manifest, shards=(*manifest.shards, shard), broken=listed))
-            yield manifest
-
-    def keep(self, manifest: Manifest) -> Manifest:
-        """Save the manifest."""
-        if self.processes.is_main:
-            manifest.save(self.directory)
-        return manifest
-
-    def finish(self, manifest: Manifest) -> Manifest:
-        """Save the complete manifest, and wait until it is written."""
-        finished = self.keep(replace(manifest, complete=True))
-        self.processes.wait()
-        return finished
-
-    def withdraw(self, manifest: Manifest) -> None:
-        """Release the directory if no entry became an image, before any process stops."""
-        if not manifest.count and self.processes.is_main:
-            (self.directory / MANIFEST).unlink(missing_ok=True)
-            for shard in manifest.shards:
-                (self.directory / shard.file).unlink(missing_ok=True)
-        self.processes.wait()
-
-    def _encode(self, items: list[Entry | Broken]) -> tuple[CodedImages, list[Broken]]:
-        """Encode one shard's entries and join the results of all processes; each of n processes
-        encodes every n-th batch.
-        """
-        good = [item for item in items if isinstance(item, Entry)]
-        rank, count = self.processes.rank, self.processes.count
-        starts, seen, mine = range(0, len(good), self.batch_size), 0, []
-        for start in starts[rank::count]:
-            mine.append(
-                _without_pictures(self.encoder.encode(good[start : start + self.batch_size]))
-            )
-            now = min(start + count * self.batch_size, len(good))  # assumes all are equally far
-            self.bar.update(now - seen)
-            seen = now
-        every = self.processes.gather(mine)
-        parts = [every[number % count][number // count] for number in range(len(starts))]
-        self.bar.update(len(items) - seen)
-        kept = [entry for part in parts for entry in part.entries]
-        codes = np.concatenate(
-            [part.codes for part in parts]
-            or [np.zeros((0, self.encoder.grid[0] * self.encoder.grid[1]), np.int32)]
+def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
+    """The error for a source without usable images, or with too many broken entries."""
+    first = f"the first: {manifest.broken[0]}" if manifest.broken else ""
+    if manifest.broken_count > max_broken:
+        return TemperaError(
+            f"{manifest.broken_count} entries of the source are broken, more than "
+            f"max_broken={max_broken} ({first}): repair them or raise max_broken."
         )
-        broken = [item for item in items if isinstance(item, Broken)] + [
-            item for part in parts for item in part.broken
-        ]
-        return CodedImages(
-            [entry.key for entry in kept], [entry.caption for entry in kept], codes
-        ), broken
+    if manifest.count:
+        return None
+    why = f"all its entries are broken ({first})" if first else "it has no entries"
+    return TemperaError(
+        f"the source {manifest.source['kind']} yields no images, as {why}: give another source."
+    )
 
 
-def _without_pictures(part: Encoded) -> Encoded:
-    """A batch without its pictures, which other processes do not need."""
-    return replace(part, entries=[replace(entry, image=None) for entry in part.entries])
+def _encoded(
+    encoder: CodeEncoder,
+    items: list[Entry | Broken],
+    batch_size: int,
+    bar: Any,
+    processes: Processes,
+) -> tuple[CodedImages, list[Broken]]:
+    """Encode one shard's entries and join the results of all processes; each of n processes encodes
+    every n-th batch.
+    """
+    good = [item for item in items if isinstance(item, Entry)]
+    starts, seen, mine = range(0, len(good), batch_size), 0, []
+    for start in starts[processes.rank :: processes.count]:
+        part = encoder.encode(good[start : start + batch_size])
+        bare = [replace(entry, image=None) for entry in part.entries]  # others need no pictures
+        mine.append(replace(part, entries=bare))
+        now = min(start + processes.count * batch_size, len(good))  # as if all were equally far
+        bar.update(now - seen)
+        seen = now
+    every = processes.gather(mine)
+    bar.update(len(items) - seen)
+    parts = [every[n % processes.count][n // processes.count] for n in range(len(starts))]
+    kept = [entry for part in parts for entry in part.entries]
+    none = np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)
+    codes = np.concatenate([none, *(part.codes for part in parts)])
+    broken = [item for item in items if isinstance(item, Broken)]
+    broken += [item for part in parts for item in part.broken]
+    images = CodedImages([one.key for one in kept], [one.caption for one in kept], codes)
+    return images, broken

@@ -1,4 +1,4 @@
-"""Prompts: a single text, or files of them (.txt, .csv, .tsv, .jsonl, MS-COCO .json)."""
+"""Prompts: a single text, or files of them (.txt, .csv, .tsv, .jsonl, .parquet, MS-COCO .json)."""
 
 import csv
 import hashlib
@@ -12,6 +12,7 @@ from typing import Any
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, read_text
+from tempera.runtime.row_store import read_table
 
 TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
 """Names of columns and fields that hold the text, in any case; the first that exists is read."""
@@ -68,6 +69,15 @@ def text_of(value: Any) -> str | None:
     return text if text and not UNPRINTABLE.search(text) else None
 
 
+def field_of(row: Any, name: str | None = None) -> str | None:
+    """The text in a row: the row itself, its field of that name, or the first of `TEXT_NAMES`."""
+    if isinstance(row, dict):
+        lower = {str(key).lower(): value for key, value in row.items()}
+        names = [known for known in TEXT_NAMES if lower.get(known)]
+        row = row.get(name) if name else lower[names[0]] if names else None
+    return text_of(row)
+
+
 def one_prompt(given: str | float) -> list[Prompt]:
     """A single prompt: a text, or a number such as a class. Its id is a hash of the text, so
     different prompts can share a run directory.
@@ -86,15 +96,9 @@ def one_prompt(given: str | float) -> list[Prompt]:
 
 
 def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) -> list[Prompt]:
-    """Read prompts from a file. Its ending, in any case, decides the format.
-
-    - `.txt`: one prompt a line.
-    - `.csv`, `.tsv`: a header with a column prompt (or of another name in `TEXT_NAMES`), quoted as
-      pandas writes them; PartiPrompts' TSV, where quotes are part of the prompts, is read too.
-    - `.jsonl`: an object with such a field, or a string, a line.
-    - `.json`: MS-COCO captions (`annotations`: list of `id` and `caption`).
-
-    Ids are `<file stem>-<line number>`; of MS-COCO, those of the annotations.
+    """Read prompts from a file: see `rows_of`, or MS-COCO captions (`.json`, with `annotations`:
+    list of `id` and `caption`). Ids are `<file stem>-<line number>`; of MS-COCO, those of the
+    annotations.
 
     Args:
         path: the file.
@@ -105,22 +109,12 @@ def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) ->
         TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
             prompt or an unusable id; the message names file and line.
     """
-    readers = {
-        ".txt": _text_rows, ".csv": _table_rows, ".tsv": _table_rows, ".jsonl": json_lines,
-    }  # fmt: skip
-    file = Path(path or "")
-    if not path or file.suffix.lower() not in (*readers, ".json"):
-        raise TemperaError(
-            f"{path or 'data=file'} is no prompt file: give one that ends in "
-            f"{', '.join(readers)} or .json (MS-COCO captions).",
-            option="path",
-        )
+    file = Path(path or "data=file")
     if file.suffix.lower() == ".json":
         found = [(one.where, one.id, one.text) for one in coco_captions(file)[0]]
     else:
         stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
-        rows = readers[file.suffix.lower()](file)
-        found = [(f"{file}:{n}", f"{stem}-{n:06d}", field_of(row)) for n, row in rows]
+        found = [(f"{file}:{n}", f"{stem}-{n:06d}", field_of(row)) for n, row in rows_of(file)]
     return chosen([_prompt(*each) for each in found], limit, offset, str(path))
 
 
@@ -175,28 +169,40 @@ def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 Rows = Iterator[tuple[int, Any]]
-"""Line numbers and what stands there: an object, or a string."""
+"""Line numbers and what stands there: an object, a string, or None where it is broken."""
 
 
-def field_of(row: Any, name: str | None = None) -> str | None:
-    """The text in a row: the row itself, its field of that name, or the first of `TEXT_NAMES`."""
-    if isinstance(row, dict):
-        lower = {str(key).lower(): value for key, value in row.items()}
-        names = [known for known in TEXT_NAMES if lower.get(known)]
-        row = row.get(name) if name else lower[names[0]] if names else None
-    return text_of(row)
+def rows_of(file: Path) -> Rows:
+    """The rows of a file. Its ending, in any case, decides the format.
 
+    - `.txt`: one text a line.
+    - `.csv`, `.tsv`: a header with a column prompt (or of another name in `TEXT_NAMES`), quoted as
+      pandas writes them; PartiPrompts' TSV, where quotes are part of the prompts, is read too.
+    - `.jsonl`: an object with such a field, or a string, a line.
+    - `.parquet`: a column of such a name.
 
-def _text_rows(file: Path) -> Rows:
-    yield from enumerate(_lines(file), start=1)
+    Raises:
+        TemperaError: the file is missing, broken, not UTF-8 or of another kind.
+    """
+    readers = {
+        ".txt": lambda file: enumerate(_lines(file), start=1), ".csv": _table_rows,
+        ".tsv": _table_rows, ".jsonl": _json_rows,
+        ".parquet": lambda file: enumerate(read_table(file), start=1),
+    }  # fmt: skip
+    if file.suffix.lower() not in readers:
+        raise TemperaError(
+            f"{file} is no prompt file: give one that ends in {', '.join(readers)} or .json "
+            "(MS-COCO captions).",
+            option="path",
+        )
+    yield from readers[file.suffix.lower()](file)
 
 
 def _lines(file: Path) -> list[str]:
     return text.split("\n") if (text := read_text(file).rstrip()) else []
 
 
-def json_lines(file: Path) -> Rows:
-    """The values of a JSON Lines file; None for a line that is not valid JSON."""
+def _json_rows(file: Path) -> Rows:
     for number, line in enumerate(_lines(file), start=1):
         try:
             yield number, json.loads(line)
@@ -205,7 +211,6 @@ def json_lines(file: Path) -> Rows:
 
 
 def _table_rows(file: Path) -> Rows:
-    """The rows of a CSV or TSV file below its header; None for a row that is too long."""
     text, tabs = read_text(file).rstrip("\n"), file.suffix.lower() == ".tsv"
     reader = csv.reader(
         io.StringIO(text, newline=""),
@@ -249,23 +254,16 @@ def coco_captions(path: Path) -> tuple[list[Caption], dict[str, str]]:
             f"{path} is not an MS-COCO captions file: give one with lists of images and "
             "annotations."
         )
-    captions = [
-        Caption(f"{path}, annotation {number}", *_caption(one if isinstance(one, dict) else {}))
-        for number, one in enumerate(annotations, start=1)
-    ]
-    named = [image for image in images if isinstance(image, dict)]
-    return captions, {
-        str(image.get("id")): image["file_name"]
-        for image in named
-        if isinstance(image.get("file_name"), str)
-    }
+    captions = []
+    for number, one in enumerate(annotations, start=1):
+        fields = one if isinstance(one, dict) else {}
+        ids = (_id(fields.get("id")), _id(fields.get("image_id")))
+        where = f"{path}, annotation {number}"
+        captions.append(Caption(where, *ids, text_of(fields.get("caption"))))
+    named = {_id(one.get("id")): one.get("file_name") for one in images if isinstance(one, dict)}
+    return captions, {str(key): name for key, name in named.items() if isinstance(name, str)}
 
 
-def _caption(annotation: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
-    number, image = (_number(annotation.get(name)) for name in ("id", "image_id"))
-    return number, image, text_of(annotation.get("caption"))
-
-
-def _number(value: Any) -> str | None:
+def _id(value: Any) -> str | None:
     known = isinstance(value, int | str) and not isinstance(value, bool)
     return str(value) if known else None

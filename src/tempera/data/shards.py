@@ -6,42 +6,52 @@ any moment: shards that the manifest does not list do not count.
 """
 
 import hashlib
-import io
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydantic
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from tempera.errors import TemperaError, misfit, shortened
+from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
 from tempera.runtime.installation import command
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
-@dataclass(frozen=True)
+
+@pydantic.dataclasses.dataclass(frozen=True)
 class Shard:
     """One Parquet file. It covers source positions `first` … `next` − 1; `count` of them became
     codes, and `broken` did not.
     """
 
-    file: str
-    count: int
-    broken: int
-    first: int
-    next: int
+    file: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
+    count: Count
+    broken: Count
+    first: Count
+    next: Count
     sha256: str
 
+    @model_validator(mode="after")
+    def _covers_its_entries(self) -> Self:
+        if self.count + self.broken != self.next - self.first:
+            raise ValueError(f"{self.file} counts other entries than it covers")
+        return self
 
-@dataclass(frozen=True)
+
+@pydantic.dataclasses.dataclass(frozen=True)
 class Manifest:
     """The content of a directory of shards.
 
@@ -58,14 +68,23 @@ class Manifest:
     tokenizer: str
     encoder: dict[str, Any]
     source: dict[str, Any]
-    grid: tuple[int, int]
-    vocab_size: int
-    shard_size: int
-    limit: int | None
-    format: int = FORMAT
+    grid: tuple[Positive, Positive]
+    vocab_size: Positive
+    shard_size: Positive
+    limit: Positive | None
+    format: Literal[1] = 1
     complete: bool = False
     shards: tuple[Shard, ...] = ()
-    broken: tuple[str, ...] = field(default=())
+    broken: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _shards_follow_each_other(self) -> Self:
+        ends = [0, *(shard.next for shard in self.shards)]
+        if any(shard.first != end for shard, end in zip(self.shards, ends, strict=False)):
+            raise ValueError("its shards do not follow each other")
+        if len({shard.file for shard in self.shards}) < len(self.shards):
+            raise ValueError("it lists a shard twice")
+        return self
 
     @property
     def count(self) -> int:
@@ -120,42 +139,15 @@ class Manifest:
             raise TemperaError(
                 f"{directory} holds no {MANIFEST}: give a directory made by `{command('prepare')}`."
             )
-        value: dict[str, Any] = read_json(path)
         try:
-            if value["format"] != FORMAT:
-                raise TemperaError(
-                    f"{path} has format {value['format']}, but this version reads {FORMAT}: "
-                    "prepare the shards again."
-                )
-            known = {name: value[name] for name in cls.__dataclass_fields__}
-            known["shards"] = tuple(_shard(**shard) for shard in known["shards"])
-            rows, columns = known["grid"]
-            return cls(
-                **{**known, "grid": (int(rows), int(columns)), "broken": tuple(known["broken"])}
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            if isinstance(problem, TemperaError):
-                raise
+            return TypeAdapter(cls).validate_python(read_json(path))
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            place = ".".join(map(str, first["loc"]))
             raise TemperaError(
-                f"{path} is damaged ({misfit(problem)}): prepare the shards again."
-            ) from problem
-
-
-def _shard(**fields: Any) -> Shard:
-    """A shard from its entry in the manifest.
-
-    Raises:
-        ValueError: the entry is malformed.
-    """
-    shard = Shard(**fields)
-    counts = (shard.count, shard.broken, shard.first, shard.next)
-    if not all(isinstance(count, int) and count >= 0 for count in counts) or not all(
-        isinstance(text, str) for text in (shard.file, shard.sha256)
-    ):
-        raise ValueError(f"shard {shard.file!r} has values of another kind")
-    if Path(shard.file).name != shard.file:
-        raise ValueError(f"shard {shard.file!r} is in another directory")
-    return shard
+                f"{path} is damaged ({place + ': ' * bool(place)}{shortened(first['msg'])}): "
+                "prepare the shards again."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -189,47 +181,41 @@ class CodedImages:
         return torch.from_numpy(self.codes).long()
 
 
+def _schema(length: int) -> pa.Schema:
+    codes = pa.list_(pa.int32(), length)
+    return pa.schema([("key", pa.string()), ("caption", pa.string()), ("codes", codes)])
+
+
 def write_shard(path: Path, images: CodedImages) -> str:
     """Write one shard atomically and return its sha256. Equal contents give equal bytes."""
+    length = images.codes.shape[1]
+    codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.ravel(), pa.int32()), length)
+    table = pa.table([images.keys, images.captions, codes], _schema(length))
     with replacing(path) as temporary:
-        _write(images, temporary)
+        pq.write_table(table, temporary, compression="zstd")
     return sha256_file(path)
 
 
-def _write(images: CodedImages, to: Path | io.BytesIO) -> None:
-    codes = pa.FixedSizeListArray.from_arrays(
-        pa.array(images.codes.reshape(-1), pa.int32()), images.codes.shape[1]
-    )
-    table = pa.table(
-        {
-            "key": pa.array(images.keys, pa.string()),
-            "caption": pa.array(images.captions, pa.string()),
-            "codes": codes,
-        }
-    )
-    pq.write_table(table, to, compression="zstd")
-
-
-def read_shard(path: Path) -> CodedImages:
-    """Read a whole shard.
+def read_shard(path: Path, count: int, length: int, vocab_size: int) -> CodedImages:
+    """Read a whole shard of `count` images of `length` codes below `vocab_size`.
 
     Raises:
-        TemperaError: the file is not a shard.
+        TemperaError: the file is not such a shard.
     """
     try:
         table = pq.read_table(path)
-        codes = table["codes"].combine_chunks()
-        flat = codes.flatten().to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
-        return CodedImages(
-            table["key"].to_pylist(),
-            table["caption"].to_pylist(),
-            flat.reshape(len(table), codes.type.list_size),
-        )
-    except (pa.ArrowException, KeyError, AttributeError, OSError, ValueError) as problem:
-        reason = shortened(str(problem))
+        if table.schema != _schema(length) or any(column.null_count for column in table.columns):
+            raise ValueError(f"its columns are not key, caption and {length} codes")
+        codes = table["codes"].combine_chunks().flatten().to_numpy().reshape(-1, length)
+        if len(codes) != count:
+            raise ValueError(f"it holds {len(codes)} images and not {count}")
+        if len(codes) and not (codes.min() >= 0 and codes.max() < vocab_size):
+            raise ValueError(f"its codes are not all below {vocab_size}")
+    except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
-            f"{path} is not a shard of codes ({reason}): prepare the shards again."
+            f"{path} is not a shard of codes ({shortened(str(problem))}): prepare the shards again."
         ) from problem
+    return CodedImages(table["key"].to_pylist(), table["caption"].to_pylist(), codes)
 
 
 def check_shard(directory: Path, shard: Shard) -> str | None:
@@ -275,7 +261,8 @@ def read_shards(
             raise TemperaError(
                 f"{problem}: run `{command('prepare')}` with the same options to rebuild it."
             )
-    parts = [read_shard(directory / shard.file) for shard in manifest.shards]
+    form = math.prod(grid), manifest.vocab_size
+    parts = [read_shard(directory / one.file, one.count, *form) for one in manifest.shards]
     if not sum(map(len, parts)):
         raise TemperaError(
             f"the shards in {directory} hold no images: prepare them from another source."

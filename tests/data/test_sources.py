@@ -1,0 +1,184 @@
+"""Every source reads what is whole, counts what is broken, and can start anywhere."""
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tempera.data.sources import (
+    Broken,
+    Entry,
+    Source,
+    coco,
+    dataset,
+    decoded,
+    image_folder,
+    parquet,
+    tar_shards,
+)
+from tempera.errors import TemperaError
+
+
+def picture(value: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (12, 8), (value % 256, 40, 90)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def check(source: Source, captions: list[str], *broken: str) -> None:
+    """What a source reads; reading from any position gives the rest; every picture can be decoded;
+    its size is told or unknown.
+    """
+    items = list(source.read(0))
+    assert source.count() in (len(items), None)
+    entries = [item for item in items if isinstance(item, Entry)]
+    assert [entry.caption for entry in entries] == captions
+    failures = [str(item) for item in items if isinstance(item, Broken)]
+    assert len(failures) == len(broken), failures
+    assert all(part in failure for part, failure in zip(broken, failures, strict=True)), failures
+    for start in {0, 1, len(items) - 1, len(items) + 1}:
+        assert list(map(str, source.read(start))) == list(map(str, items[start:]))
+    assert all(decoded(entry.image).size == (12, 8) for entry in entries if entry.image is not None)
+    assert len({entry.key for entry in entries}) == len(entries)
+    json.dumps(source.describe())
+
+
+ROWS = {
+    "metadata.jsonl": (
+        [{"file_name": "a.PNG", "text": "one"}, "{oops", {"file_name": "gone.png", "text": "x"},
+         {"file_name": "b.png", "text": None}, {"file_name": "b.png", "text": ["two\n lines", "x"]},
+         {"file_name": "../evil.png", "text": "x"}, {"file_name": "/etc/hosts", "text": "x"}, [1],
+         {"file_name": "x" * 300, "text": "x"}],
+        ["jsonl:2: no file_name", "jsonl:3: image gone.png is missing", "jsonl:4: no caption",
+         "jsonl:6: its file name points outside", "jsonl:7: its file name points outside",
+         "jsonl:8: no file_name", "is missing"],
+    ),
+    "Metadata.csv": (
+        ["file_name,Caption", "a.PNG,one", "b.png", "b.png,two lines", "b.png,x,y"],
+        ["csv:3: no caption", "csv:5: no file_name"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_folder_with_metadata(name: str, mark: str, tmp_path: Path) -> None:
+    for image in ("a.PNG", "b.png"):
+        (tmp_path / image).write_bytes(picture())
+    rows, broken = ROWS[name]
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (tmp_path / name).write_text(mark + "\r\n".join(lines), encoding="utf-8", newline="")
+    check(image_folder(str(tmp_path)), ["one", "two lines"], *broken)
+
+
+def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.png", "b.png", "c.png")):
+        (tmp_path / name).write_bytes(picture(number))
+    (tmp_path / "a.txt").write_text("\ufeffone")
+    (tmp_path / "c.txt").write_bytes(b"caf\xe9")
+    check(image_folder(str(tmp_path)), ["one"], "b.txt", "c.txt:1 is not UTF-8 text")
+
+
+def test_coco_captions(tmp_path: Path) -> None:
+    (tmp_path / "7.png").write_bytes(picture())
+    annotations: list[Any] = [{"image_id": 7, "id": i, "caption": f"seven {i}"} for i in range(3)]
+    annotations += [
+        {"image_id": 8, "id": 9, "caption": " "}, "nonsense",
+        {"image_id": "9", "id": 10, "caption": "nine"}, {"image_id": 9, "id": 11, "caption": "x"},
+    ]  # fmt: skip
+    images = [{"id": 7, "file_name": "7.png"}, {"id": 9, "file_name": "9.png"}]
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    broken = ["annotation 4: no caption", "annotation 5: no image_id"]
+    check(coco(str(path)), ["seven 0", "nine"], *broken)
+    every = coco(str(path), images=str(tmp_path), per_image=0)
+    missing = ["9.png is missing"] * 2
+    check(every, ["seven 0", "seven 1", "seven 2"], *broken, *missing)
+
+
+def tar_of(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.slow
+def test_tar_shards_and_their_foreign_members(tmp_path: Path) -> None:
+    tar_of(tmp_path / "0[a].tar", {
+        "README": b"x", "._s.png": b"", "LICENSE.md": b"x", "s0.png": picture(), "s0.txt": b"one",
+        "s1.JPG": picture(), "s1.json": b'{"caption": ["two", "x"], "words": "zwei"}',
+        "s2.txt": b"x", "s3.png": picture(), "s3.json": b'{"caption": null}',
+    })  # fmt: skip
+    tar_of(tmp_path / "1.TAR", {"s0.png": picture(), "s0.txt": b"three", "s0.json": b"{}"})
+    broken = ["sample 0[a].tar/LICENSE: no image", "s2: no image", "s3: no caption"]
+    check(tar_shards(str(tmp_path)), ["one", "two", "three"], *broken)
+    texts = [
+        one.caption for one in tar_shards(str(tmp_path), "words").read(0) if isinstance(one, Entry)
+    ]
+    assert texts == ["zwei"]
+    (tmp_path / "2.tar").write_bytes((tmp_path / "1.TAR").read_bytes()[:600])
+    with pytest.raises(TemperaError, match="datasets cannot read .* from row 6 on") as problem:
+        list(tar_shards(str(tmp_path)).read(0))
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.slow
+def test_parquet_and_anything_else_that_datasets_streams(tmp_path: Path) -> None:
+    rows: list[Any] = [{"bytes": picture(i), "path": None} for i in range(7)]
+    rows[2], rows[4] = {"bytes": None, "path": None}, {"bytes": None, "path": "a.png"}
+    captions = [*(f"c{i}" for i in range(6)), None]
+    for name in ("0.parquet", "1.PARQUET"):
+        pq.write_table(
+            pa.table({"image": rows, "Text": captions}), tmp_path / name, row_group_size=3
+        )
+    broken = ["no image", "image a.png is missing", "no caption"]
+    texts = ["c0", "c1", "c3", "c5"]
+    check(parquet(str(tmp_path)), texts * 2, *broken * 2)
+    check(parquet(str(tmp_path / "*.parquet"), caption="Text"), texts, *broken)
+    check(dataset("parquet", data_files=str(tmp_path / "0.parquet")), texts, *broken)
+    pq.write_table(pa.table({"image": [picture()], "text": ["d"]}), tmp_path / "plain.parquet")
+    check(parquet(str(tmp_path / "plain*")), ["d"])
+    whole = (tmp_path / "0.parquet").read_bytes()
+    (tmp_path / "0.parquet").write_bytes(whole[:-200])
+    for source, told in (
+        (parquet(str(tmp_path / "plain*"), image="picture"), "picture"),
+        (parquet(str(tmp_path / "plain*"), caption="words"), "words"),
+        (parquet(str(tmp_path / "0.parquet")), "from row 0 on"),
+        (dataset(str(tmp_path / "absent")), "absent"),
+    ):
+        with pytest.raises(TemperaError, match=told) as problem:
+            list(source.read(0))
+        assert "\n" not in str(problem.value)
+
+
+@pytest.mark.slow
+def test_a_folder_that_datasets_streams(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    (tmp_path / "b.png").write_bytes(b"damaged")
+    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,one\nb.png,two\n")
+    entries = list(dataset(str(tmp_path)).read(0))
+    assert [one.caption for one in entries if isinstance(one, Entry)] == ["one", "two"]
+    assert decoded(entries[0].image).size == (12, 8)  # type: ignore[union-attr,arg-type]
+
+
+def test_places_without_anything_to_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    for source, told in (
+        (image_folder, "holds no images"), (tar_shards, "pipe.tar is a pipe"),
+        (parquet, r"matches no \.parquet file"), (coco, "is a directory"),
+    ):  # fmt: skip
+        with pytest.raises(TemperaError, match=told):
+            source(str(tmp_path))
+        with pytest.raises(TemperaError, match="absent"):
+            source(str(tmp_path / "absent"))
+    with pytest.raises(TemperaError, match="does not exist"):
+        image_folder("x" * 5000)
