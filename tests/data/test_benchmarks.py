@@ -19,6 +19,7 @@ from tempera.data.benchmarks import (
     imagenet_classes,
     imagenet_prompts,
     parti_prompts,
+    prompt_file,
 )
 from tempera.errors import TemperaError
 from tempera.runtime.hub import Repository
@@ -84,6 +85,13 @@ def test_captions_to_draw_training_images_for(tmp_path: Path) -> None:
                for entry in entries)  # type: ignore[union-attr]  # fmt: skip
     assert list(source.read(4)) == entries[4:]
     assert source.describe()["sha256"]
+
+
+def test_captions_of_a_prompt_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat\na dog\n")
+    source = prompt_file(str(tmp_path / "a.txt"))
+    assert [entry.caption for entry in source.read(1)] == ["a dog"]  # type: ignore[union-attr]
+    assert source.count() == 2 and source.describe()["path"]
 
 
 def test_ids_of_images_may_be_numbers_and_text(tmp_path: Path) -> None:

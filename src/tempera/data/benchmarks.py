@@ -4,7 +4,7 @@ classes. Each is read from the hub, at a fixed commit if one is known, or from a
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -100,10 +100,10 @@ def _permuted(items: Sequence[T], seed: int) -> list[T]:
     return [items[place] for place in np.random.default_rng(seed).permutation(len(items))]
 
 
-def _listed(prompts: Sequence[Prompt], kind: str, path: str | None, **described: object) -> Listed:
+def _listed(prompts: Sequence[Prompt], kind: str, file: str | None, **described: Any) -> Listed:
     """A source of captions without images."""
     entries = [Entry(f"{kind} {prompt.id}", prompt.id, prompt.text) for prompt in prompts]
-    digest = {"sha256": sha256_file(Path(path))} if path else {}
+    digest = {"sha256": sha256_file(Path(file))} if file else {}
     return Listed(entries, {"kind": kind, **described, **digest})
 
 

@@ -184,18 +184,20 @@ def rows_of(file: Path) -> Rows:
     Raises:
         TemperaError: the file is missing, broken, not UTF-8 or of another kind.
     """
-    readers = {
-        ".txt": lambda file: enumerate(_lines(file), start=1), ".csv": _table_rows,
-        ".tsv": _table_rows, ".jsonl": _json_rows,
-        ".parquet": lambda file: enumerate(read_table(file), start=1),
-    }  # fmt: skip
-    if file.suffix.lower() not in readers:
-        raise TemperaError(
-            f"{file} is no prompt file: give one that ends in {', '.join(readers)} or .json "
-            "(MS-COCO captions).",
-            option="path",
-        )
-    yield from readers[file.suffix.lower()](file)
+    kind = file.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        return _table_rows(file)
+    if kind == ".jsonl":
+        return _json_rows(file)
+    if kind == ".parquet":
+        return enumerate(read_table(file), start=1)
+    if kind == ".txt":
+        return enumerate(_lines(file), start=1)
+    raise TemperaError(
+        f"{file} is no prompt file: give one that ends in .txt, .csv, .tsv, .jsonl, .parquet or "
+        ".json (MS-COCO captions).",
+        option="path",
+    )
 
 
 def _lines(file: Path) -> list[str]:
