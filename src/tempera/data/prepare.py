@@ -92,15 +92,23 @@ def prepare(
             manifest.save(directory)
         if manifest.broken_count > max_broken:
             break
+    return _finished(manifest, directory, max_broken, processes)
+
+
+def _finished(
+    manifest: Manifest, directory: Path, max_broken: int, processes: Processes
+) -> Manifest:
+    """The complete manifest, saved; a directory without any image is released."""
     problem = _refusal(manifest, max_broken)
-    if problem and not manifest.count and processes.is_main:  # release the directory
+    if problem is None:
+        manifest = replace(manifest, complete=True)
+    if problem is None and processes.is_main:
+        manifest.save(directory)
+    elif not manifest.count and processes.is_main:
         for path in (MANIFEST, *(shard.file for shard in manifest.shards)):
             (directory / path).unlink(missing_ok=True)
-    manifest = manifest if problem else replace(manifest, complete=True)
-    if not problem and processes.is_main:
-        manifest.save(directory)
     processes.wait()
-    if problem:
+    if problem is not None:
         raise problem
     return manifest
 
