@@ -83,16 +83,21 @@ def prepare(
         images, broken = _encoded(encoder, items, batch_size, bar, processes)
         for line in broken:
             report(f"skipped a broken entry: {line}")
-        name, first = f"shard-{len(manifest.shards):05d}.parquet", manifest.next
-        digest = write_shard(directory / name, images) if processes.is_main else ""
-        shard = Shard(name, len(images), len(broken), first, first + len(items), digest)
-        listed = (*manifest.broken, *map(str, broken))[:LISTED]
-        manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
+        digest = write_shard(directory / manifest.new, images) if processes.is_main else ""
+        manifest = _grown(manifest, len(images), broken, digest)
         if processes.is_main:
             manifest.save(directory)
         if manifest.broken_count > max_broken:
             break
     return _finished(manifest, directory, max_broken, processes)
+
+
+def _grown(manifest: Manifest, count: int, broken: list[Broken], digest: str) -> Manifest:
+    """The manifest with one more shard."""
+    end = manifest.next + count + len(broken)
+    shard = Shard(manifest.new, count, len(broken), manifest.next, end, digest)
+    listed = (*manifest.broken, *map(str, broken))[:LISTED]
+    return replace(manifest, shards=(*manifest.shards, shard), broken=listed)
 
 
 def _finished(

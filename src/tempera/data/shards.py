@@ -102,6 +102,11 @@ class Manifest:
         return self.shards[-1].next if self.shards else 0
 
     @property
+    def new(self) -> str:
+        """Name of the shard after the last one."""
+        return f"shard-{len(self.shards):05d}.parquet"
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """Everything that determines the shards' contents; equal recipes give equal codes."""
         skipped = ("complete", "shards", "broken")
