@@ -125,7 +125,7 @@ REFUSED: list[tuple[list[str | None], dict[str, Any], str]] = [
     (["a", None, None], {"max_broken": 1}, "more than max_broken=1"),
     (["a"], {}, "holds shards of another source"),
     (["a", "b"], {"shard_size": 7}, "holds shards of another shard_size"),
-    (["a", "b"], {"limit": 0}, "limit is too small"),
+    (["a", "b"], {"limit": 0}, "limit=0 is too small"),
     (["a", "b"], {"max_broken": -1}, "max_broken is too small"),
 ]
 

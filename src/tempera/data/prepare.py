@@ -64,15 +64,10 @@ def prepare(
         TemperaError: the source is empty, too many entries are broken, or the directory holds other
             shards or cannot be written.
     """
-    sizes = {"shard_size": shard_size, "batch_size": batch_size, "limit": limit}
-    for name, size in {**sizes, "max_broken": max_broken + 1}.items():
-        if size is not None and size < 1:
-            raise TemperaError(f"{name} is too small: give a larger one.", option=name)
-    fresh = Manifest(
-        encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size,
-        shard_size, limit,
-    )  # fmt: skip
-    manifest = _resumed(fresh, writable_directory(directory))
+    if batch_size < 1 or max_broken < 0:
+        name = "batch_size" if batch_size < 1 else "max_broken"
+        raise TemperaError(f"{name} is too small: give a larger one.", option=name)
+    manifest = _begun(source, encoder, writable_directory(directory), shard_size, limit)
     if manifest.complete:
         return manifest
     processes = processes or Processes(cpu=True)
@@ -118,13 +113,22 @@ def _finished(
     return manifest
 
 
-def _resumed(fresh: Manifest, directory: Path) -> Manifest:
+def _begun(
+    source: Source, encoder: CodeEncoder, directory: Path, shard_size: int, limit: int | None
+) -> Manifest:
     """The manifest to resume from: it ends before the first missing or damaged shard, and is empty
     for a new directory.
 
     Raises:
-        TemperaError: the directory holds shards of another job.
+        TemperaError: the directory holds shards of another job, or a size is not positive.
     """
+    for name, size in (("shard_size", shard_size), ("limit", limit)):
+        if size is not None and size < 1:
+            raise TemperaError(f"{name}={size} is too small: give at least 1.", option=name)
+    fresh = Manifest(
+        encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size,
+        shard_size, limit,
+    )  # fmt: skip
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
