@@ -21,7 +21,7 @@ from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import ShardCodes
 from tempera.training.losses import EagleLoss, Loss
 from tempera.training.recipe import Recipe
-from tempera.training.trainer import train
+from tempera.training.trainer import TrainingRun
 
 GRID = (3, 4)
 RECIPE: dict[str, Any] = {
@@ -94,17 +94,9 @@ def tiny_train(
     """A whole training run."""
     target = target or tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
-    return train(
-        target,
-        tiny_draft(target, kind=kind),
-        tiny_codes(),
-        loss,
-        recipe,
-        directory,
-        lambda: tracker or NoTracker(),
-        {"data": {"source": "tiny"}},
-        quiet=quiet,
-    )
+    draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}}
+    run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record, quiet)
+    return run.train(lambda: tracker or NoTracker())
 
 
 if __name__ == "__main__":

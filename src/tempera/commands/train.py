@@ -22,7 +22,7 @@ from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
-from tempera.training.trainer import DRAFT, train
+from tempera.training.trainer import DRAFT, TrainingRun
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -65,7 +65,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         notes = {"data": record.get("data"), "target": target.identity}
         return build.start_tracker(cfg, directory, "train_draft", chosen, notes)
 
-    metrics = train(target, draft, codes, loss, recipe, directory, start_tracker, record)
+    run = TrainingRun(target, draft, codes, loss, recipe, directory, record)
+    metrics = run.train(start_tracker)
     if processes.is_main:
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} model={draft.config.model} "

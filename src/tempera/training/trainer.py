@@ -40,57 +40,27 @@ _SHOWN = ("accepted_length", "top3", "tv")
 """Validation metrics beside the progress bar."""
 
 
-def train(
-    target: TransformerTarget,
-    draft: DraftNetwork,
-    codes: Codes,
-    loss: Loss,
-    recipe: Recipe,
-    directory: Path,
-    start_tracker: Callable[[], Tracker],
-    record: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """Train a draft for a frozen target, or resume the run in `directory`.
+@dataclass
+class TrainingRun:
+    """A draft's training for a frozen target, in one of its processes.
 
-    Args:
+    Attributes:
         target: the frozen target, whole in every process.
-        draft: the initial draft (the same in all processes).
+        draft: the initial draft (the same in all processes); its weights change.
         codes: training and held-out images.
         loss: the loss to minimise.
         recipe: the training options.
         directory: the run directory; it holds `draft/` (the best draft so far, in the form that its
             `from_pretrained` reads, with metrics.json and README.md), `last.safetensors` (to resume
             from) and `training.json` (the configuration).
-        start_tracker: called if any steps remain; the tracker receives the parts of the loss and
-            the validation metrics.
-        record: further configuration that must not change when a run is resumed.
+        record: further configuration that must not change when a run is resumed; `data` describes
+            the images.
         quiet: no progress bar and no messages.
 
-    Returns:
-        The contents of `draft/metrics.json`.
-
     Raises:
-        TemperaError: the directory holds a run with another configuration, cannot be written or is
-            damaged; the batch does not divide evenly; the loss is not finite.
+        TemperaError: the launcher splits networks, the draft is not the target's, or the batch does
+            not divide evenly.
     """
-    check_launch()
-    draft.check(target)
-    data = (record or {}).get("data") or {}
-    run = TrainingRun(
-        target, draft, codes, loss, recipe, writable_directory(directory), data, quiet
-    )
-    facts = {"loss": described(loss), "recipe": asdict(recipe), "target": target.identity}
-    keep_record(run.directory, {**(record or {}), **facts}, write=run.is_main)
-    run.resume()
-    remaining = run.state.progress.step < recipe.steps
-    run.finish(start_tracker if run.is_main and remaining else NoTracker)
-    return dict(read_json(directory / DRAFT / METRICS))
-
-
-@dataclass
-class TrainingRun:
-    """One process's part of a training run; see `train`."""
 
     target: TransformerTarget
     draft: DraftNetwork
@@ -98,28 +68,31 @@ class TrainingRun:
     loss: Loss
     recipe: Recipe
     directory: Path
-    data: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
     tracker: Tracker = field(default_factory=NoTracker)
 
     def __post_init__(self) -> None:
-        recipe, device = self.recipe, self.target.device
-        self.accelerator = Accelerator(
-            cpu=device.type == "cpu", gradient_accumulation_steps=recipe.gradient_accumulation
-        )
-        processes = self.accelerator.num_processes
+        check_launch()
+        self.draft.check(self.target)
+        recipe, target, parts = self.recipe, self.target, self.recipe.gradient_accumulation
+        cpu = target.device.type == "cpu"
+        self.accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=parts)
+        processes, first = self.accelerator.num_processes, self.accelerator.process_index
         recipe.part(processes)
         self.is_main = self.accelerator.is_main_process
         self.quiet = self.quiet or not self.is_main
-        self.head = Head(self._logits, self.target.sampling, recipe.logit_chunk)
-        self.model = self.accelerator.prepare_model(self.draft.to(device))
+        self.head = Head(
+            lambda hidden: target.head.lm_logits(hidden.to(target.dtype)),
+            target.sampling,
+            recipe.logit_chunk,
+        )
+        self.model = self.accelerator.prepare_model(self.draft.to(target.device))
         self.average = moving_average(self.draft, recipe.ema) if recipe.ema else None
         beside = self.average.state_dict() if self.average is not None else {}
         self.state = State(self.draft, make_optimisers(self.draft, recipe), beside)
-        first = self.accelerator.process_index
-        numbers = range(first, max(recipe.holdout, processes), processes)
-        self.held = self.codes.holdout(list(numbers))
-        decoded = list(range(recipe.decodes))
+        mine = list(range(first, max(recipe.holdout, processes), processes))
+        self.held, decoded = self.codes.holdout(mine), list(range(recipe.decodes))
         self.captions = self.codes.holdout(decoded).captions if decoded else []
 
     @property
@@ -127,10 +100,43 @@ class TrainingRun:
         """The draft to validate and save: with averaged weights if `ema` keeps an average."""
         return self.draft if self.average is None else cast(DraftNetwork, self.average.module)
 
-    def resume(self) -> None:
-        """Resume from the checkpoint, if the directory contains one. If the best draft was deleted,
-        the next draft that is validated takes its place.
+    def train(self, start_tracker: Callable[[], Tracker]) -> dict[str, Any]:
+        """Take the steps that remain, from the checkpoint if the directory holds one.
+
+        Args:
+            start_tracker: called if any steps remain; the tracker receives the parts of the loss
+                and the validation metrics.
+
+        Returns:
+            The contents of `draft/metrics.json`.
+
+        Raises:
+            TemperaError: the directory holds a run with another configuration, cannot be written or
+                is damaged; the loss is not finite.
         """
+        self.resume()
+        if self.is_main and self.state.progress.step < self.recipe.steps:
+            self.tracker = start_tracker()
+        try:
+            self._walk()
+            if self.is_main:
+                self.describe(finished=True)
+                best = self.state.progress.best
+                self.tracker.summary({f"best/{name}": value for name, value in best.items()})
+                name = f"draft-{self.draft.config.model}"
+                self.tracker.artifact(name, "model", [self.directory / DRAFT])
+        finally:
+            self.tracker.finish()
+        self.accelerator.wait_for_everyone()
+        return dict(read_json(self.directory / DRAFT / METRICS))
+
+    def resume(self) -> None:
+        """Read the checkpoint, if there is one. If the best draft was deleted, the next draft that
+        is validated takes its place.
+        """
+        facts = {"loss": described(self.loss), "recipe": asdict(self.recipe)}
+        facts |= {**self.record, "target": self.target.identity}
+        keep_record(writable_directory(self.directory), facts, write=self.is_main)
         resumed = load_state(self.directory, self.state, self.recipe.steps)
         self.accelerator.wait_for_everyone()
         done, best = self.state.progress.step, self.directory / DRAFT
@@ -141,37 +147,25 @@ class TrainingRun:
             told = f"already trained, {done} steps" if finished else f"resumes after step {done}"
             print(f"{self.directory}: {told}.")
 
-    def finish(self, start_tracker: Callable[[], Tracker]) -> None:
-        """Take the remaining steps, and describe the result."""
-        self.tracker, progress, recipe = start_tracker(), self.state.progress, self.recipe
+    def _walk(self) -> None:
+        progress, recipe = self.state.progress, self.recipe
         began = time.monotonic() - progress.seconds
-        options = {"desc": "train draft", "unit": "step", "mininterval": 1}
-        try:
-            with tqdm(
-                total=recipe.steps, initial=progress.step, disable=self.quiet, **options
-            ) as bar:
-                if progress.step >= recipe.steps and not progress.best:
-                    self.validate(bar)
-                while progress.step < recipe.steps:
-                    losses = self.step(progress.step)
-                    progress.step += 1
-                    progress.seconds = time.monotonic() - began
-                    for task, every in (
-                        (partial(self.report, losses, bar), recipe.log_every),
-                        (partial(self.validate, bar), recipe.validate_every),
-                        (self.save, recipe.checkpoint_every),
-                    ):
-                        if progress.step % every == 0 or progress.step == recipe.steps:
-                            task()
-            if self.is_main:
-                self.describe(finished=True)
-                best = {f"best/{name}": value for name, value in progress.best.items()}
-                self.tracker.summary(best)
-                name = f"draft-{self.draft.config.model}"
-                self.tracker.artifact(name, "model", [self.directory / DRAFT])
-        finally:
-            self.tracker.finish()
-        self.accelerator.wait_for_everyone()
+        with tqdm(
+            total=recipe.steps, initial=progress.step, desc="train draft", disable=self.quiet
+        ) as bar:
+            if progress.step >= recipe.steps and not progress.best:
+                self.validate(bar)
+            while progress.step < recipe.steps:
+                losses = self.step(progress.step)
+                progress.step += 1
+                progress.seconds = time.monotonic() - began
+                for task, every in (
+                    (partial(self.report, losses, bar), recipe.log_every),
+                    (partial(self.validate, bar), recipe.validate_every),
+                    (self.save, recipe.checkpoint_every),
+                ):
+                    if progress.step % every == 0 or progress.step == recipe.steps:
+                        task()
 
     def step(self, number: int) -> dict[str, float]:
         """One optimiser step; returns the parts of its loss, averaged over its images, and the
@@ -225,7 +219,7 @@ class TrainingRun:
                     ahead = self.draft(*_floats(lesson.unrolled(states)))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
             copies = max(slots, len(states))
-            predicted = self.model(*_floats(lesson.unrolled(states, copies)))
+            predicted = self.model(*_floats(lesson.unrolled(states, copies))).float()
             steps = predicted.unflatten(1, (copies, -1))[:, :, lesson.start :].unbind(1)
             true = lesson.hidden[:, lesson.start :]
             parts = [self.loss(mine, true, self.head) for mine in steps]
@@ -242,25 +236,21 @@ class TrainingRun:
             return null_conditioned(self.recipe.seed, positions, self.recipe.cfg_dropout)
         return torch.arange(self.target.sampling.rows * len(positions)) >= len(positions)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.target.head.lm_logits(hidden.to(self.target.dtype))
-
     def report(self, losses: Mapping[str, float], bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
         step, latest = self.state.progress.step, self.state.progress.latest
         values = {**losses, "lr": self.recipe.lr * self.recipe.schedule(step - 1)}
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, step)
-        shown = {name: f"{value:.4f}" for name, value in losses.items()}
         bar.n = step
-        bar.set_postfix(shown | {name: f"{latest[name]:.2f}" for name in _SHOWN if name in latest})
+        shown = {**losses, **{name: latest[name] for name in _SHOWN if name in latest}}
+        bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
 
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and save it if it is the best so far."""
-        progress, accelerator, draft = self.state.progress, self.accelerator, self.averaged
-        metrics = metrics_of(accelerator.reduce(imitation(draft, self.target, self.held), "sum"))
+        progress, target, draft = self.state.progress, self.target, self.averaged
+        metrics = metrics_of(self.accelerator.reduce(imitation(draft, target, self.held), "sum"))
         if self.captions:
-            depth = self.recipe.depth
-            length = accepted_length(draft, self.target, self.captions, depth)
+            length = accepted_length(draft, target, self.captions, self.recipe.depth)
             metrics["accepted_length"] = length
         progress.latest = {"step": progress.step, **metrics}
         better = metrics["top3"] > progress.best.get("top3", -1.0)
@@ -268,9 +258,8 @@ class TrainingRun:
             progress.best = progress.latest
         if not self.is_main:
             return
-        self.tracker.log(
-            {f"validation/{name}": value for name, value in metrics.items()}, progress.step
-        )
+        logged = {f"validation/{name}": value for name, value in metrics.items()}
+        self.tracker.log(logged, progress.step)
         if not self.quiet:
             told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
             bar.write(f"step {progress.step}: {told}")
@@ -301,7 +290,7 @@ class TrainingRun:
             "drafter": self.draft.drafter,
             "loss": described(self.loss),
             "recipe": asdict(self.recipe),
-            "data": dict(self.data),
+            "data": self.record.get("data", {}),
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
