@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tempera.errors import TemperaError
 from tempera.evaluation.run_directory import claim
-from tempera.runtime.row_store import Store
+from tempera.runtime.row_store import Numbers, Store
 
 
 def rows(*ids: str) -> list[dict[str, object]]:
@@ -33,6 +35,44 @@ def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 half")
     with pytest.raises(TemperaError, match=r"x\.parquet is damaged"):
         store.rows()
+
+
+COLUMNS = {"tokens": Numbers(0, 50, length=3), "seconds": Numbers(0), "tested": Numbers(0)}
+GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1]}
+BELIEVED: list[tuple[dict[str, Any], str]] = [
+    ({"tokens": [1, 2]}, "a row of other than 3 tokens"),
+    ({"tokens": [1, 2, 50]}, "tokens that are not between 0 and 50"),
+    ({"tokens": [1, 2, -1]}, "tokens that are not between 0 and 50"),
+    ({"tokens": ["1", "2", "3"]}, "tokens that are no numbers"),
+    ({"tokens": 7}, "a row of other than 3 tokens"),
+    ({"tested": [0, -1]}, "tested that are not between 0 and inf"),
+    ({"seconds": -0.5}, "seconds that are not between 0 and inf"),
+    ({"seconds": float("inf")}, "seconds that are not between"),
+    ({"seconds": None}, "a row without seconds"),
+    ({"seconds": "soon"}, "seconds that are no numbers"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told"), BELIEVED)
+def test_rows_are_looked_at_before_they_are_believed(
+    wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    store = Store(tmp_path, COLUMNS)
+    store.add([GOOD])
+    assert [store.rows()["a"][name].dtype for name in ("tokens", "tested")] == [np.int32] * 2
+    store.add([{**GOOD, "id": "b"} | wrong])
+    with pytest.raises(TemperaError, match=f"[.]parquet has {told}.*: delete the file"):
+        store.rows()
+
+
+def test_lists_of_any_length_are_arrays_where_they_are_asked_for(tmp_path: Path) -> None:
+    lists = {"a": [1.5, 2.0], "b": [], "c": [-1.0, 2**40, 3.0]}
+    store = Store(tmp_path, {"features": Numbers(needed=False)})
+    store.add([{"id": name, "features": values} for name, values in lists.items()])
+    store.add([{"id": "d", "codes": [2**40]}])
+    found = store.rows()
+    assert {name: found[name]["features"].tolist() for name in lists} == lists
+    assert found["d"]["codes"] == [2**40] and "features" not in found["d"]
 
 
 def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:

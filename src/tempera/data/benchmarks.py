@@ -70,7 +70,7 @@ def _coco_images(path: str | None, split: str) -> Captions:
     images: Captions = {}
     if path is None:
         for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
-            for row in read_table(file, ["image_id", "ids", "captions"]):
+            for row in read_table(file):
                 found = zip(row["ids"], map(text_of, row["captions"]), strict=True)
                 images[str(row["image_id"])] = [(str(name), text) for name, text in found if text]
     else:

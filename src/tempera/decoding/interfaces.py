@@ -134,6 +134,7 @@ class ImageModel(Protocol):
         """Encode these prompts now and reuse the result inside the `with` block."""
 
 
+@runtime_checkable
 class TokenModel(Protocol):
     """The sizes of discrete images, for drafters without a network."""
 

@@ -5,6 +5,7 @@ processes.
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tempera.data.prompts import Prompt
@@ -89,7 +90,7 @@ def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -
         if is_whole(path):
             continue
         try:
-            picture = pipeline.pictures(torch.tensor([row["tokens"]]))[0]
+            picture = pipeline.pictures(torch.tensor([np.asarray(row["tokens"]).tolist()]))[0]
         except (RuntimeError, IndexError, TypeError, ValueError) as problem:
             raise TemperaError(
                 f"the tokens of {row['id']} in {directory / 'records'} cannot be decoded "

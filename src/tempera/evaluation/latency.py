@@ -20,10 +20,10 @@ from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.table import BATCHES
-from tempera.runtime.row_store import Row, Store
+from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
-COLUMNS = ("ar", "method", "text_encoder", "image_decoder", "rounds")
+COLUMNS = dict.fromkeys(("ar", "method", "text_encoder", "image_decoder", "rounds"), Numbers(0))
 """Columns of a timing, besides the parts of a round."""
 CLOCKED = 2
 """Prompts whose parts of a round are measured. Their shares vary little between prompts."""

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Draft, Drafter, ImageModel, Rule, Target, Verdict
+from tempera.decoding.interfaces import (
+    Draft,
+    Drafter,
+    ImageModel,
+    Rule,
+    Target,
+    TokenModel,
+    Verdict,
+)
 from tempera.decoding.loop import Images, Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
@@ -21,7 +29,7 @@ from tempera.decoding.timing import Clock, PartTimer, no_clock, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
-from tempera.runtime.row_store import Row
+from tempera.runtime.row_store import Numbers, Row
 
 
 class ImageDecoder(Protocol):
@@ -181,8 +189,17 @@ def _proximity(trace: Trace) -> dict[str, list[Any]]:
     return {"proximity_by_place": rows}
 
 
-COLUMNS = ("text", "tokens", "rounds", "tested", "accepted", "depth", "accepted_length")
-"""The columns of `records` that every computation needs."""
+def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
+    """The columns of `records` that every computation needs, as this target can have made them."""
+    vocab = target.vocab_size if isinstance(target, TokenModel) else math.inf
+    least = 0 if isinstance(target, TokenModel) else -math.inf
+    return {
+        "text": None,
+        "tokens": Numbers(least, vocab, length=target.length),
+        "depth": Numbers(0, length=target.length),
+        "rounds": Numbers(1),
+        **dict.fromkeys(("tested", "accepted", "accepted_length", "seconds"), Numbers(0)),
+    }
 
 
 def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:

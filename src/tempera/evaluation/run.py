@@ -17,7 +17,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
-from tempera.evaluation.pipeline import COLUMNS, Pipeline
+from tempera.evaluation.pipeline import Pipeline, record_columns
 from tempera.metrics import table
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Array, Interval
@@ -28,7 +28,7 @@ from tempera.metrics.scores import intervals as intervals_of
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import write_json
 from tempera.runtime.image_files import picture_path, read_picture
-from tempera.runtime.row_store import Row, Store, write_table
+from tempera.runtime.row_store import Numbers, Row, Store, write_table
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
     """Generate the missing images and return all records, in the prompts' order."""
-    store = Store(plan.directory / "records", COLUMNS)
+    store = Store(plan.directory / "records", record_columns(pipeline.target))
     share = prompts[processes.rank :: processes.count]
     mine = todo(store, share, plan.batch_size)
     missing = len(store.missing([prompt.id for prompt in prompts]))
@@ -192,7 +192,8 @@ def _evaluated(
         return read_picture(picture_path(plan.directory, prompt.id))
 
     for networks in evaluator.load(pipeline.device):
-        store = Store(plan.directory / f"evaluated-{networks.identity or evaluator.identity}")
+        place = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
+        store = Store(place, {"features": Numbers(needed=False)})
         found = score_pictures(networks, prompts, picture, store)
         rows = [found[prompt.id] for prompt in prompts]
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])

@@ -3,16 +3,35 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers, or of lists of them, which are read as arrays.
+
+    Attributes:
+        least, below: the numbers' range.
+        length: of every list.
+        needed: whether every row must have a value.
+    """
+
+    least: float = -math.inf
+    below: float = math.inf
+    length: int | None = None
+    needed: bool = True
 
 
 class Store:
@@ -23,36 +42,29 @@ class Store:
 
     Args:
         directory: directory of the parts.
-        columns: what each row must have besides its id.
+        columns: what each row must have besides its id, and the numbers that it can be.
     """
 
-    def __init__(self, directory: Path, columns: Iterable[str] = ()) -> None:
-        self.directory, self.columns = directory, ("id", *columns)
+    def __init__(
+        self, directory: Path, columns: Iterable[str] | Mapping[str, Numbers | None] = ()
+    ) -> None:
+        self.directory = directory
+        known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
+        self.columns: dict[str, Numbers | None] = {"id": None, **known}
 
     def rows(self) -> dict[str, Row]:
         """All rows by id.
 
         Raises:
-            TemperaError: a part is damaged, or lacks a column.
+            TemperaError: a part is damaged, lacks a column, or has numbers that cannot be.
         """
-        found: dict[str, Row] = {}
-        for path in sorted(self.directory.glob("*.parquet")):
-            for row in read_table(path):
-                lacking = [name for name in self.columns if row.get(name) is None]
-                if lacking:
-                    raise TemperaError(
-                        f"{path} has a row without {lacking[0]}: delete the file and run again."
-                    )
-                found[row["id"]] = row
-        return found
+        parts = sorted(self.directory.glob("*.parquet"))
+        return {row["id"]: row for path in parts for row in read_table(path, self.columns)}
 
     def missing(self, ids: Iterable[str]) -> list[str]:
         """The ids that have no row yet."""
-        present = {
-            row["id"]
-            for path in self.directory.glob("*.parquet")
-            for row in read_table(path, ["id"])
-        }
+        parts = self.directory.glob("*.parquet")
+        present = {name for path in parts for name in _table(path, ["id"])["id"].to_pylist()}
         return [name for name in ids if name not in present]
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -63,7 +75,8 @@ class Store:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null."""
-    columns = {name: [_cell(row.get(name)) for row in rows] for name in (rows[0] if rows else {})}
+    names = list(rows[0] if rows else ())
+    columns = {name: _array([_cell(row.get(name)) for row in rows]) for name in names}
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns), temporary)
 
@@ -72,17 +85,82 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> list[Row]:
-    """The rows of a Parquet file, with all columns or some.
+def _array(values: list[Any]) -> pa.Array:
+    """A column, with lists of small numbers in half the space."""
+    array = pa.array(values)
+    try:
+        return array.cast(pa.list_(pa.int32())) if array.type == pa.list_(pa.int64()) else array
+    except pa.ArrowInvalid:  # a number needs 64 bits
+        return array
+
+
+def read_table(path: Path, columns: Mapping[str, Numbers | None] | None = None) -> list[Row]:
+    """The rows of a Parquet file.
+
+    Args:
+        path: the file.
+        columns: see `Store`.
 
     Raises:
-        TemperaError: the file is missing or damaged.
+        TemperaError: the file is missing or damaged, or does not hold such columns.
     """
+    table, columns = _table(path), columns or {}
+    for name, numbers in columns.items():
+        if fault := _fault(table, name, numbers):
+            raise TemperaError(f"{path} has {fault}: delete the file and run again.")
+    arrays = {name for name in columns if columns[name]}
+    read = {
+        name: (_lists if name in arrays else pa.ChunkedArray.to_pylist)(table[name])
+        for name in table.column_names
+    }
+    return [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
+
+
+def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
     regular_file(path)
     try:
-        rows: list[Row] = pq.read_table(path, columns=columns, partitioning=None).to_pylist()
+        return pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
             f"{path} is damaged ({shortened(str(problem))}): delete it and run again."
         ) from None
-    return rows
+
+
+def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
+    """What is wrong with a column; None if nothing is."""
+    here = name in table.column_names
+    if not here or table[name].null_count:
+        return f"a row without {name}" if numbers is None or numbers.needed else None
+    if numbers is None:
+        return None
+    column = table[name].combine_chunks()
+    if numbers.length is not None:
+        lengths = pc.list_value_length(column) if _is_list(column) else pa.array([0])
+        if pc.any(pc.not_equal(lengths, numbers.length)).as_py():
+            return f"a row of other than {numbers.length} {name}"
+    while _is_list(column):
+        column = column.flatten()
+    values = column.to_numpy(zero_copy_only=False)
+    if not len(values):
+        return None
+    if not np.issubdtype(values.dtype, np.number):
+        return f"{name} that are no numbers"
+    if not (values.min() >= numbers.least and values.max() < numbers.below):
+        return f"{name} that are not between {numbers.least} and {numbers.below}"
+    return None
+
+
+def _is_list(column: pa.Array | pa.ChunkedArray) -> bool:
+    return pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+
+
+def _lists(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values, with its lists of numbers as arrays."""
+    flat = column.combine_chunks()
+    kinds = pa.types.is_integer, pa.types.is_floating
+    numbers = _is_list(flat) and any(kind(flat.type.value_type) for kind in kinds)
+    if flat.null_count or not numbers:
+        values: list[Any] = flat.to_pylist()
+        return values
+    ends = np.cumsum(pc.list_value_length(flat).to_numpy(zero_copy_only=False))
+    return np.split(flat.flatten().to_numpy(zero_copy_only=False), ends[:-1])
