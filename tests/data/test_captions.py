@@ -2,65 +2,34 @@
 drawn.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from typing_extensions import override
 
 from tempera.data.captions import CheckedCaptions, check_prompts
 from tempera.data.prompts import Prompt
-from tempera.data.sources import Broken, Entry, Source
+from tempera.data.sources import Broken, Entry, Listed
 from tempera.errors import PromptTooLong, TemperaError
-from tempera.runtime.distributed import Processes
 from tempera.targets.conditioners import AnyCaption, CaptionTokens, ClassLabels
 
-
-class Texts(Source):
-    fetched = False
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "texts"}
-
-    @override
-    def count(self) -> int | None:
-        return len(self.texts)
-
-    @override
-    def fetch(self, processes: Processes) -> None:
-        self.fetched = True
-
-    @override
-    def read(self, start: int) -> Iterator[Entry | Broken]:
-        for number, text in enumerate(self.texts[start:], start):
-            yield Entry(f"line {number}", str(number), text) if text else Broken("line", "no text")
+TEXTS = ("a cat", "https://example.org/x.jpg", "一只猫", "@someone", "one two three four five")
 
 
 def words(text: str) -> list[int]:
     return list(range(len(text.split())))
 
 
-TEXTS = ("a cat", "", "https://example.org/x.jpg", "一只猫", "@someone", "one two three four five")
-
-
 @pytest.mark.parametrize("truncate", [False, True])
 def test_what_cleaning_empties_and_what_is_too_long(truncate: bool) -> None:
-    inner = Texts(*TEXTS)
+    entries = [Entry(f"line {number}", str(number), text) for number, text in enumerate(TEXTS)]
+    inner = Listed([*entries, Broken("line 5", "no text")], {"kind": "texts"})
     source = CheckedCaptions(inner, CaptionTokens(words, 4, truncate))
-    entries = list(source.read(0))
-    good = [number for number, entry in enumerate(entries) if isinstance(entry, Entry)]
-    assert good == ([0, 5] if truncate else [0])
-    assert str(entries[2]) == "line 2: the caption is empty once addresses, handles and Chinese " \
-        "are taken out"  # fmt: skip
-    if not truncate:
-        assert str(entries[5]) == "line 5: the caption has 6 tokens, the model has room for 4"
-    assert len(entries) == source.count() == 6 and source.describe() == {"kind": "texts"}
-    source.fetch(Processes(cpu=True))
-    assert inner.fetched
+    found = list(source.read(0))
+    good = [number for number, entry in enumerate(found) if isinstance(entry, Entry)]
+    assert good == ([0, 4] if truncate else [0])
+    emptied = "is empty once addresses, handles and Chinese are taken out"
+    assert str(found[1]) == f"line 1: the caption {emptied}"
+    assert truncate or str(found[4]).endswith("has 6 tokens, the model has room for 4")
+    assert list(source.read(4)) == found[4:]
+    assert source.count() == 6 and source.describe() == {"kind": "texts"}
 
 
 def test_prompts_are_checked_as_a_whole() -> None:

@@ -115,16 +115,18 @@ def test_ids_are_unique_in_the_whole_set(tmp_path: Path) -> None:
         check_unique([Prompt("a", "x"), Prompt("a", "y")])
 
 
-def test_coco_layout(tmp_path: Path) -> None:
-    annotations = [
-        {"image_id": 1, "id": 401, "caption": "An office. "},
-        {"image_id": 1, "id": 7, "caption": "A\ncat"},
-    ]
-    path = write(
-        tmp_path / "captions.json",
-        json.dumps({"info": {}, "images": [], "annotations": annotations}),
-    )
+def test_coco_captions_and_parquet(tmp_path: Path) -> None:
+    annotations = [{"id": 401, "caption": "An office. "}, {"id": 7, "caption": "A\ncat"}]
+    path = write(tmp_path / "captions.json", coco(*annotations))
     assert file_prompts(path) == [Prompt("401", "An office."), Prompt("7", "A cat")]
+    for texts, told in ((["a", "b"], ""), (["a", None], "0.PARQUET:2 "), ([1, b"x"[0]], ":1 ")):
+        path = str(tmp_path / "0.PARQUET")
+        pandas.DataFrame({"Prompts": texts}).to_parquet(path)
+        if told:
+            with pytest.raises(TemperaError, match=told):
+                file_prompts(path)
+        else:
+            assert file_prompts(path) == [Prompt("0-000001", "a"), Prompt("0-000002", "b")]
 
 
 @pytest.mark.parametrize(

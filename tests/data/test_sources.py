@@ -1,5 +1,6 @@
 """Every source reads what is whole, counts what is broken, and can start anywhere."""
 
+import gzip
 import io
 import json
 import os
@@ -78,9 +79,17 @@ def test_a_folder_with_metadata(name: str, mark: str, tmp_path: Path) -> None:
     check(image_folder(str(tmp_path)), ["one", "two lines"], *broken)
 
 
+def test_a_folder_with_metadata_in_parquet(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    table = pa.table({"file_name": ["a.png", "a.png"], "caption": ["one", None]})
+    pq.write_table(table, tmp_path / "metadata.parquet")
+    check(image_folder(str(tmp_path)), ["one"], "metadata.parquet:2: no caption")
+
+
 def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
     for number, name in enumerate(("a.png", "b.png", "c.png")):
         (tmp_path / name).write_bytes(picture(number))
+    (tmp_path / "._a.png").write_bytes(b"of the file system")
     (tmp_path / "a.txt").write_text("\ufeffone")
     (tmp_path / "c.txt").write_bytes(b"caf\xe9")
     check(image_folder(str(tmp_path)), ["one"], "b.txt", "c.txt:1 is not UTF-8 text")
@@ -129,6 +138,13 @@ def test_tar_shards_and_their_foreign_members(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="datasets cannot read .* from row 6 on") as problem:
         list(tar_shards(str(tmp_path)).read(0))
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.slow
+def test_compressed_tar_shards(tmp_path: Path) -> None:
+    tar_of(tmp_path / "0.tar", {"s0.png": picture(), "s0.txt": b"one"})
+    (tmp_path / "0.tgz").write_bytes(gzip.compress((tmp_path / "0.tar").read_bytes()))
+    check(tar_shards(str(tmp_path / "*.tgz")), ["one"])
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Annotated
 
 import httpx
 from PIL import Image, ImageOps
+from pydantic import Field
 
 from tempera.runtime.image_files import decode_picture
 
@@ -19,7 +21,10 @@ AGAIN = re.compile(r"timed out|unreachable|broken off|HTTP (408|425|429|5\d\d)")
 """Failures after which another attempt may help."""
 
 
-@dataclass(frozen=True)
+Positive = Annotated[int, Field(ge=1)]
+
+
+@dataclass
 class Limits:
     """Limits of a download.
 
@@ -33,12 +38,12 @@ class Limits:
         robots: leave out images whose server forbids training on them.
     """
 
-    concurrency: int = 64
-    timeout: float = 10.0
-    retries: int = 1
-    max_bytes: int = 20_000_000
+    concurrency: Positive = 64
+    timeout: Annotated[float, Field(gt=0)] = 10.0
+    retries: Annotated[int, Field(ge=0)] = 1
+    max_bytes: Positive = 20_000_000
     min_side: int = 64
-    size: int = 768
+    size: Positive = 768
     robots: bool = True
 
 

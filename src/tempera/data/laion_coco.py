@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
 from tqdm import tqdm
 from typing_extensions import override
 
-from tempera.data.downloads import Limits, download
+from tempera.data.downloads import Limits, Positive, download
 from tempera.data.prompts import text_of
 from tempera.data.sources import Broken, Entry, Source, matching
 from tempera.errors import TemperaError
@@ -37,13 +36,12 @@ ASKED = ("repository", "revision", "path", "url", "caption", "seed", "shard_size
 """Options on which the images depend."""
 COLUMNS = {"key": pa.string(), "url": pa.string(), "caption": pa.string(), "image": pa.binary()}
 
-Positive = Annotated[int, Field(ge=1)]
 Row = tuple[str, str | None, str | None]
 """Key, URL and caption."""
 
 
 @dataclass
-class LaionCoco(Source):
+class LaionCoco(Limits, Source):
     """LAION-COCO's pairs of image and caption, as far as the images can be downloaded.
 
     Args:
@@ -55,7 +53,7 @@ class LaionCoco(Source):
         url, caption: names of the columns; None tries the usual ones.
         seed: seed of the order.
         shard_size: rows per shard.
-        concurrency, timeout, retries, max_bytes, min_side, size, robots: see `downloads.Limits`.
+        concurrency and others: see `downloads.Limits`.
     """
 
     repository: str = "laion/relaion-coco"
@@ -67,13 +65,6 @@ class LaionCoco(Source):
     caption: str | None = None
     seed: int = 0
     shard_size: Positive = 1000
-    concurrency: Positive = 64
-    timeout: Annotated[float, Field(gt=0)] = 10.0
-    retries: Annotated[int, Field(ge=0)] = 1
-    max_bytes: Positive = 20_000_000
-    min_side: int = 64
-    size: Positive = 768
-    robots: bool = True
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -161,8 +152,7 @@ class LaionCoco(Source):
             return True
         rows = next((rows for place, rows in shards if place == number), [])
         wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
-        limits = Limits(**{name: getattr(self, name) for name in Limits.__dataclass_fields__})
-        got = download([url for _, url, _ in wanted], limits)
+        got = download([url for _, url, _ in wanted], self)
         failures = Counter(one for one in got if isinstance(one, str))
         failures.update({"no caption": len(rows) - len(wanted)} if len(rows) > len(wanted) else {})
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]

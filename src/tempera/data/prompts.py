@@ -42,19 +42,15 @@ class Prompt:
     text: str
 
     def __post_init__(self) -> None:
-        faults = {
-            "it must be a file name, without slashes and without a dot in front":
-                not re.fullmatch(r"[^./\\][^/\\]*", self.id),
-            "it holds control characters": UNPRINTABLE.search(self.id),
-            "its prompt holds control characters": UNPRINTABLE.search(self.text),
-            f"it has more than {LONGEST_ID} bytes":
-                len(REPEAT.sub("", self.id).encode(errors="replace")) > LONGEST_ID,
-        }  # fmt: skip
-        for fault, found in faults.items():
-            if found:
-                raise TemperaError(
-                    f"a prompt's id, '{shortened(self.id)}', is not possible: {fault}."
-                )
+        fault = None
+        if not re.fullmatch(r"[^./\\][^/\\]*", self.id):
+            fault = "it must be a file name, without slashes and without a dot in front"
+        elif UNPRINTABLE.search(self.id + self.text):
+            fault = "it or its prompt holds control characters"
+        elif len(REPEAT.sub("", self.id).encode()) > LONGEST_ID:
+            fault = f"it has more than {LONGEST_ID} bytes"
+        if fault:
+            raise TemperaError(f"a prompt's id, '{shortened(self.id)}', is not possible: {fault}.")
 
 
 def text_of(value: Any) -> str | None:

@@ -116,14 +116,8 @@ class Manifest:
     def summary(self) -> dict[str, Any]:
         """What training records about its data: source, encoder, counts, and the shards' hash."""
         digest = hashlib.sha256(" ".join(shard.sha256 for shard in self.shards).encode())
-        return {
-            "source": self.source,
-            "encoder": self.encoder,
-            "tokenizer": self.tokenizer,
-            "count": self.count,
-            "broken": self.broken_count,
-            "sha256": digest.hexdigest(),
-        }
+        known = {name: getattr(self, name) for name in ("source", "encoder", "tokenizer", "count")}
+        return {**known, "broken": self.broken_count, "sha256": digest.hexdigest()}
 
     def save(self, directory: Path) -> None:
         """Write `manifest.json` atomically."""
@@ -244,36 +238,29 @@ def read_shards(
             another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
-    if not manifest.complete:
-        raise TemperaError(
-            f"the shards in {directory} are unfinished: run `{command('prepare')}` with the same "
-            "options to complete them."
-        )
+    again = f"run `{command('prepare')}` with the same options to"
+    problem = None if manifest.complete else f"they are unfinished: {again} complete them"
     if manifest.tokenizer != tokenizer:
-        raise TemperaError(
-            f"the shards in {directory} were made with tokenizer {manifest.tokenizer}, but the "
-            f"target's is {tokenizer}: "
-            "prepare shards with this target's tokenizer."
+        problem = (
+            f"they were made with tokenizer {manifest.tokenizer}, but the target's is {tokenizer}"
         )
-    if manifest.vocab_size > vocab_size or manifest.grid != grid:
-        raise TemperaError(
-            f"the shards in {directory} hold {manifest.grid[0]}×{manifest.grid[1]} codes below "
-            f"{manifest.vocab_size}, but the target "
-            f"draws {grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target."
+    elif manifest.vocab_size > vocab_size or manifest.grid != grid:
+        rows, columns = manifest.grid
+        problem = (
+            f"they hold {rows}×{columns} codes below {manifest.vocab_size}, but the target draws "
+            f"{grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target"
         )
-    for shard in manifest.shards:
-        if problem := check_shard(directory, shard):
-            raise TemperaError(
-                f"{problem}: run `{command('prepare')}` with the same options to rebuild it."
-            )
+    damaged = (check_shard(directory, shard) for shard in manifest.shards)
+    if problem is None and (damage := next(filter(None, damaged), None)):
+        problem = f"{damage}: {again} rebuild it"
+    if problem is None and not manifest.count:
+        problem = "they hold no images: prepare them from another source"
+    if problem is not None:
+        raise TemperaError(f"the shards in {directory} cannot be used: {problem}.")
     form = math.prod(grid), manifest.vocab_size
     parts = [read_shard(directory / one.file, one.count, *form) for one in manifest.shards]
-    if not sum(map(len, parts)):
-        raise TemperaError(
-            f"the shards in {directory} hold no images: prepare them from another source."
-        )
     return CodedImages(
-        [k for p in parts for k in p.keys],
-        [c for p in parts for c in p.captions],
-        np.concatenate([p.codes for p in parts]),
+        [key for part in parts for key in part.keys],
+        [caption for part in parts for caption in part.captions],
+        np.concatenate([part.codes for part in parts]),
     )

@@ -28,6 +28,7 @@ from tempera.runtime.image_files import decode_picture
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
 MEMBERS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
 """Names of the images in an archive's samples."""
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 EncodedPicture = bytes | Path | NDArray[np.float32] | PIL.Image.Image
 """Encoded bytes, a file, an array [h, w, 3] in [0, 1], or a decoded image."""
@@ -106,18 +107,17 @@ class Listed(Source):
 
 
 def image_folder(path: str, caption: str | None = None) -> Listed:
-    """`source=imagefolder`: a folder of images with captions, either in `metadata.jsonl` or
-    `metadata.csv` with a column file_name, as Hugging Face's imagefolder, or in a .txt file beside
-    each image.
+    """`source=imagefolder`: a folder of images with captions, either in one of `METADATA` with a
+    column file_name, as Hugging Face's imagefolder, or in a .txt file beside each image.
 
     Args:
         path: the folder.
         caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
     """
     folder = _existing(path, "an image folder")
-    files = sorted(file for file in folder.rglob("*") if _suffix(file) in SUFFIXES)
-    named = {file.name.lower(): file for file in folder.glob("*")}
-    metadata = named.get("metadata.jsonl") or named.get("metadata.csv")
+    files = sorted(one for one in folder.rglob("[!.]*") if _suffix(one) in SUFFIXES)
+    named = {one.name.lower(): one for one in folder.glob("*")}
+    metadata = next((named[name] for name in METADATA if name in named), None)
     if not files:
         raise TemperaError(f"{path} holds no images: give a folder of captioned images.")
     if metadata:
@@ -338,8 +338,10 @@ def matching(pattern: str, suffix: str) -> list[Path]:
     in order.
     """
     folder = Path(pattern)
-    found = folder.iterdir() if _is(folder, Path.is_dir) else map(Path, glob.glob(pattern))  # noqa: PTH207
-    files = sorted(file for file in found if _suffix(file) == suffix)
+    if _is(folder, Path.is_dir):
+        files = sorted(one for one in folder.glob("[!.]*") if _suffix(one) == suffix)
+    else:
+        files = sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
     if not files:
         raise TemperaError(
             f"{shortened(pattern)} matches no .{suffix} file: give a directory of them, or a glob "

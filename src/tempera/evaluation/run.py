@@ -192,8 +192,8 @@ def _evaluated(
         return read_picture(picture_path(plan.directory, prompt.id))
 
     for networks in evaluator.load(pipeline.device):
-        place = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
-        store = Store(place, {"features": Numbers(needed=False)})
+        folder = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
+        store = Store(folder, {"features": Numbers(needed=False)})
         found = score_pictures(networks, prompts, picture, store)
         rows = [found[prompt.id] for prompt in prompts]
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])

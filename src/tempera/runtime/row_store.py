@@ -151,7 +151,7 @@ def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
 
 
 def _is_list(column: pa.Array | pa.ChunkedArray) -> bool:
-    return pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
 
 
 def _lists(column: pa.ChunkedArray) -> list[Any]:
