@@ -6,21 +6,20 @@ RUNS contains the run directories; NUMBER is the prompt's, from 0.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw
 
 from tempera.decoding.replay import COLUMNS, REPLAYS
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
-from tempera.reporting.baseline import label
-from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.figures import GAP, INK, MUTED, PAPER, enlarged, font, wrap
-from tempera.reporting.report_page import blank_columns
+from tempera.reporting.collect import Run, collect, find_runs
+from tempera.reporting.figures import GAP, INK, MUTED, PAPER, enlarged, font
+from tempera.reporting.page import blank_columns
 from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
@@ -57,23 +56,23 @@ class Decode:
     ends: list[int]
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]], number: int) -> Path:
+def write(path: Path, runs: Sequence[Run], number: int) -> Path:
     """Write the animation and return its path. A cell of the picture appears in the round that
     emits its token, in a frame of its origin's colour.
 
     Args:
         path: the file to write, .webp.
-        rows: runs as `tempera.reporting.collect` reads them.
+        runs: those to show.
         number: of the prompt, from 0, among the first run's.
 
     Raises:
         TemperaError: there is no such prompt, or no run kept its replay.
     """
-    texts = list(rows[0]["texts"].items())
+    texts = list(runs[0].texts.items())
     if not 0 <= number < len(texts):
         raise TemperaError(f"there is no prompt {number}: give 0 to {len(texts) - 1}.")
     name, text = texts[number]
-    decodes = [decode for row in rows if (decode := _decode(row, name)) is not None]
+    decodes = [decode for run in runs if (decode := _decode(run, name)) is not None]
     if not decodes:
         raise TemperaError(
             f"no run kept the replay of prompt {number}: choose one of the first, or decode again "
@@ -96,9 +95,9 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], number: int) -> Path:
     return path
 
 
-def _decode(row: Mapping[str, Any], name: str) -> Decode | None:
+def _decode(run: Run, name: str) -> Decode | None:
     """A run's decode of a prompt; None if it was not kept."""
-    directory = Path(row["directory"])
+    directory = Path(run.directory)
     replay = Store(directory / REPLAYS, COLUMNS).rows().get(name)
     if replay is None:
         return None
@@ -108,7 +107,7 @@ def _decode(row: Mapping[str, Any], name: str) -> Decode | None:
     order = replay.get("order") or range(len(replay["place"]))
     starts = [at for at, place in enumerate(replay["place"]) if place == 1]
     return Decode(
-        label(row),
+        run.name,
         enlarged(picture, SIDE),
         (rows, columns - blank),
         [divmod(cell, columns) for cell in order],
@@ -121,7 +120,7 @@ def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
     """All decodes after `turn` rounds; one that has ended stays as it is."""
     name, note = font(NAME), font(NOTE)
     width = GAP + len(decodes) * (SIDE + GAP)
-    title = wrap(text, name, width - 2 * GAP, most=2)
+    title = textwrap.wrap(text, width // 9, max_lines=2, placeholder="…")
     top = GAP + 20 * len(title) + 8
     page = Image.new("RGB", (width, top + 22 + SIDE + 24 + LEGEND + GAP), PAPER)
     draw = ImageDraw.Draw(page)
@@ -130,7 +129,9 @@ def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
     for place, decode in enumerate(decodes):
         left = GAP + place * (SIDE + GAP)
         rounds = min(turn, len(decode.ends))
-        draw.text((left, top), " ".join(wrap(decode.name, note, SIDE, most=1)), MUTED, note)
+        draw.text(
+            (left, top), textwrap.shorten(decode.name, SIDE // 8, placeholder="…"), MUTED, note
+        )
         page.paste(_partial(decode, turn), (left, top + 22))
         done = ([0, *decode.ends])[rounds]
         said = f"round {rounds}: {done} of {len(decode.cells)} tokens"

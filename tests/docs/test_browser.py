@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from report_runs import RUNS, made_up_runs
 
-from tempera.reporting import report_page
 from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.study import StudyTable
+from tempera.reporting.report import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 240_000
@@ -52,10 +51,9 @@ def browser() -> Iterator[Any]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report #1 <&>")  # names that an address must escape
     made_up_runs(directory, RUNS[:5], prompts=3)
-    rows, _ = collect(find_runs([directory])[0])
-    losses = StudyTable("Losses", "Paired <i>.", ["run", "FID"], [["ar", "–"], ["coolsd", "+1*"]])
-    path = directory / "report.html"
-    return report_page.write(path, rows, ["compare <b>with</b> care"], studied=[losses])
+    runs, _ = collect(find_runs([directory])[0])
+    write_report(runs, directory)
+    return directory / "report.html"
 
 
 @pytest.fixture
@@ -80,38 +78,26 @@ def page(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 def test_points_show_their_pictures_beside_those_of_ar(page: Any) -> None:
-    assert page.locator("#cautions li").all_inner_texts() == ["compare <b>with</b> care"]
-    points = page.locator("#chart .point")
-    assert points.count() == 5
-    for number, name in ((3, "coolsd δ=2"), (4, "coolsd δ=3"), (0, "ar")):
-        page.locator(f"#chart .point[data-run='{number}']").click()
-        assert page.locator("#pictures-head").inner_text() == f"Pictures of {name}"
-        beside = 0 if name == "ar" else 1
-        assert page.locator("#pictures figure").first.locator("img").count() == 1 + beside
-        assert page.locator("#chart .point[aria-pressed='true']").count() == 1
-        assert page.locator("#results tr[aria-current='true'] th").inner_text() == name
-    page.locator("#chart .point[data-run='1']").hover()
-    shown = page.locator("#tip").inner_text()
-    assert shown.startswith("eagle")
-    assert "accepted length" in shown
-    assert "FID" in shown
+    points = page.locator("#chart .mark-symbol.role-mark path")
+    assert points.count() == 4  # and plain autoregression as a line
+    points.last.click(force=True)
+    assert "coolsd δ=3" in page.locator("#pictures-note").inner_text()
+    for name, pictures in (("coolsd δ=2", 2), ("ar", 1)):
+        page.locator("#run").select_option(label=name)
+        assert page.locator("#pictures figure").first.locator("img").count() == pictures
+    page.locator("#beside").select_option(label="eagle")
+    assert "Left eagle" in page.locator("#pictures-note").inner_text()
 
 
-def test_the_tables_of_a_study_are_shown(page: Any) -> None:
-    study = page.locator("#study")
-    assert study.locator("h3, p").all_inner_texts() == ["Losses", "Paired <i>."]
-    cells = study.locator("tbody tr").all_inner_texts()
-    assert [line.split() for line in cells] == [["ar", "–"], ["coolsd", "+1*"]]
+def test_the_axes_are_chosen(page: Any) -> None:
+    page.locator("#axis-x").select_option("speedup")
+    page.locator("#axis-y").select_option("clip_score")
+    page.wait_for_selector("#chart text:text-is('CLIP score ↑')")
+    titles = page.locator("#chart .role-axis-title text").all_text_contents()
+    assert titles == ["speed-up", "CLIP score ↑"]
 
 
-def test_the_keyboard_reaches_points_and_tokens(page: Any) -> None:
-    point = page.locator("#chart .point[data-run='0']")
-    point.focus()
-    page.keyboard.press("ArrowRight")
-    chosen = page.evaluate("document.activeElement.dataset.run")
-    assert chosen != "0"
-    page.keyboard.press("Enter")
-    assert page.locator("#run").input_value() == chosen
+def test_the_keyboard_reaches_tokens(page: Any) -> None:
     page.locator(".shot").first.focus()
     page.keyboard.press("Enter")
     page.locator("#stage canvas").last.focus()
@@ -124,8 +110,9 @@ def test_the_keyboard_reaches_points_and_tokens(page: Any) -> None:
 
 
 def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
-    page.locator("#chart .point[data-run='3']").click()
+    page.locator("#run").select_option(label="coolsd δ=2")
     page.locator(".shot").first.click()
+    page.locator("input[value=picture]").check()
     left, right = page.locator("#stage canvas").all()
     page.wait_for_selector("#stage figure:last-child canvas[data-stage='finished']")
     assert page.evaluate(SAME_PIXELS)
@@ -156,26 +143,6 @@ def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
     page.locator("#play").click()
     page.wait_for_selector("#play:text-is('Play')")
     assert slider.input_value() == str(rounds)
-
-
-def test_axes_curves_and_the_table(page: Any) -> None:
-    page.locator("#axis-x").select_option("speedup")
-    page.locator("#axis-y").select_option("clip_score")
-    assert page.locator("#chart .name").all_text_contents() == ["speed-up", "CLIP score ↑"]
-    page.locator("#legend button").last.click()
-    assert page.locator("#chart .point").count() == 2
-    head = page.locator("#results [data-key='accepted_length']")
-    orders = []
-    for _ in range(2):
-        head.click()
-        cells = page.locator("#results tbody tr td:nth-child(3)").all_inner_texts()
-        orders.append([float(cell.split()[0]) for cell in cells])
-    assert orders[0] == sorted(orders[0])
-    assert orders[1] == orders[0][::-1]
-    page.locator("#kind").select_option("differences")
-    assert "plain autoregression" in page.locator("#table-note").inner_text()
-    page.locator("#beside").select_option(label="eagle")
-    assert "Left eagle" in page.locator("#pictures-note").inner_text()
 
 
 @pytest.mark.parametrize(

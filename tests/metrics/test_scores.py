@@ -9,8 +9,9 @@ from tiny_evaluation import tiny_evaluate, tiny_pipeline
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.scores import intervals, read_scores
-from tempera.reporting.collect import collect
-from tempera.reporting.report import write_report
+from tempera.reporting.baseline import compare
+from tempera.reporting.collect import collect, results
+from tempera.reporting.tables import texts
 
 IDS = ["a", "b"]
 GOOD = "id,name,value\na,pick,1\nb,pick,3\na,other,\nb,other,-2.5\n"
@@ -78,7 +79,7 @@ def test_the_scores_of_two_runs_are_shown_and_paired(
     monkeypatch.setattr(table, "METRICS", table.METRICS[:-1])  # as another process begins
     rows, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
     assert not damaged
-    (paired,) = [row["differences"]["pick"] for row in rows if row["differences"]]
+    compare(rows)
+    (paired,) = [row.differences["pick"] for row in rows if row.differences]
     assert [paired[end] for end in ("value", "low", "high")] == pytest.approx([5, 5, 5])
-    write_report(rows, tmp_path / "report")
-    assert "| pick |" in (tmp_path / "report" / "report.md").read_text()
+    assert "pick" in texts(results(rows), table.report_order())

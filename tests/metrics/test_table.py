@@ -1,6 +1,5 @@
 """The table of metrics: adding one is an entry and the function that computes it."""
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from tiny_evaluation import ToyEvaluator, tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
@@ -20,9 +18,10 @@ from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.quality import quality
 from tempera.metrics.table import METRICS, Metric
-from tempera.reporting import figures, paper_tables, pareto
-from tempera.reporting.collect import collect
-from tempera.reporting.report import write_report
+from tempera.reporting import paper_tables, pareto
+from tempera.reporting.baseline import compare
+from tempera.reporting.collect import collect, results
+from tempera.reporting.report import sections_of
 from tempera.reporting.wandb_report import blocks
 from tempera.runtime.tracking import NoTracker
 
@@ -76,49 +75,40 @@ class Reports:
         return lambda **values: {"block": name, **values}
 
 
-def labels(figure: Figure) -> set[str]:
-    return {panel.get_ylabel() for panel in figure.axes}
-
-
 @pytest.mark.slow
 def test_a_new_metric_is_one_entry_and_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It appears in metrics.json, on the console, in W&B, report.md and results.csv, on the Pareto
-    plots, in the W&B report and in papers' tables.
+    """It appears in metrics.json, on the console, in W&B, in reports, on the Pareto plots, and in
+    papers' tables.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
-    monkeypatch.setattr(figures, "grid", lambda path, *_: path.touch())
     monkeypatch.setattr(table, "METRICS", (*METRICS, *NEW))
-    drawn: set[str] = set()
-    monkeypatch.setattr(pareto, "save_figure", lambda path, figure: drawn.update(labels(figure)))
     spy, options = Spy(), {"timed": 1, "model": "tiny", "seed": 0}
     plain = tiny_pipeline(plain=True)
     tiny_evaluate(tmp_path / "ar", plain, evaluator=Extended(), method="ar", delta=None, **options)
     tiny_evaluate(tmp_path / "cool", evaluator=Extended(), tracker=spy, **options)
-    shown = capsys.readouterr().out
+    assert "brightness ↑" in capsys.readouterr().out
     known = json.loads((tmp_path / "cool" / "metrics.json").read_text())["metrics"]
-    assert "brightness ↑" in shown
-    assert "mean shift ↓" in shown
     assert spy.logged["brightness"] == known["brightness"]["value"] > 0
     assert spy.logged["shift"] == known["shift"]["value"] > 0
 
-    rows, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
+    runs, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
     assert damaged == []
-    write_report(rows, tmp_path / "report")
-    text = (tmp_path / "report" / "report.md").read_text()
-    results, differences = text.split("## Difference")
-    assert "| brightness ↑ | mean shift ↓ |" in results
-    assert f"{known['brightness']['value']:.1f} (" in results
-    assert "| brightness |" in differences
-    (line,) = csv.DictReader((tmp_path / "report" / "results.csv").read_text().splitlines()[::2])
-    assert float(line["brightness"]) == pytest.approx(known["brightness"]["value"], rel=1e-5)
-    assert float(line["shift_high"]) == pytest.approx(known["shift"]["high"], rel=1e-5)
-    assert {"brightness ↑", "mean shift ↓"} <= drawn
-    panels = blocks(Reports(), rows, text, [], "tempera", None)[-1]["panels"]
+    compare(runs)
+    first, differences, *_ = sections_of(runs)
+    assert {"brightness ↑", "mean shift ↓"} <= {*first.table}
+    assert first.table["brightness ↑"][1].startswith(f"{known['brightness']['value']:.1f} (")
+    assert "brightness" in differences.table
+    frame = results(runs)
+    assert frame["shift_high"][1] == known["shift"]["high"]
+    gain, quality = table.find("accepted_length"), table.find("brightness")
+    assert len(pareto.points(frame, gain, quality)) == 2
+    assert quality in pareto.axes("quality") and table.find("shift") in pareto.axes("more")
+    panels = blocks(Reports(), runs, "", [], "tempera", None)[-1]["panels"]
     assert {"block": "ScatterPlot", "x": "speedup", "y": "brightness"} in panels
-    assert paper_tables.column("brightness").ours(rows[1]) == known["brightness"]["value"]
+    found = paper_tables.quantity("brightness").of(runs[1:])
+    assert found.tolist() == [known["brightness"]["value"]]
 
 
 def test_keys_and_titles_are_unique() -> None:
@@ -162,7 +152,7 @@ def test_what_the_report_shows_in_its_order() -> None:
         *("speed-up ÷ accepted length", "FID ↓", "KID ↓", "precision ↑", "recall ↑"),
         *("inception score ↑", "precision, VGG ↑", "recall, VGG ↑", "CLIP score ↑", "HPSv2.1 ↑"),
         *("ImageReward ↑",),
-        *("attribute accuracy ↑", "KL bound per token ↓"),
+        *("attribute accuracy ↑", "TV bound ↓", "KL bound per token ↓"),
     ]
 
 
@@ -170,10 +160,10 @@ def test_what_the_report_shows_in_its_order() -> None:
     ("axis", "keys"),
     [
         ("gain", "accepted_length speedup"),
-        ("quality", "kl_per_token fid clip_score attribute_accuracy"),
+        ("quality", "tv_bound kl_per_token fid clip_score attribute_accuracy"),
         (
             "more",
-            "tv_bound kid precision recall inception_score hpsv2 image_reward",
+            "kid precision recall inception_score hpsv2 image_reward",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -16,6 +17,7 @@ from hydra.core.plugins import Plugins
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from paths import CONF, ROOT
+from report_runs import finished
 from tiny_evaluation import tiny_options
 
 from tempera.config.build import build_drafter, build_method, build_rule, build_target
@@ -26,9 +28,9 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
-from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.collect import Run, read_run
 from tempera.reporting.paper_results import APART, find, group, results, wanted
-from tempera.reporting.report import write_report
+from tempera.reporting.tables import Section
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
@@ -84,8 +86,8 @@ def jobs(preset: str, *given: str) -> list[list[str]]:
     return [[option for option in job if option not in model] for job in batch]
 
 
-def as_row(job: list[str]) -> dict[str, Any]:
-    """A row of a report, as far as a paper's rows look at it."""
+def as_run(job: list[str]) -> Run:
+    """A run of a job, as far as a paper's rows look at it."""
     cfg = composed(*job, hydra=True)
     chosen = cfg.hydra.runtime.choices
     options = {
@@ -93,11 +95,17 @@ def as_row(job: list[str]) -> dict[str, Any]:
         for key in cfg.keys() - {"hydra", "directory", "choices", "overrides"}
         if not OmegaConf.is_config(cfg[key])
     }
-    return {
-        "settings": options | {group: chosen[group] for group in GROUPS if group in chosen},
-        "model": cfg.model.name,
-        "changes": {},
-    }
+    options |= {name: chosen[name] for name in GROUPS if name in chosen}
+    return finished(options.pop("method"), model=options.pop("model"), **options)
+
+
+def check_rows(preset: str, found: list[list[str]]) -> None:
+    """Every row of the paper has its job, and every quantity is known."""
+    data = find(preset)
+    made = [as_run(job) for job in found]
+    for line in (line for lines in data.get("models", {}).values() for line in lines):
+        assert all(paper_tables.quantity(name) for name in set(line) - {"run"})
+        assert [run for run in made if paper_tables._more(run, wanted(data, line)) is not None]
 
 
 @pytest.mark.parametrize(
@@ -172,15 +180,21 @@ def small_mar(width: int) -> MAR:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [*CONTINUOUS, "frontier_continuous"])
-def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None:
+def test_every_job_of_continuous_tokens(preset: str) -> None:
+    """It composes, and the first of each method decodes; every row of the paper has its job."""
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
+    if preset in CONTINUOUS:
+        check_rows(preset, found)
+    decoded = set()
     for job in found:
-        cfg = composed(*job)
-        assert (
-            OmegaConf.select(cfg, "paper.table") == (preset if preset in CONTINUOUS else None)
-            and cfg.model.name == "shapes_mar"
-        )
+        cfg = composed(*job, hydra=True).copy()
+        assert cfg.model.name == "shapes_mar"
+        assert OmegaConf.select(cfg, "paper.table") == (preset if preset in CONTINUOUS else None)
+        kind = (cfg.hydra.runtime.choices.method, cfg.get("steps") is None, cfg.get("alignment"))
+        if kind in decoded:
+            continue
+        decoded.add(kind)
         for part, width in (("network", 16), ("draft", 8)):
             cfg.model[part] = {"_target_": f"{__name__}.small_mar", "width": width}
         if fewer := cfg.get("steps") is not None:
@@ -189,55 +203,46 @@ def test_every_job_of_continuous_tokens_composes_and_builds(preset: str) -> None
         method = build_method(cfg, target)
         assert method.is_plain == (cfg.decoding._target_.endswith("Parallel") and not fewer)
         prompts = instantiate(cfg.data)[:1]
-        assert method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text]).tokens.shape == (
-            1,
-            4,
-            16,
-        )
+        output = method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text])
+        assert output.tokens.shape == (1, 4, 16)
         instantiate(cfg.speed)
         instantiate(cfg.metrics)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mar_large", "mar_huge"])
-def test_presets_of_continuous_tokens_take_another_model(model: str) -> None:
-    assert {
-        composed(*job).model.name for job in jobs("cspd_table2", f"model={model}", "data=imagenet")
-    } == {model}
-    assert any(
-        f"guidance={3.2 if model == 'mar_huge' else 3.0}" in job
-        for job in jobs("cspd_table2", f"model={model}")
-    )
+def test_presets_of_continuous_tokens_take_another_model() -> None:
+    found = jobs("cspd_table2", "model=mar_huge", "data=imagenet")
+    assert composed(*found[0]).model.name == "mar_huge"
+    assert any("guidance=3.2" in job for job in found)
+    assert any("guidance=3.0" in job for job in jobs("cspd_table2", "model=mar_large"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in CONTINUOUS])
-def test_every_job_composes_and_builds(
+def test_every_job(
     preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It composes, and the first of each method, drafter, tree and rule builds; every row of the
+    paper has its job.
+    """
     monkeypatch.chdir(workplace)
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
+    check_rows(preset, found)
+    built = set()
     for job in found:
-        cfg = composed(*job, "model.draft=draft")
+        cfg = composed(*job, hydra=True).copy()
         assert cfg.paper.table == preset
+        kind = tuple(cfg.hydra.runtime.choices.get(name) for name in GROUPS)
+        if kind in built:
+            continue
+        built.add(kind)
+        cfg.model.draft = "draft"
         drafter = build_drafter(cfg, target)
         build_rule(cfg, drafter.depth)
         instantiate(cfg.speed)
         instantiate(cfg.metrics)
         check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_row_of_the_paper_has_its_job(preset: str) -> None:
-    data = find(preset)
-    assert data["paper"] in results()["papers"]
-    made = [as_row(job) for job in jobs(preset)]
-    for line in (line for lines in data.get("models", {}).values() for line in lines):
-        assert all(paper_tables.column(name) for name in set(line) - {"run"})
-        fitting = [row for row in made if paper_tables._more(row, wanted(data, line)) is not None]
-        assert fitting, line["run"]
 
 
 TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
@@ -247,7 +252,7 @@ TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", TREES)
 def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
-    trees = [as_row(job)["settings"].get("tree") for job in jobs(preset)]
+    trees = [as_run(job).settings.get("tree") for job in jobs(preset)]
     assert trees.count("chain") == trees.count("mc_sim_7b_63") == TREES[preset]
     assert trees.count(None) == 1 and len(trees) == 1 + 2 * TREES[preset]
 
@@ -287,53 +292,31 @@ def test_batches_for_a_launcher() -> None:
 @pytest.mark.slow
 def test_a_preset_prints_the_papers_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    """One command: every row of the table, then paper and ours side by side; the report has them
-    too.
-    """
+) -> None:
+    """One command: every row of the table, then paper and ours side by side."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
     tiny = [option.replace("drafter.path=", "model.draft=") for option in tiny_options(tmp_path)]
-    options = [option for option in tiny if not option.startswith("limit=")]
-    monkeypatch.setattr(
-        sys, "argv", ["run.py", "-m", "experiment=coolsd_table1", "limit=2", *options]
-    )
+    options = ["limit=2", *(option for option in tiny if not option.startswith("limit="))]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", "experiment=coolsd_table2", *options])
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     said = capsys.readouterr().out
-    assert "Cool-SD, Table 1, LlamaGen-XL" in said
-    assert "Cool-SD, Table 1, Lumina-mGPT 7B" in said
-    assert "Annealed Relaxation of Speculative Decoding" in said
-    assert "metrics=real computes inception score" in said
-    finished, unfinished = find_runs([tmp_path / "outputs" / "coolsd_table1"])
-    assert (len(finished), unfinished) == (9, [])
-    rows, damaged = collect(finished)
-    assert damaged == []
-    ours = {
-        row["settings"].get("delta"): row["metrics"]["accepted_length"]["value"]
-        for row in rows
-        if row["method"] == "coolsd" and row["settings"]["tree"] == "chain"
-    }
-    lines = [line.strip() for line in said.splitlines()]
-    (line,) = [line for line in lines if line.startswith("coolsd delta=2 tree=chain ")]
-    assert line.split()[3:5] == ["3.34", f"{ours[2]:.2f}"]
-    assert line.split()[-2:] == ["-0.1353", "–"]
-    write_report(rows, tmp_path / "report")
-    text = (tmp_path / "report" / "report.md").read_text()
-    assert f"| coolsd delta=2 tree=chain | 3.34 | {ours[2]:.2f} |" in text
+    for words in ("Table 2 (against SJD), LlamaGen-XL", "Lumina-mGPT 7B", "Annealed Relaxation"):
+        assert words in said
+    runs = [read_run(path.parent) for path in tmp_path.glob("outputs/*/*/metrics.json")]
+    assert len(runs) == 4
+    (own,) = (run.value("speedup") for run in runs if run.delta == 2)
+    (line,) = (line for line in said.splitlines() if line.strip().startswith("coolsd delta=2 "))
+    assert line.split()[2:4] == ["2.72", f"{own:.2f}"]
 
 
 SHIPPED = {
-    "sjd_appendix_h": ("refinement=False", ["step"]),
     "lantern_figure2": ("method=ar", ["top1", "top10", "entropy"]),
     "lantern_figure6": ("rank=-1", []),
     "lantern_figure7": ("delta=0.4", ["proximity_first", "proximity_others"]),
-    "lantern_table1": ("method=eagle2", ["accept"]),
-    "lantern_table6": ("delta=0.5", ["accepted_length"]),
     "lantern_table7": ("captions=2", ["speedup"]),
     "lantern_table9": ("measure=jsd", ["distance", "whole_round"]),
-    "sjd_table5": ("method=jacobi", ["step"]),
-    "sjd_table7": ("top_k=1", ["step"]),
     "sjd_pac_table4": ("method=sjd_pac", ["target_forward", "verify_and_draft", "commit"]),
     "cspd_figure9": ("method=draft", []),
 }
@@ -356,160 +339,104 @@ def test_a_run_on_the_shipped_model(
         ["run.py", *job, *given, "speed.warmup=0", "tracking=none", "metrics=none"],
     )
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
-    (run,), _ = find_runs([tmp_path / "outputs"])
-    (row,), damaged = collect([run])
-    assert damaged == [] and row["paper"]["table"] == preset
+    (path,) = (tmp_path / "outputs").rglob("metrics.json")
+    run = read_run(path.parent)
+    assert run.paper == {"table": preset}
     for name in quantities:
-        value = paper_tables.column(name).ours(row)
-        assert value is not None and value > 0, name
-    (run / "grid.png").unlink()
-    assert (run / "proximity_map.png").is_file() == (row["method"] == "lantern")
+        assert paper_tables.quantity(name).of([run])[0] > 0, name
+    assert path.with_name("proximity_map.png").is_file() == (run.method == "lantern")
 
 
-def finished(
-    method: str, length: float, table: str = "coolsd_table1", **changed: Any
-) -> dict[str, Any]:
-    """A run's row, as far as papers' tables look at it; `changed` may give model, data, images and
-    seed.
-    """
-    facts = {"model": "shapes", "data": "shapes", "images": 4, "seed": 0}
-    facts |= {name: changed.pop(name) for name in list(changed) if name in facts}
-    return {
-        "settings": {"method": method, "seed": facts["seed"], "temperature": 1, **changed},
-        "method": method,
-        "changes": {name: one for name, one in changed.items() if (name, one) != ("tree", "chain")},
-        "family": method,
-        "delta": changed.get("delta"),
-        "directory": f"runs/{method}-{length}",
-        "machine": "cpu",
-        "metrics": {"accepted_length": {"value": length}},
-        "acceptance_by_depth": [0.5],
-        "tv_by_depth": [],
-        "time": {},
-        "paper": {"table": table},
-        **facts,
-    }
+def one(method: str, length: float, table: str = "coolsd_table1", **given: Any) -> Run:
+    """A run of a preset; `given` are fields and options."""
+    fields = {"data": "shapes", "images": 4, "directory": f"runs/{method}-{length}", **given}
+    apart = (*Run.model_fields, "tree")
+    changes = {name: value for name, value in given.items() if name not in apart}
+    metrics = {"accepted_length": {"value": length}}
+    fields["paper"] = {"table": table}
+    return finished(method, metrics=metrics, changes=changes, **{"temperature": 1, **fields})
 
 
-def cell(tables: list[paper_tables.PaperComparison], title: str, row: str, model: str) -> str:
-    """A model's accepted length in a row of the group with this title."""
-    (one,) = [found for found in tables if found.title.endswith(title)]
-    ((_, cells),) = [line for line in one.lines if line[0] == row]
-    return cells[0][1 + one.models.index(model)]
+def cells(sections: list[Section], title: str) -> dict[str, dict[str, str]]:
+    """The cells of the group with this title, by row."""
+    (found,) = [section for section in sections if section.title.endswith(title)]
+    return {line.pop("run"): line for line in found.table.to_dict("records")}
 
 
 def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     """Other sampling, prompts, sizes and models do not move a cell, and are named."""
     runs = [
-        finished("eagle", 3.0, tree="chain"),
-        finished("eagle", 3.2, tree="chain", seed=1),
-        finished("ar", 1.0),
-        finished("eagle", 9.0, tree="chain", temperature=0.5),
-        finished("eagle", 8.0, tree="chain", images=2),
-        finished("eagle", 2.5, tree="chain", model="lumina", data="coco"),
-        finished("eagle", 7.0, tree="chain", model="lumina", data="parti"),
+        one("eagle", 3.0, tree="chain"),
+        one("eagle", 3.2, tree="chain", seed=1),
+        one("ar", 1.0),
+        one("eagle", 9.0, tree="chain", temperature=0.5),
+        one("eagle", 8.0, tree="chain", images=2),
+        one("eagle", 2.5, tree="chain", model="lumina", data="coco"),
+        one("eagle", 7.0, tree="chain", model="lumina", data="parti"),
     ]
-    tables = paper_tables.beside(runs)
-    assert cell(tables, "LlamaGen-XL", "eagle tree=chain", "shapes") == "3.10"
-    assert cell(tables, "Lumina-mGPT 7B", "eagle tree=chain", "lumina") == "2.50"
-    assert [table.models for table in tables] == [["shapes"], ["shapes", "lumina"], ["shapes"]]
-    left = [note for note in tables[-1].notes if note.startswith("Left out")]
-    assert [
-        sum(text in note for note in left)
-        for text in ("temperature=0.5", "has 2 images", "data=parti")
-    ] == [1, 1, 1]
-    text = "\n".join(paper_tables.markdown(tables))
-    assert "accepted length: shapes (shipped) | accepted length: lumina |" in text
+    sections = paper_tables.beside(runs)
+    llamagen, lumina = (cells(sections, title) for title in ("LlamaGen-XL", "Lumina-mGPT 7B"))
+    assert llamagen["eagle tree=chain"]["accepted length: shapes (shipped)"] == "3.10"
+    assert lumina["eagle tree=chain"]["accepted length: lumina"] == "2.50"
+    assert "accepted length: lumina" not in llamagen["ar"]
+    left = [note for note in sections[-1].notes if note.startswith("Left out")]
+    words = ("temperature=0.5", "has 2 images", "data=parti")
+    assert all(any(text in note for note in left) for text in words)
 
 
 def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
-    runs = [finished("ar", 1.0), finished("ar", 5.0) | {"machine": "cuda"}]
-    tables = paper_tables.beside(runs)
-    assert cell(tables, "LlamaGen-XL", "ar", "shapes") == "1.00"
-    assert any("differs" in note and "machine (cpu and cuda)" in note for note in tables[-1].notes)
+    sections = paper_tables.beside([one("ar", 1.0), one("ar", 5.0, machine="cuda")])
+    ours = cells(sections, "LlamaGen-XL")["ar"]["accepted length: shapes (shipped)"]
+    assert ours == "1.00"
+    notes = [note for note in sections[-1].notes if "differs" in note]
+    assert any("machine (cpu and cuda)" in note for note in notes)
 
 
 def test_a_replaced_value_stands_in_its_row() -> None:
-    run = finished("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
-    (table,) = paper_tables.beside([run])
-    assert table.lines[1][0] == "delta=0.4 k=1000 (here 62)"
+    run = one("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
+    (section,) = paper_tables.beside([run])
+    assert section.table["run"][1] == "delta=0.4 k=1000 (here 62)"
 
 
 def test_every_group_has_its_model() -> None:
     for name in results().keys() - {*APART}:
-        assert all(
-            group(title).keys() >= {"model", "data"} for title in find(name).get("models", {})
-        )
+        titles = find(name).get("models", {})
+        assert all(group(title).keys() >= {"model", "data"} for title in titles)
 
 
 def test_a_table_without_numbers_lists_the_runs() -> None:
-    run = finished("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
-    (table,) = paper_tables.beside([run, {**run, "paper": None}])
-    assert table.lines == [("coolsd δ=2", [["–", "2.50"], ["–", "–"]])]
-    assert any("exponential is better than linear" in note for note in table.notes)
-    assert paper_tables.beside([{**run, "paper": None}]) == []
+    run = one("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
+    (section,) = paper_tables.beside([run, run.model_copy(update={"paper": None})])
+    assert section.table.iloc[:, :3].to_numpy().tolist() == [["coolsd δ=2", "–", "2.50"]]
+    assert any("exponential is better than linear" in note for note in section.notes)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("single", 0.25),
-        ("tv_2", 0.4),
-        ("tv_8", None),
-        ("accept", 0.75),
-        ("perplexity", 7.389),
-        ("clip_percent", 31.0),
-        ("target_forward", 0.02),
-        ("hpsv2", 24.1),
-        ("image_reward", -0.1),
-        ("precision", 0.48),
-        ("recall", 0.5),
-        ("whole_round", 0.035),
-        ("commit", 0.001),
-        ("proximity_first", 6.0),
-        ("proximity_others", 2.5),
-        ("alpha", 0.6),
-        ("alpha_5", 0.9),
-        ("speedup_8", 1.5),
-        ("inception_score", 221.4),
-    ],
-)
-def test_our_value_of_a_quantity(column: str, value: float | None) -> None:
-    run = {
-        "metrics": {
-            "logprob_per_token": {"value": -2.0},
-            "clip_score": {"value": 0.31},
-            "inception_score": {"value": 221.4},
-            "image_reward": {"value": -0.1},
-            "hpsv2": {"value": 24.1},
-            "precision": {"value": 0.7},
-            "precision_vgg": {"value": 0.48},
-            "recall": {"value": 0.5},
-            "acceptance_rate": {"value": 0.6},
-            "speedup_8": {"value": 1.5},
-        },
-        "acceptance_by_depth": [0.75, 0.5],
-        "acceptance_by_tenth": [0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
-        "tv_by_depth": [0.5, 0.4],
-        "time": {
-            "parts": {
-                part: {"ms_per_round": time}
-                for part, time in (("draft", 5), ("target", 20), ("verify", 9), ("commit", 1))
-            }
-        },
-        "grid": [2, 3],
-        "proximity_by_place": [4.0, 1.0, 4.0, 8.0, None, None],
-    }
-    assert paper_tables.column(column).ours(run) == (
-        None if value is None else pytest.approx(value, abs=1e-3)
+QUANTITIES = {
+    "single": 0.25, "tv_2": 0.4, "tv_8": None, "accept": 0.75, "perplexity": 7.389,
+    "clip_percent": 31.0, "target_forward": 0.02, "hpsv2": 24.1, "image_reward": -0.1,
+    "precision": 0.48, "recall": 0.5, "whole_round": 0.035, "commit": 0.001,
+    "proximity_first": 6.0, "proximity_others": 2.5, "alpha": 0.6, "alpha_5": 0.9,
+    "speedup_8": 1.5, "inception_score": 221.4,
+}  # fmt: skip
+
+
+def test_our_value_of_a_quantity() -> None:
+    metrics = {"logprob_per_token": -2.0, "clip_score": 0.31, "inception_score": 221.4,
+               "image_reward": -0.1, "hpsv2": 24.1, "precision": 0.7, "precision_vgg": 0.48,
+               "recall": 0.5, "acceptance_rate": 0.6, "speedup_8": 1.5}  # fmt: skip
+    times = {"draft": 5, "target": 20, "verify": 9, "commit": 1}
+    run = finished(
+        "coolsd",
+        metrics={key: {"value": value} for key, value in metrics.items()},
+        acceptance_by_depth=[0.75, 0.5],
+        acceptance_by_tenth=[0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
+        tv_by_depth=[0.5, 0.4],
+        time={"parts": {part: {"ms_per_round": time} for part, time in times.items()}},
+        grid=[2, 3],
+        proximity_by_place=[4.0, 1.0, 4.0, 8.0, None, None],
     )
-    empty: dict[str, Any] = {
-        "metrics": {},
-        "acceptance_by_depth": [],
-        "acceptance_by_tenth": [],
-        "tv_by_depth": [],
-        "proximity_by_place": [],
-        "grid": [2, 3],
-        "time": {},
-    }
-    assert paper_tables.column(column).ours(empty) is None
+    empty = finished("coolsd")
+    for name, value in QUANTITIES.items():
+        found = paper_tables.quantity(name).of([run, empty])
+        expected = [np.nan if value is None else value, np.nan]
+        assert found.tolist() == pytest.approx(expected, abs=1e-3, nan_ok=True), name

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tempera.decoding.replay import KEPT, REJECTED, REPLAYS, UNTESTED
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.reporting.collect import Run
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table
 from tempera.shapes.world import World
@@ -41,6 +43,39 @@ def made_up_runs(
         one = directory / f"{number}_{method}"
         _made_up_run(one, method, delta, accepted, prompts, grid, patch, number, settings)
     return directory
+
+
+def finished(
+    method: str,
+    values: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
+    weights: dict[str, Any] | None = None,
+    changes: dict[str, Any] | None = None,
+    **given: Any,
+) -> Run:
+    """A run in memory: each prompt's values by metric, and metrics, by default their means.
+
+    Args:
+        given: fields of `Run`; other names are settings.
+    """
+    frame = pd.DataFrame(values or {}, dtype=float)
+    frame.index = [f"p{place}" for place in range(len(frame))]
+    ones = pd.DataFrame(1.0, frame.index, frame.columns).assign(**(weights or {}))
+    fields = {name: given.pop(name) for name in list(given) if name in Run.model_fields}
+    means = {key: {"value": float(frame[key].mean()), "low": None, "high": None} for key in frame}
+    fields = {"model": "shapes", "seed": 0, "images": len(frame), "machine": "cpu"} | fields
+    settings = {name: fields.get(name) for name in ("model", "seed", "delta")}
+    return Run(
+        directory=fields.pop("directory", f"runs/{method}"),
+        method=method,
+        settings={"method": method, **settings, **given},
+        changes=changes or {},
+        metrics=means | (metrics or {}),
+        values=frame,
+        weights=ones,
+        texts={name: f"prompt {name}" for name in frame.index},
+        **fields,
+    )
 
 
 def replay(
@@ -125,6 +160,7 @@ def _made_up_run(
         "name": method,
         "settings": known,
         "images": prompts,
+        "grid": list(grid),
         "metrics": {
             key: {"value": value, "low": value - width, "high": value + width, "n": prompts}
             for key, (value, width) in values.items()

@@ -84,23 +84,31 @@ def distil_mar(
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
         tokens = latents.draw(chosen, tokenizer)
         batch = MaskedBatch.drawn(tokens, latents.classes[chosen], settings.mask_std)
-        return {"loss": kernel_divergence(draft, target, batch, settings)}
+        return {"loss": _divergence(draft, target, batch, settings)}
 
     return averaged(draft, losses, settings, run)
 
 
 def kernel_divergence(
-    draft: MAR, target: MAR, batch: MaskedBatch, settings: MARDistillation
+    draft: MAR,
+    target: MAR,
+    batch: MaskedBatch,
+    scale: Tensor,
+    sampling: NoiseSchedule,
+    repeats: int = 1,
 ) -> Tensor:
-    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at some stages of sampling a
-    token, in nats a number: what a path of S stages gives up is S·D times as much.
+    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at `repeats` stages of
+    `sampling` a token, in nats a number: what a path of S stages gives up is S·D times as much.
 
-    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class, with
-    one s for every image between 1 and the largest one. The classes that `batch.drop` leaves out
-    are not left out here.
+    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class.
+
+    Args:
+        draft, target: the networks.
+        batch: images and what is shown of them; `drop` is not used.
+        scale: s of every image, [B].
+        sampling: its stages.
+        repeats: stages a token.
     """
-    repeats, sampling = settings.repeats, settings.sampling
-    scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
     start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
     stage = torch.randint(len(sampling.times), (len(start),))
     signal = NoiseSchedule(TRAINING_STEPS).kept[sampling.times[stage]].unsqueeze(-1)
@@ -108,11 +116,15 @@ def kernel_divergence(
     by_token = scale.repeat_interleave(batch.hidden.shape[1]).repeat(repeats).unsqueeze(-1)
     kernels = []
     for network in (target, draft):
-        outputs = []
-        for dropped in (False, True):
-            vectors = batch.vectors(network, torch.full_like(batch.drop, dropped)).flatten(0, 1)
-            outputs.append(network.head(x, sampling.times[stage], vectors.repeat(repeats, 1)))
-        (c, place), (u, _) = (output.float().chunk(2, -1) for output in outputs)
+        (c, place), (u, _) = (
+            network.head(x, sampling.times[stage], vectors).float().chunk(2, -1)
+            for vectors in (
+                batch.vectors(network, torch.full_like(batch.drop, dropped))
+                .flatten(0, 1)
+                .repeat(repeats, 1)
+                for dropped in (False, True)
+            )
+        )
         guided = torch.cat([u + by_token * (c - u), place], -1)
         kernels.append(sampling.kernel(guided, x, stage))
     return divergence_of(*kernels).mean()
@@ -124,6 +136,12 @@ def measure_draft(
 ) -> dict[str, float]:
     """The divergence of a token's path, in nats, on unseen scenes."""
     batches = unseen_batches(tokenizer, settings)
-    found = [kernel_divergence(draft, target, batch, settings) for batch in batches]
+    mean = torch.stack([_divergence(draft, target, batch, settings) for batch in batches]).mean()
     numbers = settings.denoising_steps * draft.config.token_channels
-    return {"validation_path_divergence": numbers * torch.stack(found).mean().item()}
+    return {"validation_path_divergence": numbers * mean.item()}
+
+
+def _divergence(draft: MAR, target: MAR, batch: MaskedBatch, settings: MARDistillation) -> Tensor:
+    """At guidances drawn between 1 and the largest one."""
+    scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
+    return kernel_divergence(draft, target, batch, scale, settings.sampling, settings.repeats)

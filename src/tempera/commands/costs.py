@@ -110,15 +110,15 @@ def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
     copies, session = target.sampling.rows, target.session
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
     session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
-    session.cache.begin(len(keep), session.capacity(nodes))
-    return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
+    cache = session.new_cache(len(target.network.model.layers), session.capacity(nodes))
+    return cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 
 
 def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     """Print what a training takes in each process that holds the target as a whole; see
     `dry_evaluation`.
     """
-    draws = cfg.train_data.get("draws") or str(cfg.train_data._target_).endswith(".mixed_codes")
+    draws = str(cfg.train_data._target_).endswith((".generated_codes", ".mixed_codes"))
     drawn = cfg.train_data.batch_size if draws else 1
     captions = [CAPTION] * max(drawn, recipe.decodes)
     with build.without_weights(cfg) as (sized, files):

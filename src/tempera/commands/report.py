@@ -4,19 +4,20 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from tempera.reporting.collect import collect, find_runs
-
 
 def main(cfg: DictConfig) -> list[Path]:
     """Write the report, print the paths of its files and return them."""
-    baseline = None if cfg.baseline is None else str(cfg.baseline)
-    runs = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
-    finished, unfinished = find_runs(map(str, runs))
-    from tempera.reporting.report import write_report  # torch and matplotlib take seconds
+    from tempera.reporting.baseline import compare  # pandas, Altair and matplotlib take seconds
+    from tempera.reporting.collect import collect, find_runs
+    from tempera.reporting.report import write_report
 
-    rows, damaged = collect(finished, baseline)
+    baseline = None if cfg.baseline is None else str(cfg.baseline)
+    places = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
+    finished, unfinished = find_runs(map(str, places))
+    runs, damaged = collect(finished)
+    compare(runs, baseline)
     output = Path(str(cfg.output))
-    files = write_report(rows, output, unfinished, damaged, baseline)
+    files = write_report(runs, output, unfinished, damaged, baseline)
     for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished)]:
         print(f"left out: {problem}")
     for file in files:
@@ -24,5 +25,5 @@ def main(cfg: DictConfig) -> list[Path]:
     if cfg.publish:
         from tempera.reporting.wandb_report import publish
 
-        print(publish(rows, output, str(cfg.project), cfg.entity))
+        print(publish(runs, output, str(cfg.project), cfg.entity))
     return files

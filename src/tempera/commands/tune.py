@@ -39,8 +39,9 @@ from tempera.evaluation.tuning import (
     try_out,
 )
 from tempera.metrics import table
-from tempera.reporting.collect import ReportRow, collect
-from tempera.reporting.console import number
+from tempera.reporting.baseline import compare
+from tempera.reporting.collect import Run, collect
+from tempera.reporting.tables import number
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
@@ -271,7 +272,7 @@ class _RealRuns:
             written("speed.batches", [] if size == 1 else [size]),
         ]
         self.places: dict[tuple[str, ...], Path] = {}
-        self.rows: dict[tuple[str, ...], ReportRow] = {}
+        self.rows: dict[tuple[str, ...], Run] = {}
 
     def __call__(self, prediction: Prediction) -> Trial:
         """Evaluate a setting, and plain autoregression before the first one."""
@@ -283,20 +284,21 @@ class _RealRuns:
                 evaluate.main(composed_run("eval", arguments, place))
                 self.places[one] = place
         rows, _ = collect(sorted({self.places[PLAIN], self.places[options]}))
-        (row,) = (row for row in rows if row["directory"] == str(self.places[options]))
+        compare(rows)
+        (row,) = (row for row in rows if row.directory == str(self.places[options]))
         self.rows[options] = row
-        loss = row["differences"].get("clip_score", {"low": -float("inf")})
-        measured = (row["metrics"][name] for name in (self.speed, "kl_per_token", "tv_bound"))
-        return Trial(prediction, *(one["value"] for one in measured), -loss["low"])
+        loss = row.differences.get("clip_score", {"low": -float("inf")})
+        speed, kl, tv = (row.value(name) for name in (self.speed, "kl_per_token", "tv_bound"))
+        return Trial(prediction, speed, kl, tv, -loss["low"])
 
     def summary(self, outcome: Trial) -> dict[str, Any]:
         """What tune.json says about a run."""
         row = self.rows[outcome.prediction.options]
         return {
             "predicted": asdict(outcome.prediction),
-            "measured": row["metrics"],
-            "differences": row["differences"],
-            "directory": row["directory"],
+            "measured": row.metrics,
+            "differences": row.differences,
+            "directory": row.directory,
         }
 
     def table(self, outcomes: Sequence[Trial]) -> Table:
@@ -310,17 +312,17 @@ class _RealRuns:
                 "KL per token": (one.kl_per_token, "kl_per_token", ".4f"),
             }
             cells = {
-                heading: f"{number(value, form)} → {_interval(row['metrics'][key], form)}"
+                heading: f"{number(value, form)} → {_interval(row.metrics[key], form)}"
                 for heading, (value, key, form) in compared.items()
             }
             quality = {
                 f"{metric.heading} − AR's": _interval(
-                    row["differences"].get(metric.key), metric.format
+                    row.differences.get(metric.key), metric.format
                 )
                 for metric in table.METRICS
                 if metric.section == "quality"
                 and metric.in_report
-                and any(metric.key in row["differences"] for row in self.rows.values())
+                and any(metric.key in row.differences for row in self.rows.values())
             }
             rows.append({"setting": " ".join(one.options)} | cells | quality)
         return _table(f"predicted → measured, 95% intervals; {self.cfg.images} images", rows)

@@ -24,7 +24,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
 from tempera.decoding.timing import PartTimer, no_clock
 from tempera.decoding.trace import BONUS, Trace
-from tempera.errors import TemperaError
+from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
 
 
 @dataclass(frozen=True)
@@ -318,20 +318,14 @@ class Speculative:
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
-            raise TemperaError(
-                f"gamma={self.gamma} drafts nothing; give 1 or more, or method=ar", option="gamma"
-            )
+            raise EmptyDraft(f"gamma={self.gamma}")
         if not 0 <= self.prefill < 1:
             raise TemperaError(
                 f"prefill={self.prefill} is not a share of an image; give 0 or more, and less "
                 "than 1."
             )
         if not isinstance(self.rule, DensityRule):
-            raise TemperaError(
-                f"{type(self.rule).__name__} is no rule for continuous tokens: choose "
-                "rule=density, coupling or published",
-                option="rule",
-            )
+            raise NotADensityRule(type(self.rule).__name__)
 
     def depth(self, length: int) -> int:
         """L, most drafted tokens of a round, for images of `length` tokens."""

@@ -23,7 +23,7 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, PartTimer, no_clock, now
 from tempera.decoding.trees import Tree
-from tempera.errors import TemperaError
+from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.pipeline import Method
 from tempera.targets.transformer import TransformerTarget
 
@@ -243,7 +243,8 @@ def measure(
         progress: called with the name of each part before it is measured.
 
     Raises:
-        TemperaError: memory ran out, or the method is plain autoregression.
+        BenchmarkTooLarge: memory ran out.
+        TemperaError: the method is plain autoregression.
     """
     speed = bandwidth(target.device) if plan.bandwidth is None else 1e9 * plan.bandwidth
     columns = []
@@ -280,7 +281,8 @@ def measure_column(
         speed: the device's bandwidth in bytes per second, for the limit that it sets.
 
     Raises:
-        TemperaError: memory ran out, or the method is plain autoregression.
+        BenchmarkTooLarge: memory ran out.
+        TemperaError: the method is plain autoregression.
     """
     if method.is_plain:
         raise TemperaError(
@@ -292,16 +294,7 @@ def measure_column(
     except (MemoryError, RuntimeError) as problem:
         if not is_out_of_memory(problem):
             raise
-        raise too_large(batch_size) from problem
-
-
-def too_large(batch_size: int) -> TemperaError:
-    """The error for a batch that does not fit."""
-    return TemperaError(
-        f"out of memory at batch {batch_size}: take a smaller batch, half precision, or fewer "
-        "drafted tokens",
-        option="batch_sizes",
-    )
+        raise BenchmarkTooLarge(batch_size) from problem
 
 
 def is_out_of_memory(problem: Exception) -> bool:

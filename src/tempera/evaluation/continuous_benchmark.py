@@ -14,7 +14,7 @@ import torch
 from tempera.continuous.loop import ContinuousTrace, Decoding, Model, Speculative, counts
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, no_clock, now
-from tempera.errors import TemperaError
+from tempera.errors import BenchmarkTooLarge, TemperaError
 from tempera.evaluation.benchmark import (
     Spread,
     cell,
@@ -23,7 +23,6 @@ from tempera.evaluation.benchmark import (
     name_of,
     peak_memory,
     reset_memory,
-    too_large,
 )
 
 
@@ -90,7 +89,8 @@ def measure_continuous(
         progress: called with the name of each part before it is measured.
 
     Raises:
-        TemperaError: the prefill draws whole images, or memory ran out.
+        TemperaError: the prefill draws whole images.
+        BenchmarkTooLarge: memory ran out.
     """
     if sum(_prefill(method, target.length)) >= target.length:
         raise TemperaError(
@@ -107,7 +107,7 @@ def measure_continuous(
         except (MemoryError, RuntimeError) as problem:
             if not is_out_of_memory(problem):
                 raise
-            raise too_large(batch_size) from problem
+            raise BenchmarkTooLarge(batch_size) from problem
     dtype = str(target.dtype).removeprefix("torch.")
     return ContinuousReport(name_of(device), dtype, method.gamma, columns)
 

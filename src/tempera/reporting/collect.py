@@ -1,20 +1,98 @@
-"""Run directories as rows of a report: settings, metrics, and each prompt's own values."""
+"""Finished runs, read from their directories: settings, metrics, and each prompt's own values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tempera.errors import TemperaError, misfit
-from tempera.metrics import table
-from tempera.reporting.baseline import compare
-from tempera.reporting.run_names import family_name, is_plain
-from tempera.runtime.files import read_json
-from tempera.runtime.installation import command
-from tempera.runtime.row_store import read_table
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-ReportRow = dict[str, Any]
-HIDDEN = ("target", "draft", "verification", "branching", "diagnostics")
-"""Settings that identify a run but tell a reader nothing; reports leave them out."""
+from tempera.errors import TemperaError, shortened
+from tempera.metrics import table
+from tempera.reporting.run_names import family_name, is_plain
+from tempera.runtime.files import read_json, regular_file
+from tempera.runtime.installation import command
+
+Values = dict[str, Any]
+Numbers = dict[str, float | int | None]
+Profile = list[float | None]
+
+
+class Matched(BaseModel):
+    """What a run records about a search for its accepted length (`expected_length=`): the free
+    parameter, its value, and its length on calibration prompts.
+    """
+
+    option: str
+    value: float
+    length: float
+
+
+class Run(BaseModel):
+    """A finished run, as its metrics.json describes it.
+
+    Attributes:
+        values, weights: each prompt's value of the paired metrics, and its weight in their means, a
+            row a prompt, a column a metric's key; NaN where a prompt has none.
+        texts: the prompts' texts by id.
+        baseline: the name of the run that this one is compared with, and `baseline_length` its
+            accepted length (`tempera.reporting.baseline`).
+        differences: by metric, the mean difference from that run.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    directory: str
+    method: str
+    model: str | None = ""
+    delta: float | None = None
+    seed: int | str | None = None
+    expected_length: float | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    changes: dict[str, Any] = Field(default_factory=dict)
+    images: int = 0
+    machine: str = ""
+    data: str | None = ""
+    paper: dict[str, str] | None = None
+    matched: Matched | None = None
+    metrics: dict[str, Numbers] = Field(default_factory=dict)
+    grid: list[int] = Field(default_factory=lambda: [1, 1])
+    acceptance_by_depth: Profile = Field(default_factory=list)
+    acceptance_by_tenth: Profile = Field(default_factory=list)
+    tv_by_depth: Profile = Field(default_factory=list)
+    proximity_by_place: Profile = Field(default_factory=list)
+    time: dict[str, Any] = Field(default_factory=dict)
+    texts: dict[str, str] = Field(default_factory=dict)
+    values: pd.DataFrame = Field(default_factory=pd.DataFrame)
+    weights: pd.DataFrame = Field(default_factory=pd.DataFrame)
+    baseline: str | None = None
+    baseline_length: float | None = None
+    differences: dict[str, Values] = Field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """The curve that the run lies on: its name without the value that tells points apart."""
+        matched = None if self.matched is None else self.matched.model_dump()
+        return family_name(self.method, self.changes, matched)
+
+    @property
+    def name(self) -> str:
+        """The family with its δ, or with the accepted length that it was matched to."""
+        if self.matched:
+            return f"{self.family} at {self.expected_length:g}"
+        return self.family + ("" if self.delta is None else f" δ={self.delta:g}")
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is plain autoregression."""
+        return is_plain(self.settings)
+
+    def value(self, metric: str) -> float:
+        """A metric; NaN if it is unknown."""
+        found = self.metrics.get(metric, {}).get("value")
+        return float("nan") if found is None else float(found)
 
 
 def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
@@ -25,12 +103,13 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
     """
     places = [Path(path) for path in paths]
     if not places:
-        raise TemperaError("the list of runs is empty: give run directories.")
+        raise TemperaError("the list of runs is empty: give run directories.", option="runs")
     for path in places:
         if not path.is_dir():
             raise TemperaError(
                 f"{path} is not a directory: give run directories, or a directory that contains "
-                "some."
+                "some.",
+                option="runs",
             )
     runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
     finished = [run for run in runs if (run / "metrics.json").is_file()]
@@ -38,152 +117,123 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
         shown = ", ".join(map(str, places))
         raise TemperaError(
             f"there is no finished run in {shown}: run `{command('eval')}` first, or give another "
-            "directory."
+            "directory.",
+            option="runs",
         )
     return finished, [run for run in runs if run not in finished]
 
 
-def collect(
-    directories: Sequence[Path], baseline: str | None = None
-) -> tuple[list[ReportRow], list[str]]:
-    """One sorted row per run: its name, settings, metrics with intervals, and differences from the
-    baseline.
-
-    Args:
-        directories: finished runs.
-        baseline: the runs to compare with, by name, family or directory; plain autoregression by
-            default.
-
-    Returns:
-        The rows, and a sentence about each run that is left out because one of its files is
-        damaged.
+def collect(directories: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs, sorted, and a sentence about each one that is left out because one of its files is
+    damaged.
 
     Raises:
-        TemperaError: all runs are damaged, or no run matches `baseline`.
+        TemperaError: all runs are damaged.
     """
-    rows, damaged = [], []
+    runs, damaged = [], []
     for directory in directories:
         try:
-            rows.append(_row(directory))
+            runs.append(read_run(directory))
         except TemperaError as problem:
             damaged.append(str(problem))
-    if damaged and not rows:
+    if damaged and not runs:
         raise TemperaError(f"no run can be read; the first problem: {damaged[0]}")
-    compare(rows, baseline)
-    return sorted(rows, key=_order), damaged
+    return sorted(runs, key=_order), damaged
 
 
-def _row(directory: Path) -> ReportRow:
-    return row_of(
-        directory,
-        read_json(directory / "metrics.json"),
-        read_table(directory / "results.parquet"),
+def read_run(directory: Path) -> Run:
+    """A run, without its differences from others.
+
+    Raises:
+        TemperaError: one of its files is missing, damaged or of something else.
+    """
+    path = directory / "metrics.json"
+    content: Any = read_json(path)
+    try:
+        settings, about = content["settings"], content["about"]
+        own = {name: settings.get(name) for name in ("method", "delta", "seed", "expected_length")}
+        found = {name: content[name] for name in content if name in Run.model_fields} | own
+        found |= {"directory": str(directory), "model": settings.get("model", "")}
+        found |= {name: about.get(name) for name in ("paper", "matched", "changes")}
+        found["machine"] = about.get("machine", "")
+        run = Run.model_validate(found | {"data": about.get("data", {}).get("preset")})
+    except (KeyError, TypeError, AttributeError, ValidationError) as problem:
+        raise TemperaError(
+            f"{path} is not an evaluation's result ({_misfit(problem)}): run it again."
+        ) from None
+    table.include(run.metrics)
+    frame = _prompts(directory / "results.parquet")
+    run.texts = dict(zip(frame["id"], frame["text"], strict=True))
+    run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
+    return run
+
+
+def _misfit(problem: Exception) -> str:
+    if isinstance(problem, ValidationError):
+        first = problem.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return (
+        f"{problem} is missing" if isinstance(problem, KeyError) else "it is another kind of file"
     )
 
 
-def single(
-    directory: Path, content: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]
-) -> list[ReportRow]:
-    """The rows of a report on one run alone; arguments as in `row_of`."""
-    row = row_of(directory, content, prompts)
-    compare([row])
-    return [row]
+def _prompts(path: Path) -> pd.DataFrame:
+    """The columns of results.parquet that hold one value a prompt: tokens and other lists would
+    take gigabytes.
+    """
+    regular_file(path)
+    try:
+        schema = pq.read_schema(path)
+        flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        frame = pd.read_parquet(path, columns=flat)
+        return frame.astype({"id": str, "text": str})
+    except (pa.ArrowException, OSError, ValueError, KeyError) as problem:
+        raise TemperaError(
+            f"{path} is damaged ({shortened(str(problem))}): delete it and run again."
+        ) from None
 
 
-def row_of(
-    directory: Path, content: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]
-) -> ReportRow:
-    """A run's row, without its differences from others.
+def _paired(frame: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Each prompt's values and weights of the paired metrics, for images of so many tokens."""
+    values, weights = {}, {}
+    for metric in table.METRICS:
+        columns = [name for name in metric.columns if name in frame]
+        if metric.paired and columns:
+            found = frame[columns].astype(float).mean(axis=1)
+            values[metric.key] = found / tokens if metric.per_token else found
+            weights[metric.key] = frame[metric.weight].astype(float) if metric.weight else 1.0
+    return pd.DataFrame(values, frame.index), pd.DataFrame(weights, frame.index)
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    exact = run.method != "eagle"
+    return (run.model, not run.plain, exact, run.family, run.delta or 0, str(run.seed or 0),
+            run.directory)  # fmt: skip
+
+
+def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
+    """One row a run: what it is, its settings, and per metric its value, interval and count, in the
+    columns `key`, `key_low`, `key_high` and `key_n`.
 
     Args:
-        directory: the run's directory.
-        content: the content of its metrics.json.
-        prompts: the rows of its results.parquet.
-
-    Raises:
-        TemperaError: one of the two was not written by an evaluation.
+        part: `metrics` or `differences`.
     """
-    try:
-        settings = content["settings"]
-        row = {
-            "directory": str(directory),
-            "name": content["name"],
-            "method": settings["method"],
-            "model": settings.get("model", ""),
-            "delta": settings.get("delta"),
-            "seed": settings.get("seed"),
-            "settings": {name: value for name, value in settings.items() if name not in HIDDEN},
-            "images": content["images"],
-            "machine": content["about"].get("machine", ""),
-            "data": content["about"].get("data", {}).get("preset", ""),
-            "metrics": dict(content["metrics"]),
-            "acceptance_by_depth": content.get("acceptance_by_depth", []),
-            "acceptance_by_tenth": content.get("acceptance_by_tenth", []),
-            "tv_by_depth": content.get("tv_by_depth", []),
-            "proximity_by_place": content.get("proximity_by_place", []),
-            "grid": content.get("grid"),
-            "time": content.get("time", {}),
-            "paper": content["about"].get("paper"),
-            "matched": _matched(content["about"].get("matched"), settings),
+    keys = [metric.key for metric in table.report_order()]
+    rows = []
+    for run in runs:
+        known: Mapping[str, Values] = getattr(run, part)
+        own = {name: getattr(run, name) for name in ("directory", "name", "family", "plain")}
+        about = {"images": run.images, "machine": run.machine, "data": run.data}
+        found = {
+            f"{key}{end}": known[key].get(name)
+            for key in keys
+            if key in known
+            for end, name in (("", "value"), ("_low", "low"), ("_high", "high"), ("_n", "n"))
         }
-        row["changes"] = dict(content["about"]["changes"])
-        row["family"] = family_name(row["method"], row["changes"], row["matched"])
-        _check_types(row)
-        table.include(row["metrics"])
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        raise TemperaError(
-            f"{directory / 'metrics.json'} is not an evaluation's result ({misfit(problem)}): "
-            "run it again."
-        ) from None
-    try:
-        row["texts"] = {str(prompt["id"]): str(prompt["text"]) for prompt in prompts}
-        row["prompts"] = {str(prompt["id"]): _values(prompt) for prompt in prompts}
-    except (LookupError, TypeError, ValueError, AttributeError) as problem:
-        raise TemperaError(
-            f"{directory / 'results.parquet'} is not an evaluation's result ({misfit(problem)}): "
-            "run it again."
-        ) from None
-    return row
-
-
-def _matched(found: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the run records about a search for its accepted length (`expected_length=`): the free
-    parameter (`option`), its `value`, and its `length` on calibration prompts.
-    """
-    if found is None:
-        return None
-    float(settings["expected_length"])
-    numbers = {name: float(found[name]) for name in ("value", "length")}
-    return {"option": str(found["option"]), **numbers}
-
-
-def _check_types(row: ReportRow) -> None:
-    """Raise TypeError if a value has a type that no evaluation writes."""
-    number = int | float | None
-    kinds: dict[str, Any] = {"name": str, "method": str, "model": str, "machine": str}
-    kinds |= {"delta": number, "seed": int | str | None, "images": int, "time": dict}
-    kinds |= {name: list for name in row if name.startswith(("acceptance_by", "tv_by"))}
-    for name, kind in kinds.items():
-        if not isinstance(row[name], kind):
-            raise TypeError(f"{name} is {row[name]!r}")
-    for name, interval in row["metrics"].items():
-        if not all(isinstance(value, number) for value in interval.values()):
-            raise TypeError(f"{name} is {interval!r}")
-
-
-def _values(prompt: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """A prompt's value and weight of each paired metric, by key."""
-    values = {metric.key: metric.of_prompt(prompt) for metric in table.METRICS if metric.paired}
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _order(row: ReportRow) -> tuple[Any, ...]:
-    return (
-        row["model"],
-        not is_plain(row["settings"]),
-        row["method"] != "eagle",
-        row["family"],
-        row["delta"] or 0,
-        row["seed"] or 0,
-        row["directory"],
+        rows.append({**own, "model": run.model, **run.settings, **about, **found})
+    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high", "_n")]
+    frame = pd.DataFrame(rows, dtype=object)
+    last = [name for name in names if name in frame]
+    return frame[[*(name for name in frame if name not in last), *last]].astype(
+        dict.fromkeys(last, float)
     )

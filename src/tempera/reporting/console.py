@@ -4,19 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
+import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from tempera.metrics import table
 from tempera.metrics.quality import ENOUGH
+from tempera.reporting.tables import interval, number, show
 
-FEW = 5
-"""Fewer values than this have no interval."""
 FOR_FID = 256
 """Images below which the console shows no FID: it would be mostly bias."""
 ROWS = 10
 """Metrics that the console shows by default."""
+Metrics = Mapping[str, Mapping[str, Any]]
 
 
 def print_run(
@@ -32,28 +31,21 @@ def print_run(
     metrics = result["metrics"]
     for line in headline(metrics, math.prod(result["grid"])):
         console.print(line, highlight=False, soft_wrap=True)
-    shown = Table(
-        title=result["name"], title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-    shown.add_column("metric", no_wrap=True)
-    for name in ("value", "95% interval", "n"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    roomy = console.width >= 105
-    if roomy:
-        shown.add_column("", no_wrap=True, style="dim")
     known = [metric for metric in table.METRICS if metric.key in metrics]
-    for metric in known if verbose else _main(known, metrics):
-        value, low, high = (metrics[metric.key].get(key) for key in ("value", "low", "high"))
-        count = int(metrics[metric.key].get("n") or 0)
-        text = span(None if count < FEW else low, high, metric.format)
-        cells = [metric.heading, number(value, metric.format), text, str(count)]
-        shown.add_row(*cells, *([metric.unit] if roomy else []))
-    console.print(shown)
+    lines = []
+    for metric in known if verbose else main_metrics(known, metrics):
+        value, low, high, n = (
+            metrics[metric.key].get(end) for end in ("value", "low", "high", "n")
+        )
+        span = interval(low, high, n, metric.format) or "–"
+        lines.append([metric.heading, number(value, metric.format), span, str(int(n)), metric.unit])
+    shown = pd.DataFrame(lines, columns=["metric", "value", "95% interval", "n", ""])
+    show(shown if console.width >= 105 else shown.drop(columns=""), result["name"], console)
     for note in _notes(result, verbose):
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def headline(metrics: Mapping[str, Mapping[str, Any]], length: int) -> list[str]:
+def headline(metrics: Metrics, length: int) -> list[str]:
     """What is gained, what a round costs here, and the accepted length at which nothing is gained.
 
     Args:
@@ -76,9 +68,7 @@ def headline(metrics: Mapping[str, Mapping[str, Any]], length: int) -> list[str]
     return lines
 
 
-def _main(
-    known: Sequence[table.Metric], metrics: Mapping[str, Mapping[str, Any]]
-) -> list[table.Metric]:
+def main_metrics(known: Sequence[table.Metric], metrics: Metrics) -> list[table.Metric]:
     """The metrics that matter most: those on the axes of the Pareto plots first."""
     axes = ("gain", "quality", "more", None)
     kept = [
@@ -104,20 +94,3 @@ def _notes(result: Mapping[str, Any], verbose: bool) -> list[str]:
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes
-
-
-def span(low: float | None, high: float | None, form: str) -> str:
-    """An interval as text; a dash without one."""
-    if low is None or high is None or not math.isfinite(low + high):
-        return "–"
-    return f"{number(low, form)} … {number(high, form)}"
-
-
-def number(value: float | None, form: str) -> str:
-    """A metric's value in its format, a dash without one; large numbers are shortened, and zero has
-    no minus sign.
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    sign = "+" if form.startswith("+") else ""
-    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tempera.errors import TemperaError, shortened
 
 DATA = Path(__file__).resolve().with_name("paper_results.yaml")
-APART = ("papers", "groups", "values")
+APART = ("papers", "groups", "values", "quantities")
 """Keys of paper_results.yaml that are not tables."""
 
 

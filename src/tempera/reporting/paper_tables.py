@@ -5,22 +5,21 @@ A run belongs to a row if it has the row's options, where `values` of that file 
 them on its model, and changes nothing else in its method's preset.
 """
 
-import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import numpy as np
+import pandas as pd
 
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
-from tempera.reporting.baseline import label
+from tempera.reporting.collect import Run
 from tempera.reporting.paper_results import find, group, ours, results, wanted
+from tempera.reporting.tables import Section, number
 
-PaperRow = Mapping[str, Any]
 SHIPPED = ("shapes", "shapes_mar")
 """Models of this package, which stand beside every model of the papers in columns of their own."""
 SMALL = (
@@ -30,186 +29,67 @@ SMALL = (
 
 
 @dataclass(frozen=True)
-class PaperColumn:
-    """A quantity that the papers report.
+class Quantity:
+    """What the papers report.
 
     Attributes:
         title: heading.
-        form: format of the values.
-        ours: reads our value from a run's row; None if the run did not measure it.
-        note: text printed below the table.
+        format: format of the values.
+        value: expression in the columns of `_measured`.
+        note: text below the table.
     """
 
     title: str
-    form: str
-    ours: Callable[[PaperRow], float | None]
+    format: str
+    value: str
     note: str = ""
 
-
-@dataclass
-class PaperComparison:
-    """A table with one line per row of the paper; each quantity has the paper's value and one of
-    each model that ran.
-    """
-
-    title: str
-    columns: list[PaperColumn]
-    models: list[str]
-    lines: list[tuple[str, list[list[str]]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def of(self, runs: Sequence[Run]) -> pd.Series:
+        """Our values, NaN where a run did not measure it."""
+        frame = _measured(runs)
+        names = [*frame, *re.findall(r"\b[a-z_]\w*\b(?!\()", self.value)]
+        frame = frame.reindex(columns=list(dict.fromkeys(names)))
+        return pd.Series(frame.eval(self.value, engine="python"), frame.index, dtype=float)
 
 
-def _metric(*names: str, scale: float = 1.0) -> Callable[[PaperRow], float | None]:
-    """The first of these metrics that a run has a value for."""
-
-    def value(row: PaperRow) -> float | None:
-        known = (row["metrics"].get(name, {}).get("value") for name in names)
-        found = next((one for one in known if one is not None), None)
-        return None if found is None else scale * found
-
-    return value
-
-
-def _part(*names: str) -> Callable[[PaperRow], float | None]:
-    """Seconds per round that these parts take together."""
-
-    def seconds(row: PaperRow) -> float | None:
-        parts = row["time"].get("parts", {})
-        if not all(name in parts for name in names):
-            return None
-        return math.fsum(parts[name]["ms_per_round"] for name in names) / 1000
-
-    return seconds
-
-
-def _proximity(first_column: bool) -> Callable[[PaperRow], float | None]:
-    """Mean size of the proximity set in the first column of the image, or in the others."""
-
-    def mean(row: PaperRow) -> float | None:
-        sizes = [
-            size
-            for place, size in enumerate(row["proximity_by_place"])
-            if size is not None and (place % row["grid"][1] == 0) == first_column
-        ]
-        return math.fsum(sizes) / len(sizes) if sizes else None
-
-    return mean
-
-
-def _first_acceptance(row: PaperRow) -> float | None:
-    return row["acceptance_by_depth"][0] if row["acceptance_by_depth"] else None
-
-
-def _single(row: PaperRow) -> float | None:
-    first = _first_acceptance(row)
-    return None if first is None else 1 - first
-
-
-def _tv_at(distance: int) -> Callable[[PaperRow], float | None]:
-    def value(row: PaperRow) -> float | None:
-        known = row["tv_by_depth"][distance - 1 : distance]
-        return known[0] if known else None
-
-    return value
-
-
-def _alpha_in(tenth: int) -> Callable[[PaperRow], float | None]:
-    def share(row: PaperRow) -> float | None:
-        known: float | None = (row["acceptance_by_tenth"] or [None] * 10)[tenth - 1]
-        return known
-
-    return share
-
-
-def _perplexity(row: PaperRow) -> float | None:
-    logprob = _metric("logprob_per_token")(row)
-    return None if logprob is None else math.exp(-logprob)
-
-
-_PUBLISHED = "metrics=real computes inception score, ImageReward and HPSv2 under these names."
-_BY_VGG = (
-    "The paper computes precision and recall from VGG-16 features. So do we if a run has "
-    "precision_vgg and recall_vgg; otherwise ours use the features of its FID."
-)
-SPECIAL = {
-    "step": PaperColumn(
-        "step compression",
-        ".2f",
-        _metric("accepted_length"),
-        "Step compression is AR's forward passes ÷ the method's.",
-    ),
-    "speedup": PaperColumn(
-        "speed-up", ".2f", _metric("speedup"), "Speed-ups hold for the machine they ran on."
-    ),
-    "latency_s": PaperColumn(
-        "latency, s",
-        ".3g",
-        _metric("latency"),
-        "Latencies hold for the machine they ran on: the paper's GPU, and ours.",
-    ),
-    "alpha": PaperColumn(
-        "α",
-        ".2f",
-        _metric("acceptance_rate"),
-        "α is accepted ÷ tested draft tokens; tokens after a rejected one are not tested.",
-    ),
-    **{
-        f"alpha_{tenth}": PaperColumn(f"α in tenth {tenth}", ".2f", _alpha_in(tenth))
-        for tenth in (1, 2, 5, 10)
-    },
-    "trials": PaperColumn("trials per rejected token", ".2f", _metric("trials_per_rejection")),
-    "accept": PaperColumn("acceptance of the first draft", ".3f", _first_acceptance),
-    "single": PaperColumn("rounds of a single token", ".2f", _single),
-    "tv": PaperColumn("TV(p, q)", ".2f", _metric("tv")),
-    **{
-        f"tv_{distance}": PaperColumn(f"TV at {distance}", ".3f", _tv_at(distance))
-        for distance in (1, 2, 4, 8, 16)
-    },
-    "clip": PaperColumn("CLIP score ↑", ".4f", _metric("clip_score")),
-    "clip_percent": PaperColumn("CLIP score ×100 ↑", ".2f", _metric("clip_score", scale=100)),
-    "inception_score": PaperColumn(
-        "inception score ↑", ".1f", _metric("inception_score"), _PUBLISHED
-    ),
-    "image_reward": PaperColumn("ImageReward ↑", ".4f", _metric("image_reward"), _PUBLISHED),
-    "hpsv2": PaperColumn("HPSv2 ↑", ".2f", _metric("hpsv2"), _PUBLISHED),
-    "precision": PaperColumn("precision ↑", ".4f", _metric("precision_vgg", "precision"), _BY_VGG),
-    "recall": PaperColumn("recall ↑", ".4f", _metric("recall_vgg", "recall"), _BY_VGG),
-    "perplexity": PaperColumn("perplexity", ".2f", _perplexity),
-    "logprob": PaperColumn("log-probability, mean", ".3f", _metric("logprob_per_token")),
-    "logprob_deviation": PaperColumn("its deviation", ".3f", _metric("logprob_deviation")),
-    "target_forward": PaperColumn("target forward, s", ".2e", _part("target")),
-    "draft_forward": PaperColumn("draft forward, s", ".2e", _part("draft")),
-    "proximity_set": PaperColumn(
-        "proximity set, s", ".2e", _part("verify"), "Ours is the whole verification."
-    ),
-    "distance": PaperColumn(
-        "distance, s", ".2e", _part("verify"), "Ours is the whole verification, not the distance."
-    ),
-    "whole_round": PaperColumn(
-        "whole round, s", ".2e", _part("draft", "target", "verify", "commit")
-    ),
-    "verify_and_draft": PaperColumn(
-        "verification and drafting, s", ".2e", _part("verify", "draft")
-    ),
-    "commit": PaperColumn("cache update, s", ".2e", _part("commit")),
-    "proximity_first": PaperColumn("|A|, first column", ".1f", _proximity(True)),
-    "proximity_others": PaperColumn("|A|, other columns", ".1f", _proximity(False)),
-}
-"""Quantities that are not in the table of metrics, or that the papers show in another way, by their
-name in paper_results.yaml.
-"""
-
-
-def column(name: str) -> PaperColumn:
-    """The quantity of this name: one of `SPECIAL`, or the metric with this key.
+def quantity(name: str) -> Quantity:
+    """The quantity of this name: one of paper_results.yaml, or the metric with this key.
 
     Raises:
         TemperaError: neither exists.
     """
-    if name in SPECIAL:
-        return SPECIAL[name]
+    known = results()["quantities"]
+    if name in known:
+        return Quantity(**known[name])
     metric = table.find(name)
-    return PaperColumn(metric.heading, metric.format, _metric(name))
+    return Quantity(metric.heading, metric.format, metric.key)
+
+
+def _measured(runs: Sequence[Run]) -> pd.DataFrame:
+    """A run's numbers: its metrics, profiles by depth and tenth, milliseconds of a round's parts,
+    and the mean size of the proximity set in the first column of the image and in the others.
+    """
+    rows = []
+    for run in runs:
+        own = {key: run.value(key) for key in run.metrics}
+        profiles = {
+            "acceptance": run.acceptance_by_depth,
+            "tenth": run.acceptance_by_tenth,
+            "tv": run.tv_by_depth,
+        }
+        own |= {
+            f"{name}_{place}": np.nan if one is None else one
+            for name, profile in profiles.items()
+            for place, one in enumerate(profile, 1)
+        }
+        parts = run.time.get("parts", {})
+        own |= {f"{part}_ms": one["ms_per_round"] for part, one in parts.items()}
+        if run.proximity_by_place:
+            sizes = pd.DataFrame(np.array(run.proximity_by_place, float).reshape(run.grid))
+            own |= {"proximity_first": np.nanmean(sizes[0])}
+            own |= {"proximity_others": float(sizes.drop(columns=0).stack().mean())}
+        rows.append(own)
+    return pd.DataFrame(rows, dtype=float)
 
 
 def check_preset(paper: Any) -> None:
@@ -225,155 +105,150 @@ def check_preset(paper: Any) -> None:
     find(paper.get("table"))
 
 
-def beside(rows: Sequence[PaperRow]) -> list[PaperComparison]:
-    """The papers' tables that the runs' presets reproduce; runs without such a preset are ignored.
-
-    Args:
-        rows: runs as `tempera.reporting.collect` reads them.
+def beside(runs: Sequence[Run]) -> list[Section]:
+    """The papers' tables that the runs' presets reproduce, one per group of their rows; runs
+    without such a preset are ignored.
     """
-    found = []
-    for name in dict.fromkeys(row["paper"]["table"] for row in rows if row.get("paper")):
-        runs = [row for row in rows if row.get("paper") and row["paper"]["table"] == name]
-        found += _tables(find(name), runs)
-    return found
-
-
-def _tables(data: Mapping[str, Any], runs: Sequence[PaperRow]) -> list[PaperComparison]:
-    """One comparison per group of the paper's rows. A group's cells are filled by runs on its own
-    model and prompts, and, in columns of their own, by those on a shipped model. Runs that match no
-    row follow the rows of the last group, and runs that differ from a row's in anything else are
-    left out with the difference named.
-    """
-    lines = [line for group in (data.get("models") or {}).values() for line in group]
-    runs, refused = _alike(runs, "captions" not in str(lines))
-    kept = []
-    for run in runs:
-        near = [more for line in lines if (more := _more(run, wanted(data, line))) is not None]
-        if near and all(near):
-            refused.append(f"{_where(run)} also has {_options(min(near, key=len))}")
-        else:
-            kept.append(run)
-    tables = []
-    used: list[PaperRow] = []
-    for title, rows in (data.get("models") or {"": []}).items():
-        names = [*(data.get("columns") or []), *(key for line in rows for key in line)]
-        columns = [column(name) for name in dict.fromkeys(names) if name != "run"]
-        here = [run for run in kept if _belongs(run, title, refused)]
-        models = list(dict.fromkeys(str(run["model"]) for run in here))
-        comparison = PaperComparison(
-            f"{data['title']}{f', {title}' if title else ''}", columns, models
-        )
-        for line in rows:
-            options = wanted(data, line)
-            fitting = [run for run in here if _more(run, options) == {}]
-            used += fitting
-            text = _label(line["run"], models)
-            paper = [line.get(name) for name in dict.fromkeys(names) if name != "run"]
-            comparison.lines.append((text, _cells(comparison, paper, fitting, refused)))
-        tables.append(comparison)
-    last = tables[-1]
-    out = " ".join(refused)
-    others = [run for run in kept if all(run is not one for one in used) and _where(run) not in out]
-    last.models += [
-        one for one in dict.fromkeys(run["model"] for run in others) if one not in last.models
+    named = [(run.paper["table"], run) for run in runs if run.paper]
+    return [
+        section
+        for name in dict.fromkeys(name for name, _ in named)
+        for section in _tables(find(name), [run for one, run in named if one == name])
     ]
-    for name in dict.fromkeys(map(label, others)):
-        same = [run for run in others if label(run) == name]
-        last.lines.append((name, _cells(last, [None] * len(last.columns), same, refused)))
-    for _, pairs in last.lines:
-        pairs[:] = [[*pair, *["–"] * (1 + len(last.models) - len(pair))] for pair in pairs]
-    last.notes = [f"Paper: {results()['papers'][data['paper']]}", *(data.get("notes") or [])]
-    last.notes += [*_about(runs), *(f"Left out: {one}." for one in dict.fromkeys(refused))]
-    last.notes += list(
-        dict.fromkeys(one.note for table in tables for one in table.columns if one.note)
-    )
-    return tables
 
 
-def _more(run: PaperRow, options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _tables(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
+    """A group's cells are filled by runs on its own model and prompts, and, in columns of their
+    own, by those on a shipped model. Runs that match no row follow the rows of the last group, and
+    runs that differ from a row's in anything else are left out with the difference named.
+    """
+    groups = data.get("models") or {"": []}
+    lines = [line for rows in groups.values() for line in rows]
+    kept, refused = _alike(runs, lines, data)
+    last = [*groups][-1]
+    sections, notes = [], dict[str, None]()
+    placed: list[Run] = []
+    for title, rows in groups.items():
+        names = [*(data.get("columns") or []), *(key for line in rows for key in line)]
+        shown = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
+        here = [run for run in kept if _belongs(run, title, refused)]
+        filled = []
+        for line in rows:
+            fitting = [run for run in here if _more(run, wanted(data, line)) == {}]
+            placed += fitting
+            text = _label(line["run"], dict.fromkeys(str(run.model) for run in here))
+            filled.append((text, line, _one_kind(fitting, refused)))
+        if title == last:
+            out = " ".join(refused)
+            others = [run for run in kept if all(run is not one for one in placed)]
+            others = [run for run in others if _where(run) not in out]
+            for name in dict.fromkeys(run.name for run in others):
+                same = [run for run in others if run.name == name]
+                filled.append((name, {}, _one_kind(same, refused)))
+            here = [*here, *others]
+        heading = f"{data['title']}{f', {title}' if title else ''}"
+        sections.append((heading, _cells(shown, filled, dict.fromkeys(r.model for r in here))))
+        notes |= dict.fromkeys(one.note for one in shown.values() if one.note)
+    below = [f"Paper: {results()['papers'][data['paper']]}", *(data.get("notes") or [])]
+    below += [*_about(runs), *(f"Left out: {one}." for one in dict.fromkeys(refused)), *notes]
+    return [
+        Section(f"Beside the paper: {title}", cells, notes=below if place == len(sections) else ())
+        for place, (title, cells) in enumerate(sections, 1)
+    ]
+
+
+def _cells(
+    shown: Mapping[str, Quantity],
+    filled: Sequence[tuple[str, Mapping[str, Any], Sequence[Run]]],
+    models: Mapping[str | None, None],
+) -> pd.DataFrame:
+    """Per quantity the paper's value, and the mean of each model's runs over seeds."""
+    columns: dict[str, list[str]] = {"run": [text for text, _, _ in filled]}
+    for name, one in shown.items():
+        columns[f"{one.title}: paper"] = [
+            number(line.get(name), one.format) for _, line, _ in filled
+        ]
+        for model in models:
+            head = f"{model} (shipped)" if model in SHIPPED else str(model)
+            columns[f"{one.title}: {head}"] = [
+                number(one.of(mine).mean() if mine else None, one.format)
+                for _, _, runs in filled
+                for mine in [[run for run in runs if run.model == model]]
+            ]
+    return pd.DataFrame(columns)
+
+
+def _more(run: Run, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a run changes beside a row's options; None if it does not have these options."""
     for option, value in options.items():
-        if run["settings"].get(option) != ours(run["model"], option, value):
+        if run.settings.get(option) != ours(str(run.model), option, value):
             return None
-    return {name: one for name, one in run["changes"].items() if name not in options}
+    return {name: one for name, one in run.changes.items() if name not in options}
 
 
-def _belongs(run: PaperRow, title: str, refused: list[str]) -> bool:
+def _belongs(run: Run, title: str, refused: list[str]) -> bool:
     """Whether a run can fill a group: on a shipped model it can, which its column says."""
-    if run["model"] in SHIPPED or not title:
+    if run.model in SHIPPED or not title:
         return True
     its = group(title)
-    if run["model"] != its.get("model"):
+    if run.model != its.get("model"):
         return False
-    if run["settings"].get("drafter") != its.get("drafter", run["settings"].get("drafter")):
+    if run.settings.get("drafter") != its.get("drafter", run.settings.get("drafter")):
         return False
-    if run["data"] != its["data"]:
-        refused.append(f"{_where(run)} has data={run['data']}, and {title} data={its['data']}")
+    if run.data != its["data"]:
+        refused.append(f"{_where(run)} has data={run.data}, and {title} data={its['data']}")
         return False
     return True
 
 
-def _alike(runs: Sequence[PaperRow], counts: bool) -> tuple[list[PaperRow], list[str]]:
-    """The runs without those whose prompts, or number of images if it `counts`, are not those of
-    most runs on their model; and what these differ in.
+def _alike(
+    runs: Sequence[Run], lines: Sequence[Mapping[str, Any]], data: Mapping[str, Any]
+) -> tuple[list[Run], list[str]]:
+    """The runs without those whose number of images is not that of most on their model, unless a
+    row gives it, or that change something else beside a row's options; and what they differ in.
     """
     kept, refused = [], []
     for run in runs:
-        peers = [other for other in runs if other["model"] == run["model"]]
-        usual = Counter(other["images"] for other in peers).most_common(1)[0][0]
-        if counts and run["images"] != usual:
-            refused.append(f"{_where(run)} has {run['images']} images, and the others {usual}")
+        peers = Counter(other.images for other in runs if other.model == run.model)
+        usual = peers.most_common(1)[0][0]
+        near = [more for line in lines if (more := _more(run, wanted(data, line))) is not None]
+        if run.images != usual and "captions" not in str(lines):
+            refused.append(f"{_where(run)} has {run.images} images, and the others {usual}")
+        elif near and all(near):
+            refused.append(f"{_where(run)} also has {_options(min(near, key=len))}")
         else:
             kept.append(run)
     return kept, refused
 
 
-def _cells(
-    comparison: PaperComparison,
-    paper: Sequence[float | None],
-    runs: Sequence[PaperRow],
-    refused: list[str],
-) -> list[list[str]]:
-    """Per quantity the paper's value, and the mean of each model's runs over seeds; a dash if
-    missing. A run that differs from another one in more than its seed is left out.
-    """
-    chosen: dict[str, list[PaperRow]] = {}
+def _one_kind(runs: Sequence[Run], refused: list[str]) -> list[Run]:
+    """The runs that differ from the first one on their model in nothing but their seeds."""
+    first: dict[str | None, Run] = {}
+    kept = []
     for run in runs:
-        first = chosen.setdefault(str(run["model"]), [run])[0]
-        if differing := _differing(first, run):
-            refused.append(f"{_where(run)} differs from {first['directory']} in {differing}")
-        elif run is not first:
-            chosen[str(run["model"])].append(run)
-    found = []
-    for shown, value in zip(comparison.columns, paper, strict=True):
-        line = [_number(value, shown.form)]
-        for model in comparison.models:
-            values = [one for run in chosen.get(model, []) if (one := shown.ours(run)) is not None]
-            line.append(_number(math.fsum(values) / len(values) if values else None, shown.form))
-        found.append(line)
-    return found
+        one = first.setdefault(run.model, run)
+        left, right = (each.settings | {"machine": each.machine} for each in (one, run))
+        differing = [
+            f"{name} ({left.get(name)} and {right.get(name)})"
+            for name in {**left, **right}
+            if name != "seed" and left.get(name) != right.get(name)
+        ]
+        if differing:
+            refused.append(f"{_where(run)} differs from {one.directory} in {', '.join(differing)}")
+        else:
+            kept.append(run)
+    return kept
 
 
-def _differing(one: PaperRow, other: PaperRow) -> str:
-    """The settings in which two runs differ, apart from their seeds, with both values."""
-    left, right = (run["settings"] | {"machine": run["machine"]} for run in (one, other))
-    names = [name for name in {**left, **right} if name != "seed"]
-    return ", ".join(
-        f"{name} ({left.get(name)} and {right.get(name)})"
-        for name in names
-        if left.get(name) != right.get(name)
-    )
-
-
-def _where(run: PaperRow) -> str:
-    return f"{label(run)} in {run['directory']}"
+def _where(run: Run) -> str:
+    return f"{run.name} in {run.directory}"
 
 
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
-def _label(shown: Mapping[str, Any], models: Sequence[str]) -> str:
+def _label(shown: Mapping[str, Any], models: Mapping[str, None]) -> str:
     """A row's options; in brackets the values that stand for the paper's on these models."""
     parts = []
     for name, value in shown.items():
@@ -383,71 +258,12 @@ def _label(shown: Mapping[str, Any], models: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
-
-
-def _about(runs: Sequence[PaperRow]) -> list[str]:
+def _about(runs: Sequence[Run]) -> list[str]:
     notes = []
-    for model in dict.fromkeys(str(run["model"]) for run in runs):
-        mine = [run for run in runs if run["model"] == model]
-        images = sorted({run["images"] for run in mine})
-        machines = ", ".join(sorted({str(run["machine"]) for run in mine}))
-        notes.append(
-            f"{model}: {'–'.join(map(str, images))} images a run, {machines}."
-            + (SMALL if model in SHIPPED else "")
-        )
+    for model in dict.fromkeys(str(run.model) for run in runs):
+        mine = [run for run in runs if run.model == model]
+        images = "–".join(map(str, sorted({run.images for run in mine})))
+        machines = ", ".join(sorted({run.machine for run in mine}))
+        small = SMALL if model in SHIPPED else ""
+        notes.append(f"{model}: {images} images a run, {machines}.{small}")
     return notes
-
-
-def model_head(model: str) -> str:
-    """The head of a model's columns, which marks a shipped one."""
-    return f"{model} (shipped)" if model in SHIPPED else model
-
-
-def markdown(tables: Sequence[PaperComparison]) -> list[str]:
-    """The lines of the report's section; none without tables."""
-    lines = ["## Beside the paper", ""] if tables else []
-    for comparison in tables:
-        head = [
-            "run",
-            *(
-                f"{column.title}: {whose}"
-                for column in comparison.columns
-                for whose in ("paper", *map(model_head, comparison.models))
-            ),
-        ]
-        cells = [
-            [name, *(cell for pair in pairs for cell in pair)] for name, pairs in comparison.lines
-        ]
-        lines += [
-            f"### {comparison.title}",
-            "",
-            "| " + " | ".join(head) + " |",
-            "|" + " --- |" * len(head),
-        ]
-        lines += [
-            *("| " + " | ".join(line) + " |" for line in cells),
-            "",
-            *(f"> {note}\n" for note in comparison.notes),
-        ]
-    return lines
-
-
-def show(tables: Sequence[PaperComparison], console: Console | None = None) -> None:
-    """Print the tables."""
-    console = console or Console()
-    for comparison in tables:
-        printed = Table(
-            title=comparison.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-        )
-        printed.add_column("run")
-        for column in comparison.columns:
-            printed.add_column(f"{column.title}\npaper", justify="right")
-            for model in comparison.models:
-                printed.add_column(f"\n{model_head(model)}", justify="right", style="bold")
-        for name, pairs in comparison.lines:
-            printed.add_row(name, *(cell for pair in pairs for cell in pair))
-        console.print(printed)
-        for note in comparison.notes:
-            console.print(note, highlight=False, soft_wrap=True)

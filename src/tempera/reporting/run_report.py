@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tempera.reporting import figures, report_page
-from tempera.reporting.collect import single
+from tempera.reporting import figures, page
+from tempera.reporting.collect import read_run
 from tempera.reporting.console import print_run
+from tempera.reporting.report import sections_of
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Row, read_table
 from tempera.runtime.tracking import Tracker
@@ -29,14 +30,15 @@ def write(
         tracker: finished at the end.
         verbose: print all metrics.
     """
-    rows = read_table(directory / "results.parquet")
+    rows = read_table(directory / "results.parquet")[:LOGGED]
     _draw(directory, result, rows[:SHOWN])
-    report_page.write(directory / "report.html", single(directory, result, rows))
-    only = picture_path(directory, rows[0]["id"]) if len(rows) == 1 else None
+    runs = [read_run(directory)]
+    page.write(directory / "report.html", runs, sections_of(runs))
+    only = picture_path(directory, rows[0]["id"]) if result["images"] == 1 else None
     print_run(result, verbose)
     print(f"pictures: {only or directory / 'grid.png'}")
     print(f"report: {directory / 'report.html'}")
-    _track(directory, result, rows[:LOGGED], tracker)
+    _track(directory, result, rows, tracker)
 
 
 def _draw(directory: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:

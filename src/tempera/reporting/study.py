@@ -5,12 +5,12 @@ Runs that differ only in their seed are one *arm*. A unit is a prompt, with the 
 resamples draw prompts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.comparisons import (
@@ -21,24 +21,14 @@ from tempera.metrics.comparisons import (
     spearman,
 )
 from tempera.reporting.baseline import CONTEXT
-from tempera.reporting.console import number
-from tempera.reporting.run_names import is_plain
+from tempera.reporting.collect import Run
+from tempera.reporting.tables import Section, number
 
 REFERENCE = "uniform_rsd"
 """The relaxation that others are compared with, unless the report has a `baseline`."""
 EXACT = "eagle"
 """The method of the exact row."""
 DIVERGENCES = ("tv_bound", "kl_per_token", "logprob_per_token")
-
-
-@dataclass(frozen=True)
-class StudyTable:
-    """A table of the study: text that introduces it, headings, and lines of cells."""
-
-    title: str
-    text: str
-    head: list[str]
-    lines: list[list[str]]
 
 
 @dataclass
@@ -54,7 +44,7 @@ class Arm:
 
     name: str
     length: float | None
-    runs: list[Mapping[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -64,147 +54,105 @@ class Arm:
     @property
     def plain(self) -> bool:
         """Whether this is plain autoregression."""
-        return is_plain(self.runs[0]["settings"])
+        return self.runs[0].plain
 
-    @cached_property
-    def seeds(self) -> dict[Any, Mapping[str, Any]]:
+    @property
+    def seeds(self) -> dict[Any, Run]:
         """The run of each seed."""
-        return {run["settings"].get("seed"): run for run in self.runs}
+        return {run.seed: run for run in self.runs}
 
     def weighted(self, metric: str, seeds: Iterable[Any], prompts: Sequence[str]) -> Weighted:
         """A metric by prompt, summed over seeds; prompts that a seed lacks have no weight."""
-        found = np.zeros((len(prompts), 2))
-        for seed in seeds:
-            values = self.seeds[seed]["prompts"]
-            for place, prompt in enumerate(prompts):
-                value, weight = values.get(prompt, {}).get(metric, (np.nan, 0.0))
-                found[place] += (value * weight, weight)
-        known = ~np.isnan(found[:, 0])
-        return Weighted(np.where(known, found[:, 0], 0.0), np.where(known, found[:, 1], 0.0))
+        runs = [self.seeds[seed] for seed in seeds]
+        above, below = np.zeros(len(prompts)), np.zeros(len(prompts))
+        for run in runs:
+            has = metric in run.values
+            values, weights = (
+                (one[metric] if has else pd.Series(dtype=float)).reindex(prompts).to_numpy(float)
+                for one in (run.values, run.weights)
+            )
+            above, below = above + values * weights, below + weights
+        known = ~np.isnan(above)
+        return Weighted(np.where(known, above, 0.0), np.where(known, below, 0.0))
 
     def measures(self, metric: str) -> bool:
         """Whether some prompt has this metric."""
-        return any(metric in one for run in self.runs for one in run["prompts"].values())
+        return any(metric in run.values and run.values[metric].notna().any() for run in self.runs)
 
     def value(self, metric: str) -> float:
         """The mean over seeds of a metric of whole runs; NaN if it is unknown or infinite."""
-        values = [run["metrics"].get(metric, {}).get("value") for run in self.runs]
-        return float(np.mean([np.nan if value is None else value for value in values]))
+        return float(np.mean([run.value(metric) for run in self.runs]))
 
 
-def tables(rows: Sequence[Mapping[str, Any]], baseline: str | None = None) -> list[StudyTable]:
+def tables(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
     """The tables of the study; empty unless two relaxations have the same `expected_length`.
 
     Args:
-        rows: runs as `tempera.reporting.collect` reads them.
         baseline: the family to compare with at equal length; `REFERENCE` by default.
     """
     found = []
-    for arms in _groups(rows):
-        lengths = [arm.length for arm in arms if arm.length is not None]
-        if len(set(lengths)) == len(lengths):
-            continue
+    for arms in _groups(runs):
         relaxed = [arm for arm in arms if arm.length is not None]
+        if len({arm.length for arm in relaxed}) == len(relaxed):
+            continue
+        reference = baseline or REFERENCE
+        plain = [arm for arm in arms if arm.plain]
+        known = {arm.length: arm for arm in relaxed if arm.name == reference}
         found.append(_overview(arms))
-        if any(arm.plain for arm in arms):
-            found.append(_against_plain(arms))
-        found += _against_reference(relaxed, baseline or REFERENCE)
+        found += _compared(
+            "Study: difference from plain autoregression",
+            [(arm, plain[0]) for arm in arms if plain and arm is not plain[0]],
+            ("quality",),
+        )
+        found += _compared(
+            f"Study: difference from {reference} at equal length",
+            [(arm, known[arm.length]) for arm in relaxed if arm is not known.get(arm.length, arm)],
+            ("acceptance", "quality", "divergence"),
+        )
         found += _correlations(relaxed)
     return found
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Arm]]:
+def _groups(runs: Sequence[Run]) -> list[list[Arm]]:
     """The arms of each model and sampling: plain autoregression, the exact row, and relaxations."""
     groups: dict[tuple[Any, ...], dict[tuple[str, float | None], Arm]] = {}
-    for row in rows:
-        settings = row["settings"]
-        unmatched = row["matched"] is None
-        if unmatched and not is_plain(settings) and settings["method"] != EXACT:
+    for run in runs:
+        if run.matched is None and not run.plain and run.method != EXACT:
             continue
-        context = tuple(settings.get(name) for name in CONTEXT if name != "seed")
-        length = None if unmatched else settings["expected_length"]
+        context = tuple(run.settings.get(name) for name in CONTEXT if name != "seed")
+        length = None if run.matched is None else run.expected_length
         arms = groups.setdefault(context, {})
-        arms.setdefault((row["family"], length), Arm(row["family"], length)).runs.append(row)
+        arms.setdefault((run.family, length), Arm(run.family, length)).runs.append(run)
     return [list(arms.values()) for arms in groups.values()]
 
 
-def _overview(arms: Sequence[Arm]) -> StudyTable:
+def _overview(arms: Sequence[Arm]) -> Section:
     """What was found for each arm, its accepted length, and its divergences."""
     keys = [metric for metric in table.METRICS if metric.key in DIVERGENCES]
     lines = []
     for arm in arms:
-        matches = {
-            f"{run['matched']['option']}={run['matched']['value']:g}": run["matched"]["length"]
-            for run in arm.runs
-            if run["matched"]
+        found = [run.matched for run in arm.runs if run.matched]
+        line = {
+            "run": arm.label,
+            "found": ", ".join(dict.fromkeys(f"{one.option}={one.value:g}" for one in found)),
+            "length, calibration": ", ".join(dict.fromkeys(f"{one.length:.3f}" for one in found)),
+            "length, evaluation": number(arm.value("accepted_length"), ".3f"),
         }
-        lines.append(
-            [
-                arm.label,
-                ", ".join(matches),
-                ", ".join(f"{length:.3f}" for length in matches.values()),
-                number(arm.value("accepted_length"), ".3f"),
-                *(
-                    "infinite"
-                    if _infinite(arm, metric.key)
-                    else _cell(arm.value(metric.key), metric.format)
-                    for metric in keys
-                ),
-            ]
-        )
-    images = sorted({run["images"] for arm in arms for run in arm.runs})
-    seeds = sorted({str(seed) for arm in arms for seed in arm.seeds})
+        for metric in keys:
+            text = number(arm.value(metric.key), metric.format)
+            line[metric.title] = "infinite" if _infinite(arm, metric.key) else text
+        lines.append(line)
+    images = " or ".join(map(str, sorted({run.images for arm in arms for run in arm.runs})))
+    seeds = ", ".join(sorted({str(seed) for arm in arms for seed in arm.seeds}))
     text = (
-        f"{' or '.join(map(str, images))} images a run, seed {', '.join(seeds)}. Each relaxation's "
-        "free parameter was found on calibration prompts; its accepted length there, and on the "
-        "evaluation's prompts."
+        f"{images} images a run, seed {seeds}. Each relaxation's free parameter was found on "
+        "calibration prompts; its accepted length there, and on the evaluation's prompts."
     )
-    head = ["run", "found", "length, calibration", "length, evaluation"]
-    return StudyTable(
-        "Study: relaxations at equal accepted length",
-        text,
-        [*head, *(metric.title for metric in keys)],
-        lines,
-    )
+    title = "Study: relaxations at equal accepted length"
+    return Section(title, pd.DataFrame(lines), text)
 
 
-def _against_plain(arms: Sequence[Arm]) -> StudyTable:
-    """Quality less that of plain autoregression."""
-    plain = next(arm for arm in arms if arm.plain)
-    others = [arm for arm in arms if arm is not plain]
-    metrics = _paired(arms, ("quality",))
-    lines, count = _compared([(arm, plain) for arm in others], metrics)
-    return StudyTable(
-        "Study: difference from plain autoregression",
-        _explained(count),
-        ["run", *(metric.heading for metric in metrics)],
-        [[arm.label, *cells] for arm, cells in zip(others, lines, strict=True)],
-    )
-
-
-def _against_reference(arms: Sequence[Arm], reference: str) -> list[StudyTable]:
-    """Every metric less that of the reference relaxation at the same length."""
-    known = {arm.length: arm for arm in arms if arm.name == reference}
-    pairs = [
-        (arm, known[arm.length])
-        for arm in arms
-        if arm.length in known and arm is not known[arm.length]
-    ]
-    if not pairs:
-        return []
-    metrics = _paired(arms, ("acceptance", "quality", "divergence"))
-    lines, count = _compared(pairs, metrics)
-    return [
-        StudyTable(
-            f"Study: difference from {reference} at equal length",
-            _explained(count),
-            ["run", *(metric.heading for metric in metrics)],
-            [[arm.label, *cells] for (arm, _), cells in zip(pairs, lines, strict=True)],
-        )
-    ]
-
-
-def _correlations(arms: Sequence[Arm]) -> list[StudyTable]:
+def _correlations(arms: Sequence[Arm]) -> list[Section]:
     """Rank correlation of every divergence with every loss, over all relaxations, and over those of
     each length.
     """
@@ -215,12 +163,13 @@ def _correlations(arms: Sequence[Arm]) -> list[StudyTable]:
     sets = [("all lengths", arms)]
     if len(lengths) > 1:
         sets += [(f"{one:g}", [arm for arm in arms if arm.length == one]) for one in lengths]
-    lines = []
-    for title, chosen in sets:
-        for key in DIVERGENCES:
-            if len(chosen) >= 3 and all(arm.measures(key) for arm in chosen):
-                cells = [_correlation(chosen, key, loss) for loss in losses]
-                lines.append([f"{_divergence(key)}, {title}", *cells])
+    lines = [
+        {"divergence, length": f"{_divergence(key)}, {title}"}
+        | {f"loss of {loss.title}": _correlation(chosen, key, loss) for loss in losses}
+        for title, chosen in sets
+        for key in DIVERGENCES
+        if len(chosen) >= 3 and all(arm.measures(key) for arm in chosen)
+    ]
     text = (
         "Spearman's rank correlation of a divergence with the loss of quality, over "
         f"{len(arms)} relaxations, with a 95% interval from resampled prompts, not corrected for "
@@ -228,8 +177,7 @@ def _correlations(arms: Sequence[Arm]) -> list[StudyTable]:
         "correlation towards 0. An infinite divergence ranks above all others. Metrics that images "
         "have only together, such as recall, have no interval here."
     )
-    head = ["divergence, length", *(f"loss of {metric.title}" for metric in losses)]
-    return [StudyTable("Study: which divergence predicts the loss", text, head, lines)]
+    return [Section("Study: which divergence predicts the loss", pd.DataFrame(lines), text)]
 
 
 def _is_loss(metric: table.Metric, arms: Sequence[Arm]) -> bool:
@@ -251,7 +199,7 @@ def _correlation(arms: Sequence[Arm], divergence: str, loss: table.Metric) -> st
     if not by_prompt or not _same_set(loss, arms, seeds):
         values = np.array([arm.value(loss.key) for arm in arms])
         divergences = [arm.weighted(divergence, seeds, prompts).mean for arm in arms]
-        return _cell(sign * outer * float(spearman(np.array(divergences), values)), "+.2f")
+        return number(sign * outer * float(spearman(np.array(divergences), values)), "+.2f")
     left, right = (
         [arm.weighted(key, seeds, prompts) for arm in arms] for key in (divergence, loss.key)
     )
@@ -267,28 +215,47 @@ def _times(sign: float, values: Weighted) -> Weighted:
 
 
 def _compared(
-    pairs: Sequence[tuple[Arm, Arm]], metrics: Sequence[table.Metric]
-) -> tuple[list[list[str]], int]:
-    """Cells of every pair, and the number of comparisons."""
-    seeds, prompts = _shared([arm for pair in pairs for arm in pair])
-    weighted = [
-        (left.weighted(metric.key, seeds, prompts), right.weighted(metric.key, seeds, prompts))
-        for left, right in pairs
+    title: str, pairs: Sequence[tuple[Arm, Arm]], sections: Sequence[str]
+) -> list[Section]:
+    """The paired metrics of these sections, the left arm of each pair less the right one; nothing
+    without pairs.
+    """
+    if not pairs:
+        return []
+    arms = [arm for pair in pairs for arm in pair]
+    metrics = [
+        metric
+        for metric in table.report_order()
+        if metric.paired
+        and metric.section in sections
+        and any(
+            not arm.plain and arm.measures(metric.key) and np.isfinite(arm.value(metric.key))
+            for arm in arms
+        )
+    ]
+    seeds, prompts = _shared(arms)
+    weighted = {
+        (place, metric.heading): tuple(arm.weighted(metric.key, seeds, prompts) for arm in pair)
+        for place, pair in enumerate(pairs)
         for metric in metrics
+        if _same_set(metric, pair, seeds)
+    }
+    known = {
+        cell: (left, right) for cell, (left, right) in weighted.items() if _overlap(left, right)
+    }
+    found = dict(zip(known, compare_all(list(known.values())), strict=True))
+    lines = [
+        {"run": arm.label}
+        | {one.heading: _difference(found.get((place, one.heading)), one) for one in metrics}
+        for place, (arm, _) in enumerate(pairs)
     ]
-    known = [
-        place
-        for place, pair in enumerate(weighted)
-        if _overlap(*pair)
-        and _same_set(metrics[place % len(metrics)], pairs[place // len(metrics)], seeds)
-    ]
-    found = dict(zip(known, compare_all([weighted[place] for place in known]), strict=True))
-    cells = [
-        _difference(found.get(place), metrics[place % len(metrics)])
-        for place in range(len(weighted))
-    ]
-    width = len(metrics)
-    return [cells[first : first + width] for first in range(0, len(cells), width)], len(known)
+    text = (
+        "Paired by prompt and seed. Intervals are bootstrap intervals of level 1 − 0.05 / "
+        f"{len(known)}: all {len(known)} of this table hold together with 95% confidence. *: "
+        f"Holm's procedure on the {len(known)} p-values of the paired bootstrap rejects equality "
+        "at 5%. FID and KID are resampled to first order in the images' weights."
+    )
+    return [Section(title, pd.DataFrame(lines), text)]
 
 
 def _overlap(left: Weighted, right: Weighted) -> bool:
@@ -300,63 +267,29 @@ def _same_set(metric: table.Metric, arms: Sequence[Arm], seeds: Sequence[Any]) -
     """Whether the arms' values of the metric can be compared: those of a whole set can if all have
     the same prompts.
     """
-    sets = [[arm.seeds[seed]["prompts"].keys() for seed in seeds] for arm in arms]
+    sets = [[set(arm.seeds[seed].values.index) for seed in seeds] for arm in arms]
     return not metric.of_set or all(one == sets[0] for one in sets)
 
 
 def _infinite(arm: Arm, metric: str) -> bool:
-    values = (run["prompts"].values() for run in arm.runs)
-    return any(np.isinf(one.get(metric, (0.0,))[0]) for prompts in values for one in prompts)
+    return any(metric in run.values and np.isinf(run.values[metric]).any() for run in arm.runs)
 
 
 def _shared(arms: Sequence[Arm]) -> tuple[list[Any], list[str]]:
     """The seeds that all arms have, and their prompts."""
     seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
-    prompts = dict.fromkeys(
-        prompt for arm in arms for seed in seeds for prompt in arm.seeds[seed]["prompts"]
-    )
-    return seeds, list(prompts)
-
-
-def _paired(arms: Sequence[Arm], sections: Sequence[str]) -> list[table.Metric]:
-    """The paired metrics of these sections that some arm has, in the report's order."""
-    return [
-        metric
-        for metric in table.report_order()
-        if metric.paired
-        and metric.section in sections
-        and any(
-            arm.measures(metric.key) and np.isfinite(arm.value(metric.key))
-            for arm in arms
-            if not arm.plain
-        )
-    ]
+    every = (arm.seeds[seed].values.index for arm in arms for seed in seeds)
+    return seeds, list(dict.fromkeys(prompt for index in every for prompt in index))
 
 
 def _difference(found: Comparison | None, metric: table.Metric) -> str:
     """A difference with its interval; with an asterisk if it is significant."""
     if found is None:
         return "–"
-    form = "+" + metric.format
-    value, low, high = (
-        number(one, form)
-        for one in (found.difference.value, found.difference.low, found.difference.high)
-    )
+    ends = (found.difference.value, found.difference.low, found.difference.high)
+    value, low, high = (number(one, "+" + metric.format) for one in ends)
     return f"{value}{'*' if found.significant else ''} ({low} … {high})"
-
-
-def _explained(count: int) -> str:
-    return (
-        "Paired by prompt and seed. Intervals are bootstrap intervals of level 1 − 0.05 / "
-        f"{count}: all {count} of this table hold together with 95% confidence. *: Holm's "
-        f"procedure on the {count} p-values of the paired bootstrap rejects equality at 5%. FID "
-        "and KID are resampled to first order in the images' weights."
-    )
 
 
 def _divergence(key: str) -> str:
     return "fall of log-probability" if key == "logprob_per_token" else table.find(key).title
-
-
-def _cell(value: float, form: str) -> str:
-    return number(value, form) if np.isfinite(value) else "–"

@@ -1,4 +1,4 @@
-"""A Hydra callback for sweeps that reproduce a paper's table: prints its numbers beside ours."""
+"""A Hydra callback: a sweep ends with the table of its runs."""
 
 import shlex
 from typing import Any
@@ -6,23 +6,30 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from tempera.reporting.paper_tables import beside, show
+from tempera.errors import TemperaError
 from tempera.runtime.installation import command
 
 
-class BesidePaper(Callback):
-    """After a sweep whose preset names a `paper`, print the paper's numbers beside those of the
-    runs in the sweep's directory. Used in `hydra.callbacks`.
+class SweepTable(Callback):
+    """Print the runs in a sweep's directory, and the paper's numbers beside them if the sweep's
+    preset names a `paper`. Used in `hydra.callbacks`.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, including those of earlier sweeps."""
-        if not config.get("paper"):
-            return
         from tempera.reporting.collect import collect, find_runs
+        from tempera.reporting.paper_tables import beside
+        from tempera.reporting.report import results_table
+        from tempera.reporting.tables import show
 
-        rows, damaged = collect(find_runs([config.hydra.sweep.dir])[0])
-        show(beside(rows))
+        try:
+            runs, damaged = collect(find_runs([config.hydra.sweep.dir])[0])
+        except TemperaError:  # no run finished: the sweep has said why
+            return
+        show(results_table(runs, few=True))
+        for one in beside(runs):
+            show(one.table, one.title)
+            print("\n".join(one.notes))
         for problem in damaged:
             print(f"left out: {problem}")
         print(f"pictures and plots: {command('report')} {shlex.quote(config.hydra.sweep.dir)}")

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
+from tempera.errors import MissingWeights, TemperaError
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_json
 from tempera.runtime.hub import CannotReach, Repository
@@ -86,7 +86,8 @@ class PretrainedFiles:
         """Find the local files; if `weights` is a hub id, download them first.
 
         Raises:
-            TemperaError: the location does not exist or a file is missing; says how to get it.
+            MissingWeights: the location does not exist or a file is missing; says how to get it.
+            TemperaError: a part of the weights is missing.
         """
         place = Path(self.weights).expanduser()
         if place.is_file():
@@ -172,11 +173,10 @@ class PretrainedFiles:
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ] + ["config.json"]
 
-    def _missing(self, problem: str) -> TemperaError:
+    def _missing(self, problem: str) -> MissingWeights:
         """The error to raise; its command also fetches weights in several parts."""
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
-        command = Repository(self.hub).command([wanted], "DIR")
-        return TemperaError(f"{problem} get it with `{command}` and give weights=DIR")
+        return MissingWeights(problem, Repository(self.hub).command([wanted], "DIR"))
 
     def _download(self) -> Path:
         """Download the required files of the hub repository; return their directory."""

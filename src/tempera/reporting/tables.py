@@ -1,0 +1,102 @@
+"""Tables of text from tables of numbers: for Markdown, pages and the console."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tempera.metrics.table import Metric
+
+FEW = 5
+"""Fewer values than this have no interval."""
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*[]<|"})
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a report, with what introduces it and what is to know about it."""
+
+    title: str
+    table: pd.DataFrame
+    text: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def number(value: float | None, form: str) -> str:
+    """A value in its format, a dash without one; large numbers are shortened, and zero has no minus
+    sign.
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    sign = "+" if form.startswith("+") else ""
+    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
+
+
+def interval(low: float | None, high: float | None, n: float | None, form: str) -> str:
+    """An interval as text; empty if it is unknown, infinite, or of few values."""
+    ends = np.array([low, high], float)
+    if not np.isfinite(ends).all() or (n is not None and n < FEW):
+        return ""
+    return f"{number(low, form)} … {number(high, form)}"
+
+
+def cell(value: float | None, low: float | None, high: float | None, n: float | None,
+         form: str) -> str:  # fmt: skip
+    """A value with its interval in brackets, if it has one."""
+    span = interval(low, high, n, form)
+    return number(value, form) + (f" ({span})" if span else "")
+
+
+def texts(frame: pd.DataFrame, metrics: Sequence[Metric], form: str | None = None) -> pd.DataFrame:
+    """The metrics of `tempera.reporting.collect.results` as text, under their headings.
+
+    Args:
+        metrics: those that no run has are left out.
+        form: of all values; each metric's own by default.
+    """
+    columns = {}
+    for metric in (metric for metric in metrics if metric.key in frame):
+        heading = metric.heading if form is None else metric.title
+        ends = [frame[f"{metric.key}{end}"] for end in ("", "_low", "_high", "_n")]
+        columns[heading] = [
+            cell(value, low, high, n, form or metric.format)
+            for value, low, high, n in zip(*ends, strict=True)
+        ]
+    return pd.DataFrame(columns, frame.index)
+
+
+def escaped(text: str) -> str:
+    """The text with Markdown's special characters escaped, on one line."""
+    return " ".join(str(text).translate(MARKDOWN).split())
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A table of text as Markdown."""
+    names = {name: escaped(name) for name in frame}
+    text: str = (
+        frame.map(escaped)
+        .rename(columns=names)
+        .to_markdown(index=False, tablefmt="pipe", disable_numparse=True)
+    )
+    return text
+
+
+def page(frame: pd.DataFrame) -> str:
+    """A table of text as HTML, intervals below their values."""
+    table = str(frame.to_html(index=False, border=0)).replace(" (", "<br>(")
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -> None:
+    """Print a table of text."""
+    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for place, name in enumerate(frame):
+        shown.add_column(str(name), justify="right" if place else "left")
+    for line in frame.itertuples(index=False):
+        shown.add_row(*line)
+    (console or Console()).print(shown)
