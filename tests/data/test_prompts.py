@@ -165,18 +165,16 @@ def test_broken_files_are_refused_in_one_sentence(
     assert "\n" not in str(problem.value)
 
 
-def test_missing_file_and_bad_slices(tmp_path: Path) -> None:
-    with pytest.raises(TemperaError, match=r"there is no file .*nowhere\.txt"):
-        file_prompts(str(tmp_path / "nowhere.txt"))
-    with pytest.raises(TemperaError, match="folder.txt is a directory"):
-        (tmp_path / "folder.txt").mkdir()
-        file_prompts(str(tmp_path / "folder.txt"))
-    with pytest.raises(TemperaError, match="data=file is no prompt file"):
-        file_prompts(None)
+def test_missing_files_and_bad_slices(tmp_path: Path) -> None:
+    (tmp_path / "folder.txt").mkdir()
     path = write(tmp_path / "a.txt", "one\ntwo\n")
-    with pytest.raises(TemperaError, match="holds 2 prompts, so offset=2 leaves none"):
-        file_prompts(path, offset=2)
-    with pytest.raises(TemperaError, match="limit=0"):
-        file_prompts(path, limit=0)
-    with pytest.raises(TemperaError, match="offset=-1"):
-        world_prompts(limit=1, offset=-1)
+    for given, told in (
+        ((str(tmp_path / "nowhere.txt"),), "there is no file"),
+        ((str(tmp_path / "folder.txt"),), "folder.txt is a directory"),
+        ((None,), "data=file is no prompt file"),
+        ((path, None, 2), "holds 2 prompts, so offset=2 leaves none"),
+        ((path, 0), "limit=0"),
+        ((path, 1, -1), "offset=-1"),
+    ):  # fmt: skip
+        with pytest.raises(TemperaError, match=told):
+            file_prompts(*given)  # type: ignore[arg-type]

@@ -177,11 +177,25 @@ def test_parquet_and_anything_else_that_datasets_streams(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_folder_that_datasets_streams(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture())
-    (tmp_path / "b.png").write_bytes(b"damaged")
-    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,one\nb.png,two\n")
-    entries = list(dataset(str(tmp_path)).read(0))
+def test_a_folder_and_paths_on_the_hub_that_datasets_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: dict[str, bytes] = {"hf://datasets/x/a.png": picture()}
+    monkeypatch.setattr(
+        "tempera.data.sources.HfFileSystem.cat_file", lambda self, path: there[path]
+    )
+    for name in ("a", "b"):
+        table = pa.table({"image": [f"hf://datasets/x/{name}.png"], "text": [name]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    check(dataset("parquet", data_files=str(tmp_path / "a.parquet")), ["a"])
+    with pytest.raises(TemperaError, match="cannot read parquet from row 0 on"):
+        list(dataset("parquet", data_files=str(tmp_path / "b.parquet")).read(0))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture())
+    (folder / "b.png").write_bytes(b"damaged")
+    (folder / "metadata.csv").write_text("file_name,text\na.png,one\nb.png,two\n")
+    entries = list(dataset(str(folder)).read(0))
     assert [one.caption for one in entries if isinstance(one, Entry)] == ["one", "two"]
     assert decoded(entries[0].image).size == (12, 8)  # type: ignore[union-attr,arg-type]
 

@@ -211,25 +211,27 @@ class Stream(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        position, place, rows = start, self.folder or self.path, None
+        position, rows = start, None
         while True:
             try:
                 rows = iter(self._stream().skip(start)) if rows is None else rows
                 row = next(rows, None)
+                entry = None if row is None else self._read(row, position)
             except Exception as problem:  # a builder may raise anything, and cannot continue
                 raise TemperaError(
-                    f"datasets cannot read {place} from row {position} on ({reason(problem)}): "
-                    "check the source's path, split and columns, and that its files are whole."
+                    f"datasets cannot read {self.folder or self.path} from row {position} on "
+                    f"({reason(problem)}): check the source's path, split and columns, and that "
+                    "its files are whole."
                 ) from problem
-            if row is None:
+            if entry is None:
                 return
-            sample = row.get("__key__", position)
-            name = f"{Path(row['__url__']).name}/{sample}" if "__url__" in row else str(position)
-            yield self._entry(f"{place} sample {name}", name, row)
+            yield entry
             position += 1
 
-    def _entry(self, where: str, key: str, row: dict[str, Any]) -> Entry | Broken:
+    def _read(self, row: dict[str, Any], position: int) -> Entry | Broken:
+        key = str(position)
         if self.path == "webdataset":
+            key = f"{Path(row['__url__']).name}/{row['__key__']}"
             text = None if self.caption else text_of(row["txt"])
             text = text or (field_of(row["json"], self.caption) if row["json"] else None)
             image = next((row[name] for name in MEMBERS if row[name]), None)
@@ -237,8 +239,11 @@ class Stream(Source):
             text, image = field_of(row, self.caption), row[self.image] if self.image else None
         if isinstance(image, dict):
             image = image["bytes"] or image["path"]
+        where = f"{self.folder or self.path} sample {key}"
         if self.image and not image:
             return Broken(where, "no image")
+        if isinstance(image, str) and image.startswith("hf://"):  # of a data set on the hub
+            image = bytes(HfFileSystem().cat_file(image))
         return _entry(where, key, text, image, self.folder)
 
     def _stream(self) -> Any:
@@ -303,8 +308,6 @@ def _entry(
         return Broken(where, "no caption")
     if UNPRINTABLE.search(key):
         return Broken(where, "its name is not text")
-    if isinstance(image, str) and folder is None and image.startswith("hf://"):
-        image = bytes(HfFileSystem().cat_file(image))
     if isinstance(image, str):
         path = Path(image)
         if folder is not None and (path.is_absolute() or ".." in path.parts):

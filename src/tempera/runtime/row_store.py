@@ -122,7 +122,8 @@ def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
-            f"{path} is damaged ({shortened(str(problem))}): delete it and run again."
+            f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run "
+            "again."
         ) from None
 
 
