@@ -311,15 +311,24 @@ def test_the_contrastive_loss_is_that_of_telling_pairs_apart() -> None:
     assert loss.item() == pytest.approx(math.log(1 + 3 * math.exp(-3)))
 
 
-def test_a_wrong_stage_is_told_in_one_sentence(
+def test_the_script_reads_options_and_tells_a_wrong_stage_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = ROOT / "train_draft" / "build_shapes.py"
-    monkeypatch.setattr(sys, "argv", [str(script), "stages=[nothing]", f"output={tmp_path}"])
+    def run(*options: str) -> None:
+        script = str(ROOT / "train_draft" / "build_shapes.py")
+        monkeypatch.setattr(sys, "argv", [script, *options, f"output={tmp_path}"])
+        runpy.run_path(script, run_name="__main__")
+
     with pytest.raises(SystemExit, match=r"error: stages= has no stage nothing; choose among tok"):
-        runpy.run_path(str(script), run_name="__main__")
+        run("stages=[nothing]")
     with pytest.raises(TemperaError, match="there is no directory"):
         build(Recipe(stages=["clip"], output=str(tmp_path)))
+    read: list[Recipe] = []
+    monkeypatch.setattr(recipe, "build", read.append)
+    run("stages=[mar]", "mar.further=[{steps:7,size:small}]", "clip.lr=0.5", "target.pairs=0")
+    changed = {"clip": replace(Recipe().clip, lr=0.5), "target": replace(TargetTraining(), pairs=0)}
+    further = mar.MARTraining(further=[mar.Cycle(7, "small")])
+    assert read == [Recipe(["mar"], str(tmp_path), mar=further, **changed)]
 
 
 def test_shipped_weights_are_small_float16_and_record_the_recipe_s_settings() -> None:

@@ -80,8 +80,13 @@ def train_decoder(settings: KLTraining, run: Path, model: KLModel) -> KLModel:
     parameters = [*model.decoder.parameters(), *model.post_quant_conv.parameters()]
     for parameter in parameters:
         parameter.requires_grad_()
-    slower = {"lr": settings.lr / 2, "matrix_lr": settings.matrix_lr / 2}
-    further = replace(settings, steps=settings.decoder_steps, kl=0.0, **slower)
+    further = replace(
+        settings,
+        steps=settings.decoder_steps,
+        lr=settings.lr / 2,
+        matrix_lr=settings.matrix_lr / 2,
+        kl=0.0,
+    )
     _minimise(model, parameters, further, run, settings.object_weight)
     return model
 
