@@ -326,6 +326,7 @@ def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def _readme(values: Mapping[str, Any]) -> str:
     """The README.md that is saved beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
+    data = "\n".join(f"- {name}: {value}" for name, value in values["data"].items())
     state = "finished" if values["finished"] else "not finished"
     use = f"{command('eval')} model={values['model']} drafter={values['drafter']}"
     return f"""# A draft for {values["model"]}
@@ -336,9 +337,13 @@ def _readme(values: Mapping[str, Any]) -> str:
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
 compares the distributions that decoding draws from, and accepted length is that of exact chains.
-Recipe and training images are in `metrics.json`.
+The recipe is in `metrics.json`.
 
 | metric | value |
 |---|---|
 {best}
+
+Training images:
+
+{data or "- generated on demand: see training.json"}
 """
