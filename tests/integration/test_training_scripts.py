@@ -79,6 +79,8 @@ def test_a_draft_is_trained_on_the_world_and_drafts(tmp_path: Path, command: Com
     status, out, err = command(
         "main",
         *QUICK,
+        "steps=1",
+        "decodes=0",
         f"start={tmp_path / 'draft'}",
         "lr=1e-12",
         "matrix_lr=1e-12",

@@ -25,7 +25,7 @@ from tempera.shapes.classifier import correct, load_classifier
 from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
 from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption, render
 
-SAMPLING = NoiseSchedule(5, start=900)
+STAGES = {"denoising_steps": 5, "denoising_start": 900}
 
 
 def small(depth: int = 1, std: float | None = None, seed: int = 0) -> MAR:
@@ -82,13 +82,15 @@ def test_the_posterior_s_own_variance_is_minus_one() -> None:
 def test_losses_of_a_head_that_says_nothing_are_known() -> None:
     """Its noise error is 1 at every level, so weighted too; its divergence has a closed form."""
     network, batch = small(), random_batch(64)
-    plain, divergence = mar.token_losses(network, batch, 32, sampling=SAMPLING)
-    weighted, _ = mar.token_losses(network, batch, 32, snr_clip=10.0)
+    settings = mar.MARTraining(repeats=32, snr_clip=1.0, **STAGES)
+    plain, divergence = mar.token_losses(network, batch, settings)
+    weighted, _ = mar.token_losses(network, batch, replace(settings, snr_clip=10.0))
     assert plain.item() == pytest.approx(1, abs=0.05)
     assert weighted.item() == pytest.approx(1, abs=0.1) and weighted != plain
     zero, one, stages = torch.zeros(5, 1), torch.ones(5, 1), torch.arange(5)
+    sampling = settings.sampling
     mine, true = (
-        SAMPLING.kernel(torch.cat(output, -1), zero, stages)
+        sampling.kernel(torch.cat(output, -1), zero, stages)
         for output in ((zero, zero), (one, -one))
     )
     ratio = (true.std / mine.std).square()
@@ -98,7 +100,7 @@ def test_losses_of_a_head_that_says_nothing_are_known() -> None:
 
 def test_tokens_count_by_their_weights() -> None:
     network, weights = small(std=0.1), torch.tensor([0.0, 0, 5, 0]).expand(8, -1)
-    error, _ = mar.token_losses(network, random_batch(8), 2, 10.0, weights)
+    error, _ = mar.token_losses(network, random_batch(8), mar.MARTraining(), weights)
     error.backward()
     learned = network.diffusion_pos_embed_learned.grad  # of each place, next to the head
     assert learned is not None and learned[0, 2].abs().max() > 0
@@ -150,12 +152,12 @@ def test_a_pruned_network_has_its_targets_first_and_last_blocks() -> None:
 
 def test_distillation_brings_a_draft_to_its_target() -> None:
     teacher, draft = small(std=0.05).requires_grad_(False), small(std=0.05, seed=1)
-    batch, scale = random_batch(8, known=1), torch.linspace(1, 3, 8)
-    same = mar_draft.kernel_divergence(teacher, teacher, batch, scale, SAMPLING)
+    batch, settings = random_batch(8, known=1), mar_draft.MARDistillation(**STAGES)
+    same = mar_draft.kernel_divergence(teacher, teacher, batch, settings)
     assert same.item() == pytest.approx(0, abs=1e-6)
     optimiser, losses = torch.optim.Adam(draft.parameters(), 2e-3), []
     for _ in range(30):
-        loss = mar_draft.kernel_divergence(draft, teacher, batch, scale, SAMPLING)
+        loss = mar_draft.kernel_divergence(draft, teacher, batch, settings)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

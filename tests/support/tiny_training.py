@@ -94,7 +94,7 @@ def tiny_train(
     """A whole training run."""
     target = target or tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
-    draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}}
+    draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}, "loss": {}}
     run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record, quiet)
     return run.train(lambda: tracker or NoTracker())
 

@@ -19,7 +19,7 @@ from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_identity import identity_of
 from tempera.shapes.scenes import WorldCodes
 from tempera.shapes.world import World
-from tempera.training.dataset import ShardCodes, generated_codes, shard_codes
+from tempera.training.dataset import ShardCodes, encoded_codes, shard_codes
 
 
 class Captions:
@@ -68,13 +68,13 @@ def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
     target, vq = tiny_target(), tiny_vq()
     for count, limit in ((19, None), (80, 19)):
         with pytest.raises(TemperaError, match="19 images are too few"):
-            generated_codes(target, vq, tmp_path, Captions(count), limit=limit)
+            encoded_codes(target, vq, tmp_path, Captions(count), draws=True, limit=limit)
     assert not list(tmp_path.iterdir())
-    first = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    first = encoded_codes(target, vq, tmp_path, Captions(80), draws=True, limit=60)
     assert first.described["count"] == len(first.images) == 60
     assert len(first.described["sha256"]) == 64
     monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", None)
-    again = generated_codes(target, vq, tmp_path, Captions(80), limit=60)
+    again = encoded_codes(target, vq, tmp_path, Captions(80), draws=True, limit=60)
     assert np.array_equal(first.images.codes, again.images.codes)
     with pytest.raises(TemperaError, match=f"tokenizer {identity_of(vq)}, but the target's is"):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path / "codes"))

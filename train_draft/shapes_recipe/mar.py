@@ -221,12 +221,7 @@ def divergence_of(true: Kernel, mine: Kernel) -> Tensor:
 
 
 def token_losses(
-    network: MAR,
-    batch: MaskedBatch,
-    repeats: int,
-    snr_clip: float = 1.0,
-    weights: Tensor | None = None,
-    sampling: NoiseSchedule | None = None,
+    network: MAR, batch: MaskedBatch, settings: MARTraining, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """How well the tokens that are not known are predicted (Li et al. 2024, Eq. 2; Nichol and
     Dhariwal 2021, Eq. 16).
@@ -234,18 +229,16 @@ def token_losses(
     Args:
         network: the network.
         batch: images and what is shown of them.
-        repeats: noise levels a token.
-        snr_clip: see `MARTraining`.
+        settings: the noise levels a token, their weights, and the steps that the variances are
+            learned for, on half of the tokens.
         weights: of the tokens by place in the image, [B, T]; equal unless given.
-        sampling: the steps that the variances are learned for, on half of the tokens; all of the
-            process's unless given.
 
     Returns:
         The squared error of the noise, weighted, and, not weighted, the divergence of the predicted
         kernel from the true posterior in nats: means over the numbers of all tokens.
     """
-    schedule, channels = NoiseSchedule(TRAINING_STEPS), batch.tokens.shape[-1]
-    sampling = schedule if sampling is None else sampling
+    schedule, sampling = NoiseSchedule(TRAINING_STEPS), settings.sampling
+    repeats, channels = settings.repeats, batch.tokens.shape[-1]
     condition, start = (
         part.flatten(0, 1).repeat(repeats, 1)
         for part in (batch.vectors(network, batch.drop), batch.hidden)
@@ -259,7 +252,7 @@ def token_losses(
         sampling.kernel(torch.cat(output, -1)[on_way], x[on_way], stage[on_way])
         for output in ((predicted.detach(), place), (noise, -torch.ones_like(noise)))
     )
-    by_level = (1 / schedule.kept).clamp(max=snr_clip).float()
+    by_level = (1 / schedule.kept).clamp(max=settings.snr_clip).float()
     error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[t]
     if weights is not None:
         by_token = weights.gather(1, batch.order)[:, batch.known :].flatten().repeat(repeats)
@@ -279,14 +272,7 @@ def train_mar(settings: MARTraining, tokenizer: KLModel, run: Path, network: MAR
         weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
         tokens, classes = latents.draw(chosen, tokenizer), latents.classes[chosen]
         batch = MaskedBatch.drawn(tokens, classes, settings.mask_std, settings.cfg_dropout)
-        error, divergence = token_losses(
-            network,
-            batch,
-            settings.repeats,
-            settings.snr_clip,
-            None if plain else weights,
-            settings.sampling,
-        )
+        error, divergence = token_losses(network, batch, settings, None if plain else weights)
         loss = error + settings.variance * divergence
         return {"loss": loss, "noise_error": error, "divergence": divergence}
 
@@ -355,12 +341,10 @@ def taught_together(gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_mar(network: MAR, tokenizer: KLModel, settings: MARTraining) -> dict[str, float]:
-    """The losses with a class on unseen scenes, without weights."""
-    errors = []
-    for batch in unseen_batches(tokenizer, settings):
-        losses = token_losses(network, batch, settings.repeats, sampling=settings.sampling)
-        errors.append(torch.stack(losses))
-    error, divergence = torch.stack(errors).mean(0).tolist()
+    """The losses with a class on unseen scenes, the error without weights."""
+    plain, batches = replace(settings, snr_clip=1.0), unseen_batches(tokenizer, settings)
+    losses = [torch.stack(token_losses(network, batch, plain)) for batch in batches]
+    error, divergence = torch.stack(losses).mean(0).tolist()
     return {"validation_noise_error": error, "validation_divergence": divergence}
 
 

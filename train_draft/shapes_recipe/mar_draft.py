@@ -84,31 +84,23 @@ def distil_mar(
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
         tokens = latents.draw(chosen, tokenizer)
         batch = MaskedBatch.drawn(tokens, latents.classes[chosen], settings.mask_std)
-        return {"loss": _divergence(draft, target, batch, settings)}
+        return {"loss": kernel_divergence(draft, target, batch, settings)}
 
     return averaged(draft, losses, settings, run)
 
 
 def kernel_divergence(
-    draft: MAR,
-    target: MAR,
-    batch: MaskedBatch,
-    scale: Tensor,
-    sampling: NoiseSchedule,
-    repeats: int = 1,
+    draft: MAR, target: MAR, batch: MaskedBatch, settings: MARDistillation
 ) -> Tensor:
-    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at `repeats` stages of
-    `sampling` a token, in nats a number: what a path of S stages gives up is S·D times as much.
+    """KL(P‖Q) of the target's reverse kernel P from the draft's Q, at some stages of sampling a
+    token, in nats a number: what a path of S stages gives up is S·D times as much.
 
-    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class.
-
-    Args:
-        draft, target: the networks.
-        batch: images and what is shown of them; `drop` is not used.
-        scale: s of every image, [B].
-        sampling: its stages.
-        repeats: stages a token.
+    Both are guided as in sampling: noise u + s(c − u), the variance of the row with a class, with
+    one s for every image between 1 and the largest one. The classes that `batch.drop` leaves out
+    are not left out here.
     """
+    repeats, sampling = settings.repeats, settings.sampling
+    scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
     start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
     stage = torch.randint(len(sampling.times), (len(start),))
     signal = NoiseSchedule(TRAINING_STEPS).kept[sampling.times[stage]].unsqueeze(-1)
@@ -116,15 +108,11 @@ def kernel_divergence(
     by_token = scale.repeat_interleave(batch.hidden.shape[1]).repeat(repeats).unsqueeze(-1)
     kernels = []
     for network in (target, draft):
-        (c, place), (u, _) = (
-            network.head(x, sampling.times[stage], vectors).float().chunk(2, -1)
-            for vectors in (
-                batch.vectors(network, torch.full_like(batch.drop, dropped))
-                .flatten(0, 1)
-                .repeat(repeats, 1)
-                for dropped in (False, True)
-            )
-        )
+        outputs = []
+        for dropped in (False, True):
+            vectors = batch.vectors(network, torch.full_like(batch.drop, dropped)).flatten(0, 1)
+            outputs.append(network.head(x, sampling.times[stage], vectors.repeat(repeats, 1)))
+        (c, place), (u, _) = (output.float().chunk(2, -1) for output in outputs)
         guided = torch.cat([u + by_token * (c - u), place], -1)
         kernels.append(sampling.kernel(guided, x, stage))
     return divergence_of(*kernels).mean()
@@ -136,12 +124,6 @@ def measure_draft(
 ) -> dict[str, float]:
     """The divergence of a token's path, in nats, on unseen scenes."""
     batches = unseen_batches(tokenizer, settings)
-    mean = torch.stack([_divergence(draft, target, batch, settings) for batch in batches]).mean()
+    found = [kernel_divergence(draft, target, batch, settings) for batch in batches]
     numbers = settings.denoising_steps * draft.config.token_channels
-    return {"validation_path_divergence": numbers * mean.item()}
-
-
-def _divergence(draft: MAR, target: MAR, batch: MaskedBatch, settings: MARDistillation) -> Tensor:
-    """At guidances drawn between 1 and the largest one."""
-    scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
-    return kernel_divergence(draft, target, batch, scale, settings.sampling, settings.repeats)
+    return {"validation_path_divergence": numbers * torch.stack(found).mean().item()}

@@ -16,7 +16,7 @@ from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.distributed import Processes
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import HOLDOUT, ShardCodes, generated_codes
+from tempera.training.dataset import HOLDOUT, ShardCodes, encoded_codes
 
 
 class WorldCodes:
@@ -154,7 +154,7 @@ def mixed_codes(
     generates for captions of its later scenes, kept in `directory`/codes.
     """
     source = WorldScenes(limit, seed, first=10**6)
-    own = generated_codes(
-        target, tokenizer, directory, source, processes, limit, batch_size, seed=seed
+    own = encoded_codes(
+        target, tokenizer, directory, source, None, True, processes, limit, batch_size, seed=seed
     )
     return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)

@@ -98,84 +98,35 @@ def shard_codes(
     return ShardCodes(images, seed, Manifest.load(shards).summary)
 
 
-def generated_codes(
-    target: TransformerTarget,
-    tokenizer: VQModel,
-    directory: Path,
-    source: Source,
-    processes: Processes | None = None,
-    limit: int | None = 4096,
-    batch_size: int = 64,
-    max_broken: int = 100,
-    seed: int = 0,
-) -> ShardCodes:
-    """`train_data=generated`: images that the target generates for the captions of `source`, kept
-    as shards in `directory/codes`.
-
-    Args:
-        source: captions.
-        processes: the processes that share the work; by default only this one.
-        limit: number of captions; None takes all.
-        batch_size: images generated at a time.
-        max_broken: stop when more captions than this are unusable.
-        seed: the seed and a caption's key determine its image.
-    """
-    shards = directory / "codes"
-    _encode(
-        source,
-        target_encoder(target, tokenizer, seed),
-        shards,
-        processes,
-        limit,
-        batch_size=batch_size,
-        shard_size=SHARD_BATCHES * batch_size,
-        max_broken=max_broken,
-    )
-    return shard_codes(target, tokenizer, directory, str(shards), seed)
-
-
 def encoded_codes(
     target: TransformerTarget,
     tokenizer: VQModel,
     directory: Path,
     source: Source,
-    path: str,
+    path: str | None = None,
+    draws: bool = False,
     processes: Processes | None = None,
     limit: int | None = None,
     batch_size: int = 32,
     max_broken: int = 1000,
     seed: int = 0,
 ) -> ShardCodes:
-    """`train_data=laion_coco`: images of `source`, encoded once and kept as shards in `path`, the
-    same shards that `train_draft/prepare.py` writes.
+    """Images of `source`, or those that the target draws for its captions, encoded once and kept as
+    shards, the same that `train_draft/prepare.py` writes.
 
     Args:
-        source: captioned images.
-        path: the directory of shards, which may be complete, partial or missing.
+        source: captioned images, or captions.
+        path: the directory of shards, which may be complete, partial or missing; by default
+            `directory/codes`.
+        draws: the target draws the images; the seed and a caption's key determine one.
         processes: the processes that share the work; by default only this one.
         limit: number of images; None takes all.
-        batch_size: images encoded at a time.
+        batch_size: images encoded or drawn at a time.
         max_broken: stop when more entries than this are unusable.
         seed: seed of the images' orders.
-    """
-    encoder, options = (
-        vq_encoder(target.grid, tokenizer),
-        {"batch_size": batch_size, "max_broken": max_broken},
-    )
-    _encode(source, encoder, Path(path), processes, limit, **options)
-    return shard_codes(target, tokenizer, directory, path, seed)
 
-
-def _encode(
-    source: Source,
-    encoder: CodeEncoder,
-    shards: Path,
-    processes: Processes | None,
-    limit: int | None,
-    **options: Any,
-) -> None:
-    """Encode the missing shards, with a progress bar in the main process; refuse a source that is
-    too small for a hold-out first.
+    Raises:
+        TemperaError: the source is too small for a hold-out.
     """
     count = entries_to_read(source, limit)
     if count is not None and count < HOLDOUT:
@@ -183,8 +134,15 @@ def _encode(
             f"{count} images are too few for a 5% hold-out: give a few hundred",
             option="train_data.limit",
         )
+    shards = directory / "codes" if path is None else Path(path)
+    encoder: CodeEncoder = vq_encoder(target.grid, tokenizer)
+    options: dict[str, Any] = {"limit": limit, "batch_size": batch_size, "max_broken": max_broken}
+    if draws:
+        encoder = target_encoder(target, tokenizer, seed)
+        options["shard_size"] = SHARD_BATCHES * batch_size
     done = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
     main = processes is None or processes.is_main
     with tqdm(desc="encode training images", unit="image", disable=not main or done) as bar:
         options |= {"report": bar.write if main else lambda line: None, "bar": bar}
-        prepare(source, encoder, shards, limit=limit, processes=processes, **options)
+        prepare(source, encoder, shards, processes=processes, **options)
+    return shard_codes(target, tokenizer, directory, str(shards), seed)

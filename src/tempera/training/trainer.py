@@ -134,8 +134,8 @@ class TrainingRun:
         """Read the checkpoint, if there is one. If the best draft was deleted, the next draft that
         is validated takes its place.
         """
-        facts = {"loss": described(self.loss), "recipe": asdict(self.recipe)}
-        facts |= {**self.record, "target": self.target.identity}
+        facts = {**self.record, "loss": described(self.loss), "recipe": asdict(self.recipe)}
+        facts["target"] = self.target.identity
         keep_record(writable_directory(self.directory), facts, write=self.is_main)
         resumed = load_state(self.directory, self.state, self.recipe.steps)
         self.accelerator.wait_for_everyone()
@@ -299,22 +299,13 @@ class TrainingRun:
 def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else."""
     matrices = [weight for weight in draft.parameters() if recipe.matrix_lr and weight.ndim == 2]
-    chosen = {id(weight) for weight in matrices}
-    adam = torch.optim.AdamW(
-        [weight for weight in draft.parameters() if id(weight) not in chosen],
-        lr=recipe.lr,
-        betas=(float(recipe.beta1), float(recipe.beta2)),  # AdamW takes no whole numbers
-        weight_decay=recipe.weight_decay,
-        foreach=True,
-    )
+    chosen, decay = {id(weight) for weight in matrices}, recipe.weight_decay
+    rest = [weight for weight in draft.parameters() if id(weight) not in chosen]
+    betas = float(recipe.beta1), float(recipe.beta2)  # AdamW takes no whole numbers
+    adam = torch.optim.AdamW(rest, recipe.lr, betas, weight_decay=decay, foreach=True)
     if not matrices:
         return [adam]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=recipe.matrix_lr,
-        weight_decay=recipe.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    muon = torch.optim.Muon(matrices, recipe.matrix_lr, decay, adjust_lr_fn="match_rms_adamw")
     return [adam, muon]
 
 
