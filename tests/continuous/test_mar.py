@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import slow_rows_but
 from paths import SUPPORT
+from tiny_evaluation import Blocks
 from tiny_targets import ldm_name
 from torch import Tensor, nn
 
@@ -35,10 +36,12 @@ from tempera.continuous.rules import (
     PathCoupling,
 )
 from tempera.continuous.target import GuidedHead, MARTarget, draft
+from tempera.data.prompts import Prompt
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, replays
 from tempera.decoding.trace import ACCEPTED
 from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import Pipeline
 from tempera.exactness import gaussians
 from tempera.image_tokenizers.kl import KLConfig, KLModel, load_kl, patchify, unpatchify
 from tempera.image_tokenizers.vq import VQConfig
@@ -333,8 +336,9 @@ def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int)
 def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:
     made = target()
     method = Speculative(draft(made, network(seed=1)), PathCoupling(), gamma=3, prefill=0.15)
-    log = DraftLog()
-    output = method.decode(made, RandomStreams(0, IDS), ["0", "1", "2"], drafts=log)
+    pipeline, log = Pipeline(made, method, Blocks(), 0, made.device), DraftLog()
+    prompts = [Prompt(name, str(label)) for label, name in enumerate(IDS)]
+    output = pipeline.tokens(prompts, drafts=log)
     (row,) = replays(IDS, output, log, made.grid, {"b"})
     assert row["id"] == "b"
     assert not {"tokens", "logprob"} & set(row)
@@ -399,23 +403,27 @@ def test_nan_ends_a_round_and_names_the_network(rule: DensityRule, who: str) -> 
         TemperaError, match=f"^the {who} gave NaN or infinite tokens for prompt 'a'; check its"
     ):
         Speculative(small, rule, gamma=2, prefill=0.0).decode(
-            made, RandomStreams(0, IDS), ["0", "1", "2"], progress=lambda _, n: drawn.append(n)
+            made,
+            RandomStreams(0, IDS),
+            ["0", "1", "2"],
+            observe=lambda images: drawn.append(images.written),
         )
     assert len(drawn) < 4
 
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
-    images = loop._Images(target(), Noise(RandomStreams(0, ["a", "b"])), 2, torch.device("cpu"))
+    images = loop.Images(target(), Noise(RandomStreams(0, ["a", "b"])), 2)
     images.context = replace(images.context, known=torch.tensor([12, 3]))
     drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
     verdict = ContinuousVerdict(torch.zeros(2, 3, 4), none, ones, none, none)
     images.append(verdict, 3, drafted)
-    assert images.least() == 4
+    images.read()
+    assert images.least == 4
     images.append(verdict, 3, drafted.flip(0))
     with pytest.raises(TemperaError, match="the draft gave NaN or infinite tokens for prompt 'b'"):
-        images.least()
+        images.read()
 
 
 @pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode(), MaximalCoupling(), PathCoupling(64)])

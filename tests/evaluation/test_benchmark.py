@@ -10,8 +10,15 @@ from paths import CONF
 from tiny_networks import LENGTH, tiny_eagle, tiny_target
 from tiny_targets import write_llamagen_classes
 
+from tempera.commands import bench
+from tempera.config.compose import composed
 from tempera.config.instantiate import instantiate
-from tempera.decoding.loop import decode
+from tempera.continuous.diffusion import DiffusionSampling
+from tempera.continuous.loop import Parallel, Speculative
+from tempera.continuous.mar import MAR, MARConfig
+from tempera.continuous.rules import PathCoupling
+from tempera.continuous.target import MARTarget, draft
+from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
@@ -21,6 +28,23 @@ from tempera.errors import TemperaError
 from tempera.evaluation import benchmark
 from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
+from tempera.targets.conditioners import ClassLabels
+
+CPU = torch.device("cpu")
+MAR_SIZES = MARConfig((3, 4), 4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16)
+
+
+def mar_network():
+    torch.manual_seed(0)
+    made = MAR(MAR_SIZES)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return made.eval().requires_grad_(False)
+
+
+def mar_target():
+    sampling = DiffusionSampling(guidance=2.0, denoising_steps=4, last_noise=True)
+    return MARTarget(mar_network(), ClassLabels(MAR_SIZES.classes).encode, sampling)
 
 
 def method(target, depth=3):
@@ -39,95 +63,76 @@ def measured(target, **plan):
 
 def test_every_part_is_measured_and_the_speedup_follows_from_the_rounds():
     target = tiny_target()
-    report = measured(target, batch_sizes=[2, 3], accepted_lengths=[1, 2])
+    report = measured(target, batch_sizes=[2, 3], accepted_lengths=[1, 2], bandwidth=0.5)
     assert [column.title for column in report.columns] == ["eager, batch 2", "eager, batch 3"]
     for column in report.columns:
-        assert list(column.target) == [1, 4, 26]
         assert set(column.parts) == {"draft", "target", "verify", "commit"}
-        assert column.speedups == {
-            length: pytest.approx(length * column.ar.median / column.method.median)
-            for length in (1, 2)
-        }
-        assert column.ratio == pytest.approx(column.ar.median / column.method.median)
+        ratio = pytest.approx(column.ar.median / column.method.median)
+        assert column.ratio == ratio and column.speedups[1] == ratio
         assert column.ratio_limit == pytest.approx(column.ar.median / column.parts["target"].median)
-        assert column.images == pytest.approx(
-            1000 * column.batch_size / (LENGTH * column.ar.median)
-        )
-        assert (
-            column.limit == pytest.approx(1000 * (report.weights + column.cache) / report.bandwidth)
-            and column.memory > 0
-        )
+        images = 1000 * column.batch_size / (LENGTH * column.ar.median)
+        assert column.images == pytest.approx(images) and column.memory > 0
+        assert list(column.passes.target) == [1, 4, 26]
+        limit = 1000 * (report.weights + column.passes.cache) / 5e8
+        assert column.passes.limit == pytest.approx(limit)
     _, rows, heads, _, size = target.session.cache._shape
     layers = len(target.session.cache.entries)
     middle = target.session.prompt.prefix + LENGTH // 2
-    assert rows == 6 and report.columns[1].cache == 2 * layers * rows * heads * middle * size * 4
-    assert 3 * report.columns[0].cache == 2 * report.columns[1].cache
-    assert (report.drafted, report.depth) == (3, 3) and report.bandwidth > 0
-    layers = target.network.model.layers
-    expected = sum(
-        p.numel()
-        for p in [
-            *layers.parameters(),
-            *target.network.model.norm.parameters(),
-            *target.network.lm_head.parameters(),
-        ]
-    )
+    two, three = (column.passes.cache for column in report.columns)
+    assert rows == 6 and three == 2 * layers * rows * heads * middle * size * 4
+    assert 3 * two == 2 * three and (report.steps, report.bandwidth) == (3, 5e8)
+    model = target.network.model
+    counted = (*model.layers.parameters(), *model.norm.parameters())
+    expected = sum(p.numel() for p in (*counted, *target.network.lm_head.parameters()))
     assert report.weights == 4 * expected
+    rows = {name: cells for name, *cells in benchmark.table(report)}
+    assert {"round: draft", "round: one of 3 draft steps", "target, tokens per row: 26"} < set(rows)
+    assert all(len(cells) == 2 for cells in rows.values())
+    assert rows["at accepted length 2"][0].startswith(f"{report.columns[0].speedups[2]:.2f}×")
     assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 3
 
 
-def test_the_table_has_a_row_for_every_part_of_a_round():
-    report = measured(tiny_target(), batch_sizes=[1], bandwidth=0.5)
-    assert report.bandwidth == 5e8
-    rows = dict(benchmark.table(report))
-    assert set(rows) >= {
-        "target, 1 token per row",
-        "target, 4 tokens per row",
-        "target, 26 tokens per row",
-        "sampling, inside the target's",
-        "round: draft",
-        "round: one of 3 draft steps",
-        "round: verify",
-        "round: commit",
-        "verify + commit, of it",
-        "round of the method",
-        "round of AR",
-        "bandwidth limit of AR",
-        "memory at the peak, GiB",
-        "images/s of AR",
-        "and over the first column",
-        "at accepted length 3",
-    }
-    column = report.columns[0]
-    assert f"AR takes {column.ar.median / column.limit:.2f}×" in rows["bandwidth limit of AR"]
-    share = 100 * column.parts["target"].median / column.method.median
-    assert rows["speed-up ÷ accepted length"] == (
-        f"{column.ratio:.2f} of at most {column.ratio_limit:.2f} ({share:.0f}%)"
-    )
-    assert rows["at accepted length 3"].startswith(f"{column.speedups[3.0]:.2f}×")
+def test_the_bandwidth_is_measured():
+    assert benchmark.bandwidth(CPU, repeats=1) > 1e8
+
+
+@pytest.mark.parametrize("prefill", [0.3, 0.0])
+def test_rounds_of_continuous_tokens_are_timed_without_the_prefill(prefill):
+    model = mar_target()
+    method = Speculative(draft(model, mar_network()), PathCoupling(), 3, prefill)
+    plan = benchmark.BenchmarkPlan(batch_sizes=[1, 2], repeats=2)
+    report = benchmark.measure(model, lambda: method, plan)
+    assert (report.steps, report.bandwidth, report.weights) == (3, None, None)
+    for column in report.columns:
+        assert set(column.parts) == {"draft", "target", "verify", "commit"}
+        assert column.ratio == pytest.approx(column.ar.median / column.method.median)
+        # a draft that is the target is kept whole; the last round may have room for fewer
+        assert column.accepted_length == 4 if prefill == 0 else 2 < column.accepted_length <= 4
+        assert column.speedup > 0 and column.memory > 0 and column.passes is None
+    rows = {name: cells for name, *cells in benchmark.table(report)}
+    assert "speed-up of whole images" in rows and not any("target, tokens" in name for name in rows)
+    assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 2
+    prefilled = len(method.prefilled(12))
+    times, parts, _ = benchmark._decoded(model, method, ["0"], 0, 0, benchmark.Clock)
+    assert parts[: 1 + prefilled] == [{}] * (1 + prefilled) and "verify" in parts[-1]
+    assert benchmark._kept(times, method, 12) == (prefilled, len(times) - 1 - prefilled)
 
 
 def test_eager_and_compiled_steps_are_shown_side_by_side(monkeypatch):
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: function
-    )  # what is compiled is the business of test_compiled.py
+    # what is compiled is the business of test_compiled.py
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     target, made = tiny_target(), []
 
     def make_method():
         made.append(target.compiled)
         return method(target)
 
-    report = benchmark.measure(
-        target,
-        make_method,
-        benchmark.BenchmarkPlan(
-            batch_sizes=[1], compile="both", repeats=1, trees=[], bandwidth=9.0
-        ),
-    )
+    plan = benchmark.BenchmarkPlan([1], "both", 1, 9.0, [])
+    report = benchmark.measure(target, make_method, plan)
     assert [column.title for column in report.columns] == ["eager, batch 1", "compiled, batch 1"]
     assert made == [False, True]
-    assert all(len(row) == 3 for row in benchmark.table(report))
-    assert benchmark.BenchmarkPlan(compile=True).kinds == [True]
+    with pytest.raises(TemperaError, match="continuous tokens are not compiled"):
+        benchmark.measure(mar_target(), make_method, plan)
 
 
 def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
@@ -138,21 +143,53 @@ def test_an_excerpt_starts_in_the_middle_and_ends_in_time():
     assert target.session.prompt.lengths.tolist() == [(LENGTH - 4) // 2 + 4]
 
 
-def test_what_a_first_round_takes_longer_belongs_to_the_beginning(monkeypatch):
-    """Each excerpt begins at 10 s; its first round ends after 3 s, and two others take 1 s each."""
-    times = [10.0, 13.0, 14.0, 15.0]
-    monkeypatch.setattr(benchmark, "_excerpt", lambda *given: times)
+class Slow(Method):
+    """A method whose round k takes `seconds[k]` in each of two parts, on the clock `hand`."""
+
+    hand, seconds = 0.0, ()
+
+    def decode(self, target, streams, prompts, *, clock, observe):
+        for spent in self.seconds:
+            for part in ("draft", "target"):
+                self.__dict__["hand"] = self.hand + spent
+                if clock is not None:
+                    clock.seconds[part] = clock.seconds.get(part, 0.0) + spent
+            observe()
+        return Output(None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "later"), [([100.0, 1.0, 2.0, 3.0], 2.0), ([100.0, 4.0], 4.0), ([7.0], 7.0)]
+)
+def test_later_rounds_are_all_but_the_first(seconds, later, monkeypatch):
+    """What the first takes longer belongs to the beginning; if it is alone, it has the parts."""
     target = tiny_target()
-    pace = benchmark.time_rounds(target, {"ar": method(target).plain}, ["a"], 2)["ar"]
-    assert pace.round.median == 1000 and pace.beginning.median == 2000
+    slow = Slow(method(target).drafter, Exact())
+    slow.__dict__["seconds"] = seconds
+    monkeypatch.setattr(benchmark, "now", lambda device: slow.hand)
+    parts, _ = benchmark._time_parts(target, slow, ["a"], 1)
+    assert {part: spread.median for part, spread in parts.items()} == {
+        "draft": 1000 * later,
+        "target": 1000 * later,
+    }
+    pace = benchmark.time_rounds(target, {"slow": slow}, ["a"], 2)["slow"]
+    alone = len(seconds) == 1
+    assert pace.round.median == (0 if alone else 2000 * later)
+    assert pace.beginning.median == 2000 * (seconds[0] - (0 if alone else later))
+    assert pace.whole.median == 2000 * sum(seconds)
 
 
 def test_impossible_benchmarks_raise_one_sentence():
-    target = tiny_target()
-    with pytest.raises(TemperaError, match="method=ar is the baseline that methods"):
-        benchmark.measure(
-            target, lambda: Method(NoDraft(), Exact()), benchmark.BenchmarkPlan(bandwidth=1.0)
-        )
+    target, model = tiny_target(), mar_target()
+    whole = Speculative(draft(model, mar_network()), PathCoupling(), 3, 0.99, steps=1)
+    plan = benchmark.BenchmarkPlan(bandwidth=1.0)
+    for one, made, what in (
+        (target, Method(NoDraft(), Exact()), "choose another method, such as method=eagle"),
+        (model, Parallel(), "choose another method"),
+        (model, whole, "prefill=0.99 draws all 12 tokens of an image"),
+    ):
+        with pytest.raises(TemperaError, match=what):
+            benchmark.measure(one, lambda made=made: made, plan)
     for options, what in (
         ({"batch_sizes": [1, 0]}, r"batch_sizes=\[1, 0\]"),
         ({"batch_sizes": []}, r"batch_sizes=\[\]"),
@@ -188,7 +225,6 @@ def test_out_of_memory_names_the_options_that_help(monkeypatch, problem):
         measured(target, batch_sizes=[16], bandwidth=1.0)
 
 
-@pytest.mark.slow
 def test_other_errors_are_not_reported_as_out_of_memory(monkeypatch):
     target = tiny_target()
     monkeypatch.setattr(target, "score", lambda draft: torch.zeros(2) @ torch.zeros(3))
@@ -255,25 +291,16 @@ def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
     )
 
 
-class Slow:
-    """A method whose round k takes `seconds[k]` in each of two parts, on the clock `hand`."""
-
-    def __init__(self, seconds, monkeypatch):
-        self.seconds, self.hand = seconds, 0.0
-        monkeypatch.setattr("tempera.decoding.timing.now", lambda device: self.hand)
-
-    def decode(self, target, streams, prompts, progress, clock):
-        for number, spent in enumerate(self.seconds, start=1):
-            for part in ("draft", "target"):
-                with clock(part):
-                    self.hand += spent
-            progress(number, number)
+def test_continuous_methods_without_rounds_are_refused_before_weights_are_read(tmp_path):
+    options = ["model=shapes_mar", f"directory={tmp_path}", "weights=nowhere"]
+    for name in ("ar", "draft"):
+        with pytest.raises(TemperaError, match="choose method=cspd, cspd_published or cspd_exact"):
+            bench.main(composed("bench", [*options, f"method={name}"]))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "mean"), [([100.0, 1.0, 2.0, 3.0], 2.0), ([100.0, 4.0], 4.0), ([7.0], 7.0)]
-)
-def test_the_parts_are_those_of_all_rounds_but_the_first(seconds, mean, monkeypatch):
-    excerpt = benchmark.Excerpt(tiny_target(), 4)
-    found = benchmark._seconds_by_part(excerpt, Slow(seconds, monkeypatch), ["a"], 0)
-    assert found == {"draft": mean, "target": mean}
+@pytest.mark.slow
+def test_the_shipped_model_of_continuous_tokens(tmp_path, capsys):
+    quick = ["denoising_steps=2", "repeats=1", "batch_sizes=[1]", "gamma=2", "method=cspd"]
+    cfg = composed("bench", ["model=shapes_mar", *quick, f"directory={tmp_path}"])
+    assert bench.main(cfg)["steps"] == 2
+    assert "one of 2 draft steps" in capsys.readouterr().out and (tmp_path / "bench.json").exists()

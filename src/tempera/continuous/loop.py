@@ -1,9 +1,8 @@
 """Decoding continuous tokens: MAR's parallel prediction in any number of steps, and continuous
-speculative decoding (CSpD).
+speculative decoding (CSpD, Algorithm 1: `Speculative.decode`).
 
 Every row decodes its tokens in its own random order; the first `known` places of the order have
-tokens. A *step* is a forward pass of the target that emits tokens. Rows advance and finish
-independently.
+tokens. A *round* is a pass of the target that emits tokens. Rows advance and finish independently.
 """
 
 import math
@@ -18,11 +17,11 @@ from typing_extensions import override
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise_all
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
+from tempera.continuous.timing import timed
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.replay import DraftLog
-from tempera.decoding.timing import PartTimer, no_clock
+from tempera.decoding.timing import Clock
 from tempera.decoding.trace import BONUS, Trace
 from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
 
@@ -113,37 +112,43 @@ class ContinuousTrace(Trace):
         return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
 
 
-class _Images:
+class Images:
     """The images of a batch as far as they are decoded, in buffers that rounds write in place.
 
     Args:
         model: the target, for its sizes.
         noise: the rows' random draws, the first of which are the orders of decoding.
         depth: most drafted tokens of a round.
-        device: device of the images.
+        who: draws the tokens that no draft is verified for, the target or the draft.
 
     Attributes:
         context: the decoded tokens, one sequence per image, R = B.
-        columns: of the trace, [B, T + 1 + L].
         passes: see `ContinuousTrace`.
-        sound: rows for which the drafts of the last round were finite, bool [B].
+        rounds: number of rounds so far, prefill included.
+        least: tokens of the slowest row, on the host.
     """
 
-    def __init__(self, model: Model, noise: Noise, depth: int, device: torch.device) -> None:
-        self.ids, self.length, self.depth = noise.ids, model.length, depth
+    def __init__(self, model: Model, noise: Noise, depth: int = 0, who: str = "target") -> None:
+        self.ids, self.length, self.depth, self.who = noise.ids, model.length, depth, who
         order = noise.uniform(model.length).argsort(stable=True)
-        rows = torch.arange(noise.batch, device=device)
-        width = model.length + 1 + depth  # the last columns are for tokens past the image
-        tokens = torch.zeros(noise.batch, width, model.channels, device=device)
+        rows = torch.arange(noise.batch, device=order.device)
+        self._shape = noise.batch, model.length + 1 + depth  # the last columns: past the image
+        tokens = torch.zeros(*self._shape, model.channels, device=order.device)
         self.context = Context(rows, tokens, order, torch.zeros_like(rows), 0)
-        dtypes = {"place": torch.int16, "origin": torch.int8}
-        self.columns = {
-            name: torch.zeros(
-                noise.batch, width, dtype=dtypes.get(name, torch.int64), device=device
-            )
-            for name in ("place", "origin", "trials", "failures", "proposed")
-        }
-        self.passes, self.sound = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
+        self.rounds = self.least = 0
+        self.passes = torch.zeros_like(rows)
+        self._columns: dict[str, Tensor] = {}
+        self._has_nan = torch.zeros(2, noise.batch, dtype=torch.bool, device=order.device)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all images are."""
+        return self.least >= self.length
+
+    @property
+    def written(self) -> int:
+        """Tokens so far over all rows, as if all were as slow as the slowest."""
+        return self.least * len(self.ids)
 
     def append(
         self, verdict: ContinuousVerdict, passes: int, drafted: Tensor | None = None
@@ -156,67 +161,68 @@ class _Images:
             drafted: the drafted tokens, [B, M, D], if a draft was verified.
         """
         context, count = self.context, verdict.tokens.shape[1]
-        unfinished = context.known < self.length
-        if drafted is not None:  # NaN in tokens that the target drew reaches the drafts
-            finite = drafted.isfinite().flatten(1).all(-1)
-            self.sound = finite | ~unfinished | ~self._finite()
-        ahead = torch.arange(1, 1 + count, device=context.known.device)
+        emitted = torch.minimum(verdict.emitted, self.length - context.known)
+        ahead = torch.arange(1, 1 + count, device=emitted.device)
         slots = context.known.unsqueeze(1) + ahead - 1
         # later rounds overwrite what follows the emitted tokens
         context.tokens.scatter_(1, slots.unsqueeze(-1).expand_as(verdict.tokens), verdict.tokens)
-        proposed = torch.full_like(slots, 0 if drafted is None else drafted.shape[1])
-        values = (ahead.expand_as(slots), *verdict[1:2], *verdict[3:], proposed)
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.scatter_(1, slots, value.to(column.dtype))
-        self.passes += passes * unfinished
-        known = (context.known + verdict.emitted).clamp(max=self.length)
+        for name, values in {
+            "place": ahead.to(torch.int16).expand_as(slots),
+            "origin": verdict.origin,
+            "trials": verdict.trials,
+            "failures": verdict.failures,
+            "proposed": torch.full_like(slots, 0 if drafted is None else drafted.shape[1]),
+        }.items():
+            if name not in self._columns:
+                self._columns[name] = values.new_zeros(self._shape)
+            self._columns[name].scatter_(1, slots, values)
+        self.passes += passes * (emitted > 0)
+        if drafted is not None:  # NaN in tokens that the target drew reaches the drafts
+            finite = drafted.isfinite().flatten(1).all(-1)
+            self._has_nan[0] |= ~finite & (emitted > 0) & ~self._has_nan[1]
+        undefined = ahead > emitted.unsqueeze(1)
+        self._has_nan[1] |= ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
         reach = min(context.reach + count, self.length)
-        self.context = replace(context, known=known, reach=reach)
+        self.context = replace(context, known=context.known + emitted, reach=reach)
+        self.rounds, self.least = self.rounds + 1, reach if drafted is None else self.least
 
-    def least(self) -> int:
-        """The number of tokens of the slowest row: the host read that ends a round.
+    def read(self) -> None:
+        """Read from the device how far the images are.
 
         Raises:
             TemperaError: target or draft gave NaN or infinity; the message names the prompt.
         """
-        known, *sound = torch.stack([self.context.known, self.sound, self._finite()]).tolist()
-        self._check(dict(zip(("draft", "target"), sound, strict=True)))
+        known, *has_nan = torch.cat([self.context.known[None], self._has_nan]).tolist()
+        for who, rows in zip(("draft", self.who), has_nan, strict=True):
+            if 1 in rows:
+                raise TemperaError(
+                    f"the {who} gave NaN or infinite tokens for prompt "
+                    f"'{self.ids[rows.index(1)]}'; check its weights and the guidance, and try "
+                    "dtype=float32"
+                )
+        self.least = min(known)
         self.context = replace(self.context, reach=max(known))
-        return int(min(known))
 
-    def output(self, who: str) -> Output:
-        """The tokens in raster order, [B, T, D], and their trace; `who` drew them, the target or
-        the draft.
+    def output(self) -> Output:
+        """The tokens in raster order, [B, T, D], and their trace.
 
         Raises:
-            TemperaError: a token is not finite; the message names the prompt.
+            TemperaError: see `read`.
         """
-        self._check({who: self._finite().tolist()})
+        self.read()
         tokens, order = self.context.tokens[:, : self.length], self.context.order
         trace = ContinuousTrace(
             max_depth=self.depth,
             logprob=torch.zeros_like(order[:, :0]),
             order=order,
             passes=self.passes,
-            **{name: column[:, : self.length] for name, column in self.columns.items()},
+            **{name: column[:, : self.length] for name, column in self._columns.items()},
         )
         index = order.unsqueeze(-1).expand_as(tokens)
         return Output(torch.zeros_like(tokens).scatter(1, index, tokens), trace)
 
-    def _finite(self) -> Tensor:
-        """Rows whose tokens are all finite, bool [B]."""
-        tokens, known = self.context.tokens, self.context.known.unsqueeze(1)
-        undefined = torch.arange(tokens.shape[1], device=tokens.device) >= known
-        return (tokens.isfinite().all(-1) | undefined).all(-1)
 
-    def _check(self, sound: dict[str, list[Any]]) -> None:
-        for who, rows in sound.items():
-            for name, fine in zip(self.ids, rows, strict=True):
-                if not fine:
-                    raise TemperaError(
-                        f"the {who} gave NaN or infinite tokens for prompt '{name}'; check its "
-                        "weights and the guidance, and try dtype=float32"
-                    )
+Observe = Callable[[Images], None]
 
 
 @dataclass(frozen=True)
@@ -265,27 +271,24 @@ class Parallel:
         target: Model,
         streams: RandomStreams,
         prompts: list[str],
+        *,
         diagnostics: bool = False,
-        clock: PartTimer = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-        drafts: DraftLog | None = None,
+        clock: Clock | None = None,
+        observe: Observe | None = None,
     ) -> Output:
         """Generate one image per prompt; see `Speculative.decode`."""
         model = self.model or target
-        _check_tokens(model, target)
-        streams.check(prompts)
-        for network in (target, model):
-            network.begin(prompts)
-        noise = Noise(streams)
-        images = _Images(target, noise, 0, streams.device)
-        for step, size in enumerate(counts(target.length, self.steps or target.length), start=1):
-            with clock("target"):
-                drawn = _predicted(model, images.context, size, noise)
-            with clock("commit"):
-                images.append(drawn, passes=int(self.model is None))
-            if progress is not None:
-                progress(step, images.context.reach * len(prompts))
-        return images.output("target" if self.model is None else "draft")
+        _check(model, target)
+        noise = _begun(streams, prompts, target, model)
+        images = Images(target, noise, who="target" if self.model is None else "draft")
+        if clock is not None:
+            clock.start()
+        _predict(model, images, counts(target.length, self.steps or target.length), noise, observe)
+        if clock is not None:
+            clock.lap("target")
+        if self.model is not None:
+            images.passes.zero_()
+        return images.output()
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -327,9 +330,17 @@ class Speculative:
         if not isinstance(self.rule, DensityRule):
             raise NotADensityRule(type(self.rule).__name__)
 
+    def sizes(self, length: int) -> list[int]:
+        """Tokens of each drafting step of an image of `length` tokens."""
+        return counts(length, self.steps or length)
+
+    def prefilled(self, length: int) -> Sequence[int]:
+        """Tokens of each step of the target alone before the first round."""
+        return self.rule.prefilled(self.prefill, self.sizes(length))
+
     def depth(self, length: int) -> int:
         """L, most drafted tokens of a round, for images of `length` tokens."""
-        sizes = counts(length, self.steps or length)
+        sizes = self.sizes(length)
         return max(sum(self.rule.drafted(known, self.gamma, sizes)) for known in range(length))
 
     def describe(self) -> dict[str, Any]:
@@ -347,22 +358,20 @@ class Speculative:
         target: Model,
         streams: RandomStreams,
         prompts: list[str],
+        *,
         diagnostics: bool = False,
-        clock: PartTimer = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-        drafts: DraftLog | None = None,
+        clock: Clock | None = None,
+        observe: Observe | None = None,
     ) -> Output:
-        """Generate one image per prompt (CSpD, Algorithm 1).
+        """Generate one image per prompt: CSpD, Algorithm 1, until every image is complete.
 
         Args:
             target: the target.
             streams: one random stream per prompt.
             prompts: B prompts.
             diagnostics: ignored: continuous tokens have none.
-            clock: times the parts of a round.
-            progress: called after each step with (steps so far, tokens so far over all rows, as if
-                all were as slow as the slowest).
-            drafts: stays empty: continuous tokens have no ids.
+            clock: times the parts of rounds.
+            observe: called after each round.
 
         Returns:
             tokens float32 [B, T, D] with their trace.
@@ -371,59 +380,41 @@ class Speculative:
             TemperaError: the numbers of prompts and streams differ, a draft does not fit the
                 target, or a network gave NaN or infinity.
         """
-        _check_tokens(self.drafter, target)
-        _check_denoising(self.drafter, target)
-        streams.check(prompts)
-        for network in (target, self.drafter):
-            network.begin(prompts)
-        noise = Noise(streams)
-        images = _Images(target, noise, self.depth(target.length), streams.device)
-        told = (lambda *_: None) if progress is None else progress
-        sizes = counts(target.length, self.steps or target.length)
-        step, least = 0, 0
-        for step, size in enumerate(self.rule.prefilled(self.prefill, sizes), start=1):
-            images.append(_predicted(target, images.context, size, noise), passes=1)
-            told(step, (least := images.context.reach) * len(prompts))
-        while least < target.length:
-            step += 1
+        _check(self.drafter, target, denoising=True)
+        noise, sizes = _begun(streams, prompts, target, self.drafter), self.sizes(target.length)
+        images = Images(target, noise, self.depth(target.length))
+        _predict(target, images, self.prefilled(target.length), noise, observe)
+        target, rule = (target, self.rule) if clock is None else timed(target, self.rule, clock)
+        while not images.complete:
             noise.next_round()
-            with clock("draft"):  # x̃ ~ q
-                ahead = self.rule.drafted(least, self.gamma, sizes)
-                proposal = _drafted(self.drafter, images.context, ahead, noise)
-                drafted = proposal.path.token
-            with clock("target"):  # what p is conditioned on, at all drafted tokens
-                conditions = self._conditions(images.context, drafted, target)
-            with clock("verify"):  # accepted tokens, then a resampled one
-                verdict = self.rule.verify(proposal, target.denoiser, conditions, noise)
-            with clock("commit"):
-                images.append(verdict, 1 + sum(ahead) * self.rule.sees_drafts, drafted)
-                least = images.least()  # the host read of the round
-            told(step, least * len(prompts))
-        return images.output("target")
-
-    def _conditions(self, context: Context, drafted: Tensor, target: Model) -> Tensor:
-        """The target's conditions for the drafted tokens [B, M, D] and, if the rule lets the target
-        see drafts, for the token after them. Otherwise all have the guidance of the last one.
-        """
-        count = drafted.shape[1]
-        if not self.rule.sees_drafts:
-            places = _next_places(context, count, target.length)
-            return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)
-        contexts = [context]
-        for token in drafted.split(1, 1):
-            contexts.append(_with(contexts[-1], token, target.length))
-        stacked = _stack(contexts)
-        places = _next_places(stacked, 1, target.length)
-        conditions = target.conditions(stacked, places, places + 1)
-        return conditions.view(len(contexts), len(drafted), -1).transpose(0, 1)
+            ahead = rule.drafted(images.least, self.gamma, sizes)
+            proposal = _propose(self.drafter, images.context, ahead, noise)  # x̃ ~ q
+            drafted = proposal.path.token
+            conditions = _score(target, images.context, drafted, rule)  # of p at the drafts
+            verdict = rule.verify(proposal, target.denoiser, conditions, noise)  # or resample
+            images.append(verdict, 1 + sum(ahead) * rule.sees_drafts, drafted)
+            images.read()  # the round's only host read
+            if observe is not None:
+                observe(images)
+        return images.output()
 
 
 Decoding = Parallel | Speculative
 """A decoding method for continuous tokens."""
 
 
-def _check_tokens(draft: Model, target: Model) -> None:
-    """Raise TemperaError unless draft and target have the same tokens."""
+def _begun(streams: RandomStreams, prompts: list[str], *models: Model) -> Noise:
+    """Start a batch of all models; returns its random draws."""
+    streams.check(prompts)
+    for model in models:
+        model.begin(prompts)
+    return Noise(streams)
+
+
+def _check(draft: Model, target: Model, denoising: bool = False) -> None:
+    """Raise TemperaError unless draft and target have the same tokens, and the same denoising steps
+    where that is asked.
+    """
     if draft.grid != target.grid:
         raise TemperaError(
             f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target "
@@ -434,11 +425,8 @@ def _check_tokens(draft: Model, target: Model) -> None:
             f"the draft's tokens have {draft.channels} channels and the target's "
             f"{target.channels}; take a draft that was trained with the same image tokenizer."
         )
-
-
-def _check_denoising(draft: Model, target: Model) -> None:
     own, other = draft.denoiser, target.denoiser
-    if (own.stages, own.last_noise) != (other.stages, other.last_noise):
+    if denoising and (own.stages, own.last_noise) != (other.stages, other.last_noise):
         raise TemperaError(
             "draft and target must have the same denoising steps; give both the same "
             "denoising_steps and last_noise."
@@ -465,34 +453,69 @@ def counts(length: int, steps: int) -> list[int]:
     return taken
 
 
-def _predicted(model: Model, context: Context, count: int, noise: Noise) -> ContinuousVerdict:
-    """The next `count` tokens from one model alone; all rows have the same length."""
-    places = _next_places(context, count, model.length)
-    after = (context.known + count).unsqueeze(1).expand_as(places)
-    drawn = noise.normal(count, model.denoiser.stages + 1, model.channels)
-    path = denoise_all(model.denoiser, model.conditions(context, places, after), drawn)
-    none = torch.zeros_like(places)
-    return ContinuousVerdict(
-        path.token, none + BONUS, torch.full_like(context.known, count), none, none
-    )
+def _predict(
+    model: Model, images: Images, sizes: Sequence[int], noise: Noise, observe: Observe | None
+) -> None:
+    """Append the tokens of some steps of one model alone; all rows have the same length."""
+    for size in sizes:
+        drawn = noise.normal(size, model.denoiser.stages + 1, model.channels)
+        _, path = _draw(model, images.context, drawn)
+        none = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
+        origin, emitted = (none + BONUS).to(torch.int8), torch.full_like(none[:, 0], size)
+        images.append(ContinuousVerdict(path.token, origin, emitted, none, none), passes=1)
+        if observe is not None:
+            observe(images)
 
 
-def _drafted(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
+def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
     """Draft `sizes` tokens, one entry per drafting step."""
     drawn = noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
     conditions, paths = [], []
-    for size, part in zip(sizes, drawn.split(list(sizes), 1), strict=True):
-        places = _next_places(context, size, draft.length)
-        after = (context.known + size).unsqueeze(1).expand_as(places)
-        conditions.append(draft.conditions(context, places, after))
-        paths.append(denoise_all(draft.denoiser, conditions[-1], part))
-        context = _with(context, paths[-1].token, draft.length)
+    for part in drawn.split(list(sizes), 1):
+        condition, path = _draw(draft, context, part)
+        conditions.append(condition)
+        paths.append(path)
+        context = _with(context, path.token, draft.length)
     kernels = zip(*(path.kernels for path in paths), strict=True)
     path = DenoisingPath(
         torch.cat([path.states for path in paths], 1),
         Kernel(*(torch.cat(leaves, 1) for leaves in kernels)),
     )
     return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, 1))
+
+
+def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -> Tensor:
+    """The target's conditions for the drafted tokens [B, M, D] and, if the rule lets the target see
+    drafts, for the token after them: [B, M or M + 1, C]. Otherwise all have the guidance of the
+    last one.
+    """
+    count = drafted.shape[1]
+    if not rule.sees_drafts:
+        places = _next_places(context, count, target.length)
+        return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)
+    # one context after each number of drafts; tokens are undefined from its `known` on
+    seen = _with(context, drafted, target.length)
+    ahead = torch.arange(1 + count, device=drafted.device).unsqueeze(1)
+    stacked = Context(
+        seen.rows.repeat(1 + count),
+        seen.tokens.repeat(1 + count, 1, 1),
+        seen.order.repeat(1 + count, 1),
+        (context.known + ahead).clamp(max=target.length).flatten(),
+        seen.reach,
+    )
+    places = _next_places(stacked, 1, target.length)
+    conditions = target.conditions(stacked, places, places + 1)
+    return conditions.view(1 + count, len(drafted), -1).transpose(0, 1)
+
+
+def _draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, DenoisingPath]:
+    """Draw the next M tokens independently of each other, with noise [B, M, S + 1, D]: their
+    conditions, [B, M, C], and paths.
+    """
+    places = _next_places(context, drawn.shape[1], model.length)
+    after = (context.known + drawn.shape[1]).unsqueeze(1).expand_as(places)
+    conditions = model.conditions(context, places, after)
+    return conditions, denoise_all(model.denoiser, conditions, drawn)
 
 
 def _next_places(context: Context, count: int, length: int) -> Tensor:
@@ -511,12 +534,3 @@ def _with(context: Context, tokens: Tensor, length: int) -> Context:
         known=(context.known + count).clamp(max=length),
         reach=min(context.reach + count, length),
     )
-
-
-def _stack(contexts: list[Context]) -> Context:
-    """Concatenate contexts along R."""
-    rows, tokens, order, known = (
-        torch.cat([getattr(context, name) for context in contexts])
-        for name in ("rows", "tokens", "order", "known")
-    )
-    return Context(rows, tokens, order, known, max(context.reach for context in contexts))

@@ -2,6 +2,7 @@
 and of denoising paths.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,9 +27,10 @@ class Resampled(NamedTuple):
     """Outcome of acceptance–rejection for R tokens.
 
     Attributes:
-        x: the draws, [R, D]; undefined if the sampler failed or no draw was wanted.
-        trials: number of proposals, int64 [R].
-        failed: a draw was wanted and none of `bound` proposals was accepted, bool [R].
+        x: the first accepted draws, [R, D]; the last draw if none was accepted, the first one if
+            none was wanted.
+        trials: number of draws tried, int64 [R].
+        failed: a draw was wanted and none of `bound` was accepted, bool [R].
     """
 
     x: Tensor
@@ -48,8 +50,7 @@ def reject_until(
 
     This draws from Norm[s p − q]₊ (CSpD, Eqs. 7–11, with M = 1/Z). The number of trials is
     geometric; for s = 1 a trial succeeds with probability Z = TV(p, q), so all fail with
-    probability (1 − Z)^bound. The draws of a trial depend on its number alone, so the result does
-    not depend on how many run at once.
+    probability (1 − Z)^bound.
 
     Args:
         p: the proposal, leaves [R, D], with R / B consecutive tokens for each of the B rows.
@@ -60,24 +61,16 @@ def reject_until(
         bound: most trials per token.
     """
     channels, places = p.mean.shape[-1], len(wanted) // noise.batch
-    left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(_FIRST, bound)
-    x, trials, missing = p.mean.clone(), torch.zeros_like(left), wanted.clone()
-    while done < bound and len(left):
-        uniform = noise.trials(left, places, done, size, channels + 1)
+
+    def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
+        uniform = noise.trials(left, places, first, size, channels + 1)
         mine, theirs = (Kernel(*(leaf[left].unsqueeze(1) for leaf in kernel)) for kernel in (p, q))
         tried = mine.at(normal_of(uniform[..., :channels]))
         log_ratio = theirs.log_density(tried) - mine.log_density(tried)
-        accept = (
-            uniform[..., channels].double() < 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
-        )
-        found, first = accept.any(-1) & missing[left], accept.int().argmax(-1)
-        trials[left] += torch.where(missing[left], torch.where(found, first + 1, size), 0)
-        x[left] = torch.where(found.unsqueeze(-1), pick(tried, first), x[left])
-        missing[left] &= ~found
-        done += size
-        size = min(4 * size, _MOST, bound - done)
-        left = missing.nonzero().squeeze(-1)
-    return Resampled(x, trials, missing)
+        kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
+        return tried, uniform[..., channels].double() < kept
+
+    return _first_accepted(attempt, wanted, bound, _FIRST, lambda size, _: min(4 * size, _MOST))
 
 
 def redraw_paths(
@@ -98,11 +91,9 @@ def redraw_paths(
     """
     (head, conditions), (other, draft_conditions) = target, draft
     width, batch = (head.stages + 1) * head.channels, len(wanted)
-    left, done, size = torch.arange(batch, device=wanted.device), 0, 1
-    x = conditions.new_zeros(batch, head.channels, dtype=torch.float32)
-    trials, missing = torch.zeros_like(left), wanted.clone()
-    while done < bound and len(left):
-        uniform = noise.trials(left, 1, done, size, width + 1)
+
+    def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
+        uniform = noise.trials(left, 1, first, size, width + 1)
         drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, head.channels))
         given, draft_given = (
             values[left].unsqueeze(1).expand(-1, size, -1)
@@ -112,15 +103,45 @@ def redraw_paths(
         q = kernels_of_paths(other, draft_given, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
-        accept = ~(uniform[..., width].double() >= 1 - ratio.exp())
-        found, first = accept.any(-1), accept.int().argmax(-1)
+        return path.token, ~(uniform[..., width].double() >= 1 - ratio.exp())
+
+    return _first_accepted(
+        attempt, wanted, bound, 1, lambda size, left: min(2 * size, PATHS * batch // max(1, left))
+    )
+
+
+def _first_accepted(
+    attempt: Callable[[Tensor, int, int], tuple[Tensor, Tensor]],
+    wanted: Tensor,
+    bound: int,
+    size: int,
+    grown: Callable[[int, int], int],
+) -> Resampled:
+    """Try draws until one is accepted. The draws of a trial depend on its number alone, so the
+    result does not depend on how many run at once.
+
+    Args:
+        attempt: from some tokens, int64 [R'], the number of a first trial and a number of trials
+            K to the draws [R', K, D], and which of them are accepted, bool [R', K].
+        wanted: which tokens need a draw, bool [R]; the others get that of trial 0.
+        bound: most trials per token.
+        size: trials at once, at first.
+        grown: the next number of trials at once, from the last one and the number of tokens left.
+    """
+    left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(size, bound)
+    trials, missing, x = torch.zeros_like(left), wanted.clone(), None
+    while done < bound and len(left):
+        tried, accepted = attempt(left, done, size)
+        x = torch.zeros_like(tried[:, 0]) if x is None else x
+        found, first = accepted.any(-1), accepted.int().argmax(-1)
         taken = torch.where(missing[left], torch.where(found, first, size - 1), 0)
-        x[left] = pick(path.token, taken)
+        x[left] = pick(tried, taken)
         trials[left] += (taken + 1) * missing[left]
         missing[left] &= ~found
         done += size
         left = missing.nonzero().squeeze(-1)
-        size = min(2 * size, PATHS * batch // max(1, len(left)), bound - done)
+        size = min(grown(size, len(left)), bound - done)
+    assert x is not None
     return Resampled(x, trials, missing)
 
 

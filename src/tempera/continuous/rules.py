@@ -6,11 +6,12 @@ decoding for autoregressive image generation", CSpD). docs/methods.md has the eq
 """
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,33 +71,40 @@ class ContinuousVerdict(NamedTuple):
     failures: Tensor
 
 
-@runtime_checkable
-class DensityRule(Protocol):
-    """Accepts or rejects the drafted tokens of a round, given the target's conditions for them."""
+class DensityRule(ABC):
+    """Accepts or rejects the drafted tokens of a round, given the target's conditions for them.
 
-    sees_drafts: ClassVar[bool]
+    By default rules roll back: the target sees the drafted tokens and draws one token per prefill
+    step, and all drafting steps have the same size, so no image depends on the others of its batch.
+    """
+
+    sees_drafts: ClassVar[bool] = True
     """If True, the target's condition for a drafted token takes the drafted tokens before it into
     account, and there is one more condition after all of them: [B, M + 1, C] from M + 1 contexts.
     If False, all conditions come from the context before the round: [B, M, C].
     """
 
     def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """Tokens of each step of the prefill, which the target draws alone.
+        """Tokens of each step of the prefill, which the target draws alone: one per step.
 
         Args:
             share: share of the image.
             sizes: tokens of each step of an image by MAR's cosine schedule.
         """
+        return [1] * math.ceil(share * sum(sizes))
 
     def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """Tokens of each drafting step of a round, at most γ steps.
+        """Tokens of each drafting step of a round: the mean size, rounded up, γ times, but not more
+        often than an image has steps.
 
         Args:
             known: tokens of the slowest row.
             gamma: γ.
             sizes: see `prefilled`.
         """
+        return [math.ceil(sum(sizes) / len(sizes))] * min(gamma, len(sizes))
 
+    @abstractmethod
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
@@ -110,24 +118,8 @@ class DensityRule(Protocol):
         """
 
 
-class _SeesDrafts:
-    """Rules with rollback. The target sees the drafted tokens and draws one token per prefill step.
-    All drafting steps have the same size, so no image depends on the others of its batch.
-    """
-
-    sees_drafts: ClassVar[bool] = True
-
-    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """One token per step."""
-        return [1] * math.ceil(share * sum(sizes))
-
-    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """The mean size, rounded up, γ times, but not more often than an image has steps."""
-        return [math.ceil(sum(sizes) / len(sizes))] * min(gamma, len(sizes))
-
-
 @dataclass(frozen=True)
-class CSpD(_SeesDrafts):
+class CSpD(DensityRule):
     """CSpD as in its paper (Eqs. 1–11, Algorithm 1). Its law is the target's if Σ = 1, but not in
     general.
 
@@ -186,7 +178,7 @@ class CSpD(_SeesDrafts):
 
 
 @dataclass(frozen=True)
-class CSpDReferenceCode:
+class CSpDReferenceCode(DensityRule):
     """CSpD as its public code computes it, which departs from the paper.
 
     Σ is inverted. A temperature (42 in the code) multiplies σ in the exponents of both densities of
@@ -257,7 +249,7 @@ class CSpDReferenceCode:
 
 
 @dataclass(frozen=True)
-class MaximalCoupling(_SeesDrafts):
+class MaximalCoupling(DensityRule):
     """Exact, stage by stage: the emitted tokens have the target's law, whatever the draft.
 
     The draft's path is verified stage by stage against the target's kernels at the draft's states.
@@ -340,7 +332,7 @@ class MaximalCoupling(_SeesDrafts):
 
 
 @dataclass(frozen=True)
-class PathCoupling(_SeesDrafts):
+class PathCoupling(DensityRule):
     """Exact, on whole paths: the emitted tokens have the target's law, whatever the draft.
 
     Both heads' kernels are evaluated on the draft's path, which is accepted with probability

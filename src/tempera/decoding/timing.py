@@ -1,23 +1,12 @@
 """Where the time of a round goes, and how long a batch takes, from some of its rounds."""
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
-
-
-class PartTimer(Protocol):
-    """What continuous decoding times with: `with clock("draft"): ...`, for the parts draft, target,
-    verify and commit.
-    """
-
-    def __call__(self, part: str) -> AbstractContextManager[None]:
-        """Time what runs inside as this part."""
 
 
 class Clock:
@@ -29,13 +18,6 @@ class Clock:
         self.device = torch.device(device)
         self.seconds: dict[str, float] = {}
         self._last = 0.0
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        """Add the time of what runs inside to `seconds[part]`."""
-        self.start()
-        yield
-        self.lap(part)
 
     def start(self) -> None:
         """Start a part."""
@@ -115,11 +97,3 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-_NOTHING = nullcontext()
-
-
-def no_clock(part: str) -> AbstractContextManager[None]:
-    """The clock of a run that is not timed."""
-    return _NOTHING

@@ -1,15 +1,15 @@
 """Measures where the time of a round goes, on any device: each part, the whole round, and the limit
 that memory bandwidth sets.
 
-Rounds are real rounds of `decode`, in an excerpt from the middle of an image. Weights may be
-random, because the cost of a round does not depend on how much is accepted. The speed-up at an
-accepted length is accepted length × time of AR's round ÷ time of the method's round, where both
-rounds are compiled or both are not.
+Rounds are real rounds of the decoding loop. Those of discrete tokens are timed in an excerpt from
+the middle of an image; weights may be random, because the cost of a round does not depend on how
+much is accepted. Images of continuous tokens are decoded whole, because it does there. The speed-up
+at an accepted length is accepted length × time of AR's round ÷ time of the method's round, where
+both rounds are compiled or both are not.
 """
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -19,22 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tempera.continuous.loop import ContinuousTrace, Speculative
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, PartTimer, no_clock, now
+from tempera.decoding.timing import Clock, now
 from tempera.decoding.trees import Tree
-from tempera.errors import BenchmarkTooLarge, TemperaError
-from tempera.evaluation.pipeline import Method
+from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import DecodingMethod, Method
 from tempera.targets.transformer import TransformerTarget
 
 READ = 2**28
 """Bytes read to measure the device's bandwidth; more than any cache holds."""
-
 AR_TOKENS = 24
 """Most rounds of plain autoregression in an excerpt. That of a method can be longer, because a long
 draft may be accepted as a whole.
 """
-
 DRAFTS = 4
 """Drafts of the longest kind that an excerpt has room for. In shorter ones, rounds take longer than
 in whole images, because the processor's caches still hold what another method needs.
@@ -52,10 +51,12 @@ class Spread:
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
         """Of timings in seconds."""
-        low, median, high = (
-            float(1000 * value) for value in np.quantile(np.array(seconds), [0.25, 0.5, 0.75])
-        )
-        return cls(median, low, high)
+        low, median, high = 1000 * np.quantile(np.array(seconds), [0.25, 0.5, 0.75])
+        return cls(float(median), float(low), float(high))
+
+    def __str__(self) -> str:
+        median, low, high = map(milliseconds, (self.median, self.low, self.high))
+        return f"{median} ({low} … {high})"
 
 
 @dataclass(frozen=True)
@@ -102,41 +103,54 @@ class BenchmarkPlan:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """What is measured of the passes of a discrete target, besides rounds.
+
+    Attributes:
+        target: one forward pass and its sampling distribution, by the number of tokens per row.
+        cache: bytes of keys and values that a token in the middle of the image reads.
+        limit: milliseconds to read weights and cache once at the device's bandwidth.
+    """
+
+    target: dict[int, Spread]
+    cache: int
+    limit: float
+
+
+@dataclass(frozen=True)
 class BenchmarkColumn:
     """Timings in milliseconds at one batch size, with compiled or with plain steps.
 
     Attributes:
-        target: one forward pass and its sampling distribution, by the number of tokens per row.
         parts: the parts of the method's round, by name (draft, target, verify, commit), each
             synchronised.
-        sampling: the part of `target` from hidden states to the sampled distribution, for the
-            method's draft.
         ar: a round of plain autoregression, without clocks inside.
         method: a round of the method, without clocks inside.
-        cache: bytes of keys and values that a token in the middle of the image reads.
-        limit: milliseconds to read weights and cache once at the device's bandwidth.
         memory: peak bytes so far: allocated on a GPU, resident on a CPU.
         images: images per second by plain autoregression, without text encoder and image decoder.
         ratio: speed-up ÷ accepted length, which is AR's round ÷ the method's round.
         ratio_limit: the machine's limit of `ratio`: AR's round ÷ the target's part of the method's
             round, as if draft, verification and commit took no time.
         speedups: speed-ups over plain autoregression, by accepted length.
+        passes: of discrete tokens.
+        accepted_length: of continuous tokens, with these weights: tokens that a round adds to an
+            image; in a batch, on average over the rounds of the slowest image.
+        speedup: of continuous tokens: AR's time for whole images ÷ the method's.
     """
 
     batch_size: int
     compiled: bool
-    target: dict[int, Spread]
     parts: dict[str, Spread]
-    sampling: Spread
     ar: Spread
     method: Spread
-    cache: int
-    limit: float
     memory: int
     images: float
     ratio: float
     ratio_limit: float
     speedups: dict[float, float]
+    passes: Passes | None = None
+    accepted_length: float | None = None
+    speedup: float | None = None
 
     @property
     def title(self) -> str:
@@ -149,17 +163,17 @@ class BenchmarkReport:
     """What was measured.
 
     Attributes:
-        drafted: number of nodes in the method's draft; the deepest is at `depth`.
-        bandwidth: bytes per second, as given or measured by a large sum (reads).
+        steps: drafting steps of a round.
+        bandwidth: bytes per second, as given or measured by a large sum (reads); None for
+            continuous tokens, as the next.
         weights: bytes of the weights that every pass reads.
     """
 
     device: str
     dtype: str
-    drafted: int
-    depth: int
-    bandwidth: float
-    weights: int
+    steps: int
+    bandwidth: float | None
+    weights: int | None
     columns: list[BenchmarkColumn]
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,27 +189,13 @@ class Excerpt:
     def __init__(self, target: TransformerTarget, length: int) -> None:
         self.target, self.length = target, length
         self.vocab_size, self.grid = target.vocab_size, (1, length)
-        self.start = (target.length - length) // 2
+        self.identity, self.dtype, self.compiled = target.identity, target.dtype, target.compiled
+        self.device, self.start = target.device, (target.length - length) // 2
         if self.start < 0:
             raise TemperaError(
                 f"an image of {target.length} tokens is too short to time {length}: give at most "
                 f"{target.length}."
             )
-
-    @property
-    def identity(self) -> str:
-        """The target's."""
-        return self.target.identity
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The target's."""
-        return self.target.dtype
-
-    @property
-    def compiled(self) -> bool:
-        """The target's."""
-        return self.target.compiled
 
     @property
     def longest(self) -> int:
@@ -215,7 +215,7 @@ class Excerpt:
         take as long to read as any others.
         """
         self.target.begin(prompts, nodes)
-        token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
+        token = torch.zeros(len(prompts), dtype=torch.int64, device=self.device)
         self.target.advance(token, token + self.start, self.start)
 
     def score(self, draft: Draft) -> Scores:
@@ -228,8 +228,8 @@ class Excerpt:
 
 
 def measure(
-    target: TransformerTarget,
-    make_method: Callable[[], Method],
+    target: Any,
+    make_method: Callable[[], DecodingMethod],
     plan: BenchmarkPlan,
     progress: Callable[[str], None] = lambda part: None,
 ) -> BenchmarkReport:
@@ -243,58 +243,52 @@ def measure(
         progress: called with the name of each part before it is measured.
 
     Raises:
-        BenchmarkTooLarge: memory ran out.
-        TemperaError: the method is plain autoregression.
+        TemperaError: memory ran out, or the method has no rounds to time.
     """
-    speed = bandwidth(target.device) if plan.bandwidth is None else 1e9 * plan.bandwidth
-    columns = []
+    discrete, columns = isinstance(target, TransformerTarget), list[BenchmarkColumn]()
+    if plan.compile and not discrete:
+        raise TemperaError("models of continuous tokens are not compiled: give compile=false")
+    speed = 1e9 * plan.bandwidth if plan.bandwidth else bandwidth(target.device) if discrete else 0
     for compiled in plan.kinds:
         if compiled:
             target.compile()
         method = make_method()
+        _check_rounds(method, target.length)
         for batch_size in plan.batch_sizes:
-            columns.append(measure_column(target, method, plan, batch_size, speed, progress))
-    drafter = method.drafter
-    dtype = str(target.dtype).removeprefix("torch.")
+            progress(f"{'compiled' if compiled else 'eager'}, batch {batch_size}")
+            try:
+                columns.append(_column(target, method, plan, batch_size, speed))
+            except (MemoryError, RuntimeError) as problem:
+                if not is_out_of_memory(problem):
+                    raise
+                raise TemperaError(
+                    f"out of memory at batch {batch_size}: take a smaller batch, half precision, "
+                    "or fewer drafted tokens",
+                    option="batch_sizes",
+                ) from problem
     return BenchmarkReport(
         name_of(target.device),
-        dtype,
-        drafter.nodes,
-        drafter.depth,
-        speed,
-        target.weight_bytes,
+        str(target.dtype).removeprefix("torch."),
+        method.gamma if isinstance(method, Speculative) else method.drafter.depth,  # type: ignore[attr-defined]
+        speed or None,
+        target.weight_bytes if discrete else None,
         columns,
     )
 
 
-def measure_column(
-    target: TransformerTarget,
-    method: Method,
-    plan: BenchmarkPlan,
-    batch_size: int,
-    speed: float,
-    progress: Callable[[str], None] = lambda part: None,
-) -> BenchmarkColumn:
-    """Time rounds and their parts at one batch size, on the target as it is: compiled or not.
-
-    Args:
-        speed: the device's bandwidth in bytes per second, for the limit that it sets.
-
-    Raises:
-        BenchmarkTooLarge: memory ran out.
-        TemperaError: the method is plain autoregression.
-    """
-    if method.is_plain:
+def _check_rounds(method: DecodingMethod, length: int) -> None:
+    """Raise TemperaError for a method without rounds of draft and verification."""
+    if isinstance(method, Speculative):
+        if sum(method.prefilled(length)) >= length:
+            raise TemperaError(
+                f"prefill={method.prefill:g} draws all {length} tokens of an image, so there is no "
+                "round to time: give a smaller share, or more steps"
+            )
+    elif not isinstance(method, Method) or method.is_plain:
         raise TemperaError(
-            "method=ar is the baseline that methods are timed against: choose another, such as "
-            "method=eagle."
+            "a benchmark times rounds of draft and verification beside plain autoregression: "
+            "choose another method, such as method=eagle, or for continuous tokens method=cspd."
         )
-    try:
-        return _column(target, method, plan, batch_size, speed, progress)
-    except (MemoryError, RuntimeError) as problem:
-        if not is_out_of_memory(problem):
-            raise
-        raise BenchmarkTooLarge(batch_size) from problem
 
 
 def is_out_of_memory(problem: Exception) -> bool:
@@ -305,41 +299,36 @@ def is_out_of_memory(problem: Exception) -> bool:
 
 
 def _column(
-    target: TransformerTarget,
-    method: Method,
-    plan: BenchmarkPlan,
-    batch_size: int,
-    speed: float,
-    progress: Callable[[str], None],
+    target: Any, method: Any, plan: BenchmarkPlan, batch_size: int, speed: float
 ) -> BenchmarkColumn:
-    kind = f"{'compiled' if target.compiled else 'eager'}, batch {batch_size}"
-    reset_memory(target.device)
-    prompts = [str(row) for row in range(batch_size)]  # for classes as well as for texts
-    passes = {}
-    for tree in _trees(method, plan):
-        progress(f"{kind}: target, {1 + tree.nodes} tokens")
-        passes[1 + tree.nodes] = _time_pass(target, tree, prompts, plan.repeats)
-    progress(f"{kind}: rounds")
-    rounds = time_rounds(target, {"ar": method.plain, "method": method}, prompts, plan.repeats)
-    ar, own = rounds["ar"].round, rounds["method"].round
-    parts = _time_parts(target, method, prompts, plan.repeats)
-    middle = target.session.prompt.prefix + target.length // 2
-    cache = target.session.cache.nbytes(middle)
+    """Time rounds and their parts at one batch size, on the target as it is: compiled or not."""
+    prompts, device = batch_size * ["0"], target.device  # the first class, or a text
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with target.encoded(prompts):
+        passes = (
+            _time_passes(target, method, plan, prompts, speed)
+            if isinstance(target, TransformerTarget)
+            else None
+        )
+        rounds = time_rounds(target, {"ar": method.plain, "method": method}, prompts, plan.repeats)
+        parts, accepted = _time_parts(target, method, prompts, plan.repeats)
+    ar, own = rounds["ar"], rounds["method"]
+    ratio = ar.round.median / own.round.median
     return BenchmarkColumn(
         batch_size=batch_size,
         compiled=target.compiled,
-        target=passes,
         parts=parts,
-        sampling=_time_sampling(target, method.drafter.nodes, plan.repeats),
-        ar=ar,
-        method=own,
-        cache=cache,
-        limit=1000 * (target.weight_bytes + cache) / speed,
-        memory=peak_memory(target.device),
-        images=1000 * batch_size / (target.length * ar.median),
-        ratio=ar.median / own.median,
-        ratio_limit=ar.median / parts["target"].median,
-        speedups={length: length * ar.median / own.median for length in plan.accepted_lengths},
+        ar=ar.round,
+        method=own.round,
+        memory=peak_memory(device),
+        images=1000 * batch_size / (target.length * ar.round.median),
+        ratio=ratio,
+        ratio_limit=ar.round.median / parts["target"].median,
+        speedups={length: length * ratio for length in plan.accepted_lengths},
+        passes=passes,
+        accepted_length=accepted,
+        speedup=None if passes else ar.whole.median / own.whole.median,
     )
 
 
@@ -348,31 +337,30 @@ def bandwidth(device: torch.device, repeats: int = 5) -> float:
     weights and writes little; a copy would measure writing, too.
     """
     numbers = torch.ones(READ // 4, dtype=torch.float32, device=device)
-    return READ / min(_timed(numbers.sum, device) for _ in range(repeats))
+    return READ / min(_seconds(numbers.sum, device) for _ in range(repeats))
 
 
-def _trees(method: Method, plan: BenchmarkPlan) -> list[Tree]:
-    """The empty tree, a chain of as many nodes as the method's draft, and the plan's trees, by
-    size.
+def _time_passes(
+    target: TransformerTarget, method: Method, plan: BenchmarkPlan, prompts: list[str], speed: float
+) -> Passes:
+    """Time passes over 1 token, over as many as the method's draft has, and over the plan's
+    trees.
     """
-    trees = [
-        Tree.empty(),
-        Tree.chain(method.drafter.nodes),
-        *(Tree.named(name) for name in plan.trees),
-    ]
-    return sorted({tree.nodes: tree for tree in trees}.values(), key=lambda tree: tree.nodes)
+    trees = [Tree.empty(), Tree.chain(method.drafter.nodes), *map(Tree.named, plan.trees)]
+    passes = {
+        nodes + 1: _time_pass(target, tree, prompts, plan.repeats)
+        for nodes, tree in sorted({tree.nodes: tree for tree in trees}.items())
+    }
+    cache = target.session.cache.nbytes(target.session.prompt.prefix + target.length // 2)
+    return Passes(passes, cache, 1000 * (target.weight_bytes + cache) / speed)
 
 
 def _time_pass(target: TransformerTarget, tree: Tree, prompts: list[str], repeats: int) -> Spread:
-    excerpt = Excerpt(target, 1)
-    excerpt.begin(prompts, tree.nodes)
-    shape = (len(prompts), tree.nodes)
-    draft = Draft(
-        torch.zeros(shape, dtype=torch.int64, device=target.device),
-        torch.zeros(*shape, 0, device=target.device),
-        tree.to(target.device),
-    )
-    return _spread(lambda: target.score(draft), target.device, repeats)
+    Excerpt(target, 1).begin(prompts, tree.nodes)
+    tokens = torch.zeros(len(prompts), tree.nodes, dtype=torch.int64, device=target.device)
+    draft = Draft(tokens, tokens.float().unsqueeze(-1)[..., :0], tree.to(target.device))
+    seconds = [_seconds(lambda: target.score(draft), target.device) for _ in range(1 + repeats)]
+    return Spread.of(seconds[1:])
 
 
 @dataclass(frozen=True)
@@ -382,121 +370,100 @@ class Pace:
     Attributes:
         beginning: of an image, from its prompt to the end of the first round, less a later round.
         round: a later round.
+        whole: the whole decode.
     """
 
     beginning: Spread
     round: Spread
+    whole: Spread
 
 
 def time_rounds(
-    target: TransformerTarget, methods: Mapping[str, Method], prompts: list[str], repeats: int
+    target: Any, methods: Mapping[str, DecodingMethod], prompts: list[str], repeats: int
 ) -> dict[str, Pace]:
-    """Time the methods in turn, by name, in `repeats` excerpts of a few rounds each, from the
-    middle of an image.
+    """Time the methods in turn, by name, in `repeats` decodes each after one to warm up: of whole
+    images, or for discrete tokens of a few rounds in the middle of one.
     """
     longest = max(map(_tokens, methods.values()))
-    excerpts = {
-        name: Excerpt(target, min(target.length, longest, AR_TOKENS if one.is_plain else longest))
-        for name, one in methods.items()
-    }
-    beginnings: dict[str, list[float]] = {name: [] for name in methods}
-    rounds: dict[str, list[float]] = {name: [] for name in methods}
-    for name, method in methods.items():
-        _warm_up(excerpts[name], method, prompts)
-    for repeat in range(repeats):
+    timings: dict[str, list[tuple[float, float, float]]] = {name: [] for name in methods}
+    for seed in range(-1, repeats):
         for name, method in methods.items():
-            start, first, *others = _excerpt(excerpts[name], method, prompts, repeat)
-            later = (others[-1] - first) / len(others) if others else 0.0
-            rounds[name].append(later)
-            beginnings[name].append(first - start - later)
-    return {name: Pace(Spread.of(beginnings[name]), Spread.of(rounds[name])) for name in methods}
+            times = _decoded(target, method, prompts, seed, longest)[0]
+            first, rounds = _kept(times, method, target.length)
+            later = (times[-1] - times[first]) / rounds if rounds else 0.0
+            whole = times[-1] - times[0]
+            timings[name].append((times[first] - times[0] - later, later, whole))
+    return {
+        name: Pace(*map(Spread.of, zip(*found[1:], strict=True))) for name, found in timings.items()
+    }
 
 
-def _tokens(method: Method) -> int:
+def _tokens(method: DecodingMethod) -> int:
     """Tokens of an excerpt that suits a method; an image may have fewer."""
-    return DRAFTS * (1 + method.drafter.depth)
+    return DRAFTS * (1 + method.drafter.depth) if isinstance(method, Method) else 0
 
 
-def _warm_up(excerpt: Excerpt, method: Method, prompts: list[str]) -> None:
-    """Play an excerpt, so that nothing is made for the first time."""
-    _excerpt(excerpt, method, prompts, -1)
+def _kept(times: Sequence[Any], method: DecodingMethod, length: int) -> tuple[int, int]:
+    """The first time after which rounds are alike, and how many of them follow. Left out are the
+    first round of discrete tokens, and the prefill of continuous ones.
+    """
+    prefill = len(method.prefilled(length)) if isinstance(method, Speculative) else 0
+    first = 1 if isinstance(method, Method) else prefill
+    return first, len(times) - 1 - first
 
 
 def _time_parts(
-    target: TransformerTarget, method: Method, prompts: list[str], repeats: int
-) -> dict[str, Spread]:
-    """Time the parts of the method's rounds in such excerpts, without the first round of each,
-    which is another kind of round.
+    target: Any, method: DecodingMethod, prompts: list[str], repeats: int
+) -> tuple[dict[str, Spread], float | None]:
+    """Time the parts of the method's rounds in such decodes; and the accepted length of continuous
+    tokens in them.
     """
-    excerpt = Excerpt(target, min(target.length, _tokens(method)))
     parts: dict[str, list[float]] = {}
-    for repeat in range(repeats):
-        for name, seconds in _seconds_by_part(excerpt, method, prompts, repeat).items():
-            parts.setdefault(name, []).append(seconds)
-    return {part: Spread.of(values) for part, values in parts.items()}
+    lengths: list[float] = []
+    for seed in range(repeats):
+        times, ends, trace = _decoded(target, method, prompts, seed, _tokens(method), Clock)
+        first, rounds = _kept(times, method, target.length)
+        before = ends[first] if rounds else {}
+        for part, spent in ends[-1].items():
+            parts.setdefault(part, []).append((spent - before.get(part, 0.0)) / max(1, rounds))
+        if isinstance(trace, ContinuousTrace):
+            emitted = trace.proposed.gt(0).sum(-1).float().mean()
+            lengths.append(float(emitted) / max(1, rounds))
+    spreads = {part: Spread.of(values) for part, values in parts.items()}
+    return spreads, sum(lengths) / len(lengths) if lengths else None
 
 
-def _seconds_by_part(
-    excerpt: Excerpt, method: Method, prompts: list[str], seed: int
-) -> dict[str, float]:
-    """The mean time of each part, over all rounds but the first; over that one if there is no
-    other.
-    """
-    clock, ends = Clock(excerpt.target.device), list[dict[str, float]]()
-    _excerpt(excerpt, method, prompts, seed, clock, lambda: ends.append(dict(clock.seconds)))
-    first = ends[0] if len(ends) > 1 else {}
-    rounds = max(1, len(ends) - 1)
-    return {part: (spent - first.get(part, 0.0)) / rounds for part, spent in ends[-1].items()}
-
-
-def _excerpt(
-    target: Excerpt,
-    method: Method,
+def _decoded(
+    target: Any,
+    method: DecodingMethod,
     prompts: list[str],
     seed: int,
-    clock: PartTimer = no_clock,
-    after_round: Callable[[], None] = lambda: None,
-) -> list[float]:
-    """The times in seconds at which one excerpt began and its rounds ended."""
-    streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], target.target.device)
-    times = [now(target.target.device)]
+    longest: int,
+    make_clock: Callable[[torch.device], Clock] | None = None,
+) -> tuple[list[float], list[dict[str, float]], Any]:
+    """Decode a batch, of discrete tokens an excerpt: the times in seconds at which it began and its
+    rounds ended, what a clock had seen of the parts at each, and the trace.
+    """
+    device = target.device
+    clock = None if make_clock is None else make_clock(device)
+    if isinstance(method, Method):
+        longest = min(target.length, longest, AR_TOKENS if method.is_plain else longest)
+        target = Excerpt(target, longest)
+    streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], device)
+    times, parts = [now(device)], list[dict[str, float]]([{}])
 
-    def mark(rounds: int, written: int) -> None:  # the number was read: the round has ended
-        times.append(time.perf_counter())
-        after_round()
+    def mark(*_: Any) -> None:
+        times.append(now(device))
+        parts.append(dict(clock.seconds) if clock is not None else {})
 
-    method.decode(target, streams, prompts, progress=mark, clock=clock)
-    return times
-
-
-def _time_sampling(target: TransformerTarget, nodes: int, repeats: int) -> Spread:
-    hidden = torch.zeros(
-        target.session.prompt.rows,
-        1 + nodes,
-        target.head.hidden_size,
-        dtype=target.dtype,
-        device=target.device,
-    )
-    ahead = torch.arange(1 + nodes, device=target.device).clamp(max=1)
-    lengths = target.session.prompt.lengths
-    return _spread(lambda: target.head.distribution(hidden, lengths, ahead), target.device, repeats)
+    output = method.decode(target, streams, prompts, clock=clock, observe=mark)
+    return times, parts, output.trace
 
 
-def _spread(work: Callable[[], Any], device: torch.device, repeats: int) -> Spread:
-    _timed(work, device)
-    return Spread.of([_timed(work, device) for _ in range(repeats)])
-
-
-def _timed(work: Callable[[], Any], device: torch.device) -> float:
+def _seconds(work: Callable[[], Any], device: torch.device) -> float:
     start = now(device)
     work()
     return now(device) - start
-
-
-def reset_memory(device: torch.device) -> None:
-    """Start measuring `peak_memory` anew; has no effect on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -521,70 +488,55 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     milliseconds, or a derived number.
     """
     columns = report.columns
-    first = {column.compiled: column for column in reversed(columns)}
 
-    def timed(name: str, spreads: Iterable[Spread]) -> tuple[str, ...]:
-        return name, *map(cell, spreads)
+    def row(name: str, cells: Iterable[object]) -> tuple[str, ...]:
+        return name, *map(str, cells)
 
+    steps = (milliseconds(one.parts["draft"].median / report.steps) for one in columns)
+    rows = [
+        *(row(f"round: {part}", (one.parts[part] for one in columns)) for part in columns[0].parts),
+        row(f"round: one of {report.steps} draft steps", steps),
+        row("round of the method", (one.method for one in columns)),
+        row("round of AR", (one.ar for one in columns)),
+        row("speed-up ÷ accepted length", map(_ratio, columns)),
+        row("memory at the peak, GiB", (f"{one.memory / 2**30:.2f}" for one in columns)),
+        row("images/s of AR", (f"{one.images:.3g}" for one in columns)),
+    ]
+    passes = [one.passes for one in columns if one.passes is not None]
+    if not passes:
+        return [
+            *rows,
+            row("accepted length", (f"{one.accepted_length:.2f}" for one in columns)),
+            row("speed-up of whole images", (f"{one.speedup:.2f}×" for one in columns)),
+        ]
+    limits = (
+        f"{milliseconds(one.limit)}; AR takes {column.ar.median / one.limit:.2f}×"
+        for one, column in zip(passes, columns, strict=True)
+    )
     return [
-        *(timed(_pass_name(n), (one.target[n] for one in columns)) for n in columns[0].target),
-        timed("sampling, inside the target's", (one.sampling for one in columns)),
         *(
-            timed(f"round: {part}", (one.parts[part] for one in columns))
-            for part in columns[0].parts
+            row(
+                f"target, {count} token{'s'[: count > 1]} per row",
+                (p.target[count] for p in passes),
+            )
+            for count in passes[0].target
         ),
-        (
-            f"round: one of {report.depth} draft steps",
-            *(milliseconds(one.parts["draft"].median / report.depth) for one in columns),
-        ),
-        timed("round of the method", (one.method for one in columns)),
-        ("verify + commit, of it", *(f"{100 * _small(one):.1f}%" for one in columns)),
-        timed("round of AR", (one.ar for one in columns)),
-        ("bandwidth limit of AR", *map(_limit, columns)),
-        ("speed-up ÷ accepted length", *map(_ratio, columns)),
-        ("memory at the peak, GiB", *(f"{one.memory / 2**30:.2f}" for one in columns)),
-        ("images/s of AR", *(f"{one.images:.3g}" for one in columns)),
-        (
-            "and over the first column",
-            *(f"{one.images / first[one.compiled].images:.2f}×" for one in columns),
-        ),
+        *rows,
+        row("bandwidth limit of AR", limits),
         *(
-            (f"at accepted length {length:g}", *(_gain(one, length) for one in columns))
+            row(f"at accepted length {length:g}", (_gain(one, length) for one in columns))
             for length in columns[0].speedups
         ),
     ]
-
-
-def _pass_name(tokens: int) -> str:
-    return f"target, {tokens} token{'s' if tokens > 1 else ''} per row"
 
 
 def _gain(column: BenchmarkColumn, length: float) -> str:
     return f"{column.speedups[length]:.2f}×, {column.speedups[length] * column.images:.3g} images/s"
 
 
-def _limit(column: BenchmarkColumn) -> str:
-    return f"{milliseconds(column.limit)}; AR takes {column.ar.median / column.limit:.2f}×"
-
-
 def _ratio(column: BenchmarkColumn) -> str:
     share = 100 * column.ratio / column.ratio_limit
     return f"{column.ratio:.2f} of at most {column.ratio_limit:.2f} ({share:.0f}%)"
-
-
-def _small(column: BenchmarkColumn) -> float:
-    """The share of a round spent in neither draft nor target."""
-    parts = column.parts
-    return (parts["verify"].median + parts["commit"].median) / sum(
-        part.median for part in parts.values()
-    )
-
-
-def cell(spread: Spread) -> str:
-    """Median and quartiles as text."""
-    return (
-        f"{milliseconds(spread.median)} ({milliseconds(spread.low)} … {milliseconds(spread.high)})"
-    )
 
 
 def milliseconds(time: float) -> str:

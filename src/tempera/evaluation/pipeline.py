@@ -25,7 +25,7 @@ from tempera.decoding.interfaces import (
 from tempera.decoding.loop import Images, Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
-from tempera.decoding.timing import Clock, PartTimer, no_clock, now, timed
+from tempera.decoding.timing import Clock, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS, Trace
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
@@ -65,13 +65,17 @@ class DecodingMethod(Protocol):
         target: Any,
         streams: RandomStreams,
         prompts: list[str],
+        *,
         diagnostics: bool = False,
-        clock: PartTimer = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-        drafts: DraftLog | None = None,
+        clock: Clock | None = None,
+        observe: Callable[..., None] | None = None,
     ) -> Output:
-        """Decode one image per prompt; see `tempera.decoding.loop.decode`. `drafts` records what
-        every round drafted, if tokens have ids.
+        """Decode one image per prompt; see `tempera.decoding.loop.decode`.
+
+        Args:
+            clock: adds up the time of each part of the rounds.
+            observe: called after each round with the images, and with draft and verdict where
+                tokens have ids.
         """
 
 
@@ -107,22 +111,15 @@ class Method:
         target: Target,
         streams: RandomStreams,
         prompts: list[str],
+        *,
         diagnostics: bool = False,
-        clock: PartTimer = no_clock,
-        progress: Callable[[int, int], None] | None = None,
-        drafts: DraftLog | None = None,
+        clock: Clock | None = None,
+        observe: Callable[[Images, Draft, Verdict], None] | None = None,
     ) -> Output:
         """See `DecodingMethod`."""
         drafter = self.drafter
-        if isinstance(clock, Clock):
+        if clock is not None:
             target, drafter = timed(target, drafter, clock)
-
-        def observe(images: Images, draft: Draft, verdict: Verdict) -> None:
-            if drafts is not None:
-                drafts.add(images, draft, verdict)
-            if progress is not None:
-                progress(images.rounds, images.written)
-
         return decode(
             target, drafter, self.rule, streams, prompts, diagnostics=diagnostics, observe=observe
         )
@@ -139,16 +136,38 @@ class Pipeline:
     device: torch.device
 
     def tokens(
-        self, prompts: Sequence[Prompt], method: DecodingMethod | None = None, **observed: Any
+        self,
+        prompts: Sequence[Prompt],
+        method: DecodingMethod | None = None,
+        *,
+        diagnostics: bool = False,
+        clock: Clock | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        drafts: DraftLog | None = None,
     ) -> Output:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
         Args:
-            observed: `diagnostics`, `clock`, `progress` and `drafts` of `DecodingMethod.decode`.
+            diagnostics, clock: see `DecodingMethod.decode`.
+            progress: called after each round with (rounds so far, tokens so far over all rows).
+            drafts: records what every round drafted, if tokens have ids.
         """
+
+        def observe(images: Any, *round: Any) -> None:
+            if drafts is not None and round:
+                drafts.add(images, *round)
+            if progress is not None:
+                progress(images.rounds, images.written)
+
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
-        texts = [prompt.text for prompt in prompts]
-        return (method or self.method).decode(self.target, streams, texts, **observed)
+        return (method or self.method).decode(
+            self.target,
+            streams,
+            [prompt.text for prompt in prompts],
+            diagnostics=diagnostics,
+            clock=clock,
+            observe=observe,
+        )
 
     def decoded(self, tokens: Tensor) -> Tensor:
         """Tokens [B, T], or [B, T, D] -> images [B, 3, H, W], about [−1, 1]. The decoder's
