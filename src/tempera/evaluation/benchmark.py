@@ -515,10 +515,7 @@ def table(report: BenchmarkReport) -> list[tuple[str, ...]]:
     )
     return [
         *(
-            row(
-                f"target, {count} token{'s'[: count > 1]} per row",
-                (p.target[count] for p in passes),
-            )
+            row(f"target, tokens per row: {count}", (one.target[count] for one in passes))
             for count in passes[0].target
         ),
         *rows,
