@@ -23,6 +23,7 @@ from reference_clip import random_state, register, write_open_clip
 from tiny_metrics import (
     image_reward_state,
     image_reward_tokenizer,
+    shrink_image_reward,
     write_inception,
 )
 from tiny_targets import (
@@ -283,6 +284,7 @@ def test_all_published_metrics_from_the_hub(
     torch.save({"state_dict": state}, places["hps"] / "HPS_v2.1_compressed.pt")
     torch.save(image_reward_state(), places["image_reward"] / "ImageReward.pt")
     image_reward_tokenizer(places["image_reward"])
+    shrink_image_reward(monkeypatch)
     for network in NETWORKS:
         hub.add_directory(f"some/{network}", places[network])
     rows = [

@@ -2,7 +2,6 @@
 layouts, against a second writing of the networks (`reference_clip`).
 """
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,17 +23,15 @@ from reference_clip import (
 )
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import gelu
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import clip_model, hps
+from tempera.metrics import hps
 from tempera.metrics.clip import ClipScore, clip_scorer
-from tempera.metrics.clip_model import ClipModel
 from tempera.metrics.hps import HPS
-from tempera.metrics.linear_chain import linear_chain
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
 
@@ -69,8 +66,6 @@ def state(tiny: str) -> dict[str, Tensor]:
 class Means(torch.nn.Module):
     """Embeds a picture as its mean colour, and a text as powers of its length."""
 
-    visual = SimpleNamespace(image_size=(4, 5))
-
     def encode_image(self, images: Tensor) -> Tensor:
         assert images.shape == (2, 3, 4, 4)
         return images.mean((2, 3))
@@ -87,13 +82,7 @@ def floats(image: Image.Image) -> Tensor:
     return torch.from_numpy(numpy.asarray(image).copy()).permute(2, 0, 1).float()
 
 
-OPEN_CLIP = SimpleNamespace(
-    constants=SimpleNamespace(OPENAI_DATASET_MEAN=[0.0] * 3, OPENAI_DATASET_STD=[1.0] * 3),
-    get_tokenizer=lambda name: lengths,
-)
-
-
-def cosines_of_means(images: Tensor, prefix: str = "") -> Tensor:
+def cosines_of_means(images: Tensor, prefix: str) -> Tensor:
     texts = Means().encode_text(lengths([prefix + text for text in TEXTS]))
     return torch.cosine_similarity(images.float().mean((2, 3)), texts, dim=1)
 
@@ -104,136 +93,34 @@ def test_a_clip_score_is_the_cosine_of_picture_and_prefixed_prompt() -> None:
     torch.testing.assert_close(found["clip_score"], cosines_of_means(images, "a "))
 
 
-def test_hpsv2_is_100_times_the_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HPS, "network", lambda self: Means())
-    monkeypatch.setattr(hps, "import_open_clip", lambda: OPEN_CLIP)
-    images = pictures(4)
-    torch.testing.assert_close(scored(HPS(), images), 100 * cosines_of_means(images))
-
-
-def test_files_of_a_tag_are_where_it_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tags = {
-        "hub": {"hf_hub": "some/model/"},
-        "named": {"hf_hub": "some/model/weights.bin"},
-        "url": {"url": "https://example.org/models/ViT.pt"},
-    }
-    made = SimpleNamespace(
-        list_models=lambda: ["ViT"],
-        get_pretrained_cfg=lambda model, weights: tags.get(weights, {}),
-        list_pretrained_tags_by_model=lambda model: list(tags),
-    )
-    monkeypatch.setattr(clip_model, "import_open_clip", lambda: made)
-    names = clip_model._NAMES
-    assert ClipModel("ViT", "hub").files == (WeightsFile("some/model", names),)
-    assert ClipModel("ViT", "named").files == (WeightsFile("some/model", ("weights.bin",)),)
-    assert ClipModel("ViT", "url").files == (WeightsFile(tags["url"]["url"], ("ViT.pt",)),)
-    (tmp_path / "own.bin").touch()
-    own = str(tmp_path / "own.bin")
-    assert ClipModel("ViT", own).files == (WeightsFile(own, names),)
-    for weights in (None, "nowhere"):
-        with pytest.raises(TemperaError, match="give a file, or one of hub, named, url"):
-            _ = ClipModel("ViT", weights).files
-    with pytest.raises(TemperaError, match="other is not a model that open_clip knows"):
-        _ = ClipModel("other").files
-
-
-@pytest.mark.parametrize(
-    ("named", "quick", "tagged", "said"),
-    [
-        (False, True, False, "holds OpenAI's weights"),
-        (False, True, True, ""),
-        (True, True, False, ""),
-        (True, False, False, "may have been trained without it"),
-        (False, False, False, ""),
-    ],
-)
-def test_a_warning_where_weights_and_activation_do_not_match(
-    named: bool,
+@pytest.mark.parametrize("quick", [False, True])
+def test_clip_score(
     quick: bool,
-    tagged: bool,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    made = SimpleNamespace(
-        get_model_config=lambda model: {"quick_gelu": True} if named else {},
-        get_pretrained_cfg=lambda model, weights: {"url": "any"} if tagged else {},
-    )
-    monkeypatch.setattr(clip_model, "import_open_clip", lambda: made)
-    ClipModel("ViT", "any")._check_activation(Path("file"), quick)
-    told = capsys.readouterr().out
-    assert said in told and bool(told) == bool(said)
-
-
-def test_an_architecture_is_made_without_weights_or_warnings(
+    tiny: str,
+    state: dict[str, Tensor],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
-
-    def create(name: str, **options: object) -> torch.nn.Module:
-        assert logging.root.manager.disable == logging.WARNING
-        asked.append((name, options))
-        return torch.nn.Identity()
-
-    monkeypatch.setattr(
-        clip_model, "import_open_clip", lambda: SimpleNamespace(create_model=create)
-    )
-    clip_model.architecture("ViT")
-    clip_model.architecture("ViT", True)
-    assert logging.root.manager.disable == logging.NOTSET
-    usual = {"load_weights": False, "pretrained_text": False, "device": "meta"}
-    assert asked == [
-        ("ViT", {**usual, "force_quick_gelu": False}),
-        ("ViT", {**usual, "force_quick_gelu": True}),
-    ]
-
-
-def test_a_chain_of_linear_layers_is_in_the_order_of_their_numbers() -> None:
-    sizes, state = {2: (4, 3), 10: (3, 5), 0: (6, 4)}, {"other.1.weight": torch.zeros(1)}
-    for number, (into, out) in sizes.items():
-        state[f"layers.{number}.weight"] = torch.randn(out, into)
-        state[f"layers.{number}.bias"] = torch.randn(out)
-    expected = x = torch.randn(2, 6)
-    for number in (0, 2, 10):
-        weight, bias = (state[f"layers.{number}.{kind}"] for kind in ("weight", "bias"))
-        expected = linear(expected, weight, bias)
-    chain = linear_chain(state, "layers.", Path("file"), "a chain")
-    torch.testing.assert_close(chain(x), expected)
-    with pytest.raises(TemperaError, match="it has no layers.0.weight"):
-        linear_chain({"other.1.weight": torch.zeros(1)}, "layers.", Path("file"), "a chain")
-
-
-@pytest.mark.slow
-def test_clip_score(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    save_file(state, tmp_path / "open_clip_model.safetensors")
-    adapter = ClipScore(tiny, str(tmp_path / "open_clip_model.safetensors"), prefix="A photo of ")
+    """The activation is that of the weights' tag, whatever the model's name says."""
+    file = tmp_path / "open_clip_model.safetensors"
+    save_file(state, file)
+    adapter = ClipScore(tiny, str(file), prefix="A photo of ")
     texts = tokens([f"A photo of {text}" for text in TEXTS])
-    expected = cosines(embed_images(normalised(pictures()), state), embed_texts(texts, state))
-    assert torch.allclose(scored(adapter), expected, atol=1e-5)
-    write_open_clip(tmp_path, tiny, state)
-    directory = ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of ")
-    assert torch.allclose(scored(directory), expected, atol=1e-5)
+    activation = quick_gelu if quick else gelu
+    image = embed_images(normalised(pictures()), state, activation)
+    expected = cosines(image, embed_texts(texts, state, activation))
+    with monkeypatch.context() as patch:
+        patch.setattr(ClipScore, "_tag", {"quick_gelu": quick, "mean": (0.5,) * 3})
+        network = adapter.network()
+        assert network.visual.preprocess_cfg["mean"] == (0.5,) * 3
+        patch.setattr(ClipScore, "_tag", {"quick_gelu": quick})
+        assert torch.allclose(scored(adapter), expected, atol=1e-5)
+    if not quick:
+        write_open_clip(tmp_path, tiny, state)
+        directory = ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of ")
+        assert torch.allclose(scored(directory), expected, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_openais_weights_get_their_activation(
-    tiny: str, state: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file of OpenAI's under a model's plain name: open_clip itself would compute it with the
-    other activation.
-    """
-    path = tmp_path / "openai" / "open_clip_model.safetensors"
-    path.parent.mkdir()
-    save_file(state, path)
-    image = embed_images(normalised(pictures()), state, quick_gelu)
-    expected = cosines(image, embed_texts(tokens(TEXTS), state, quick_gelu))
-    assert torch.allclose(scored(ClipScore(tiny, str(path))), expected, atol=1e-5)
-    assert "holds OpenAI's weights: computing with QuickGELU" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     """Pictures become floats before they are resized."""
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")
@@ -247,29 +134,47 @@ def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     assert scored(HPS(str(tmp_path), tiny), wide).shape == (2,)
 
 
-@pytest.mark.slow
 def test_weights_of_another_model_are_refused(
-    tiny: str, state: dict[str, Tensor], tmp_path: Path
+    tiny: str, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "clip.safetensors"
-    save_file({name: one for name, one in state.items() if "ln_final" not in name}, path)
-    with pytest.raises(TemperaError, match=r"does not hold the weights of tiny-vit \(.* lacks 2"):
-        ClipScore(tiny, str(path)).network()
-    with pytest.raises(TemperaError, match="ViT-none is not a model that open_clip knows"):
-        ClipScore("ViT-none", str(path)).network()
-    with pytest.raises(TemperaError, match="nowhere is neither a file nor a tag of open_clip's"):
-        _ = ClipScore("ViT-B-32", "nowhere").files
-    torch.save({"state_dict": {"other": torch.zeros(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
+    path, no = tmp_path / "clip.safetensors", "does not hold the weights of tiny-vit"
+    first = next(iter(state))
+    for changed, words in (
+        ({name: one for name, one in state.items() if "ln_final" not in name}, no),
+        ({**state, "more": torch.ones(1)}, no),
+        ({**state, first: state[first].to(torch.int8)}, f"holds {first} as int8"),
+        ({**state, first: state[first] * torch.nan}, "holds infinite numbers or NaN"),
+    ):
+        save_file(changed, path)
+        with pytest.raises(TemperaError, match=words):
+            ClipScore(tiny, str(path)).network()
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("run"))
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "clip.pt"))
+    with pytest.raises(TemperaError, match="is a TorchScript program"):
+        ClipScore(tiny, str(tmp_path / "clip.pt")).network()
+    torch.save({"state_dict": {"other": torch.ones(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
         HPS(str(tmp_path), tiny).network()
 
 
-@pytest.mark.slow
-def test_where_tags_are_published() -> None:
+def test_the_files_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (openai,) = ClipScore("ViT-L-14", "openai").files
     assert openai.place == "timm/vit_large_patch14_clip_224.openai"
+    with monkeypatch.context() as patch:
+        patch.setattr(ClipScore, "_tag", {"url": "https://example.org/ViT.pt"})
+        assert ClipScore().files == (WeightsFile("https://example.org/ViT.pt", ("ViT.pt",)),)
     config, weights = ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files
     assert config.place == weights.place == "laion/CLIP-ViT-g-14-laion2B-s12B-b42K"
+    own = str(tmp_path / "own.bin")
+    for model, given, words in (
+        ("ViT-B-32", own, "own.bin is neither a file nor a tag .*openai, "),
+        ("ViT-B-32", None, "None is neither"),
+        ("ViT-none", "openai", "ViT-none is not a model that open_clip knows"),
+    ):
+        with pytest.raises(TemperaError, match=words):
+            _ = ClipScore(model, given).files
+    (tmp_path / "own.bin").touch()
+    assert ClipScore("ViT-B-32", own).files == (WeightsFile(own, ("own.bin",)),)
 
 
 def test_hps_pads_the_shorter_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,26 +194,3 @@ def test_hps_pads_the_shorter_side(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = hps._input(torch.full((1, 3, 3, 8), 255, dtype=torch.uint8), edge)[0]
     rows = (odd[:, :, 0] * deviation[:, None] + mean[:, None])[0]
     assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)
-
-
-def test_the_tokenizer_of_a_hub_model_is_that_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """open_clip itself would ask the hub again."""
-    names = ("open_clip_config.json", "open_clip_model.safetensors")
-    for name in names:
-        (tmp_path / name).touch()
-    files = tuple(WeightsFile(str(tmp_path), (name,)) for name in names)
-    network = SimpleNamespace(visual=SimpleNamespace(preprocess_cfg={}))
-    monkeypatch.setattr(ClipModel, "files", files)
-    monkeypatch.setattr(ClipModel, "network", lambda self: network)
-    open_clip = SimpleNamespace(
-        get_tokenizer=lambda name: name,
-        transform=SimpleNamespace(
-            PreprocessCfg=dict, image_transform_v2=lambda config, is_train: config
-        ),
-    )
-    monkeypatch.setattr(clip_model, "import_open_clip", lambda: open_clip)
-    assert ClipModel("hf-hub:owner/name", None).tools()[1] == f"local-dir:{tmp_path}"
-    monkeypatch.setattr(ClipModel, "files", files[1:])
-    assert ClipModel("ViT-B-32", "openai").tools()[1] == "ViT-B-32"

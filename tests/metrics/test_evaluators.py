@@ -7,11 +7,9 @@ from PIL import Image
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.clip import clip_scorer
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.runtime.row_store import Store
-from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
 from tempera.shapes.evaluator import ShapesEvaluator
@@ -111,33 +109,6 @@ def test_the_reference_is_kept_and_made_again_where_it_is_damaged(
     assert np.array_equal(first, reference_features(shapes, networks, 64, tmp_path / "cache"))
     (tmp_path / "file").write_text("")
     assert np.array_equal(first, reference_features(shapes, networks, 64, tmp_path / "file" / "no"))
-
-
-@pytest.mark.slow
-def test_clip_score_goes_through_open_clip() -> None:
-    open_clip = import_open_clip()
-    torch.manual_seed(0)
-    config = clips.TINY_CLIP
-    model = open_clip.model.CLIP(
-        **{key: config["model_cfg"][key] for key in ("embed_dim", "vision_cfg", "text_cfg")}
-    ).eval()
-    preprocess = open_clip.image_transform(
-        config["model_cfg"]["vision_cfg"]["image_size"],
-        is_train=False,
-        **{key: tuple(config["preprocess_cfg"][key]) for key in ("mean", "std")},
-    )
-    tokenizer = clips.world_tokenizer()
-    prompts, pictures = scenes(3)
-    with torch.no_grad():
-        scorer = clip_scorer(model, tokenizer, preprocess, CPU)
-        score = scorer(torch.from_numpy(pictures), prompts)["clip_score"]
-        image = model.encode_image(
-            preprocess(Image.fromarray(pictures[1].transpose(1, 2, 0)))[None]
-        )[0]
-        text = model.encode_text(tokenizer([prompts[1].text]))[0]
-    assert float(score[1]) == pytest.approx(
-        float(torch.cosine_similarity(image, text, dim=0)), abs=1e-5
-    )
 
 
 def test_what_an_evaluator_lacks_is_said_before_anything_is_generated() -> None:

@@ -144,48 +144,10 @@ def test_a_prompts_own_value() -> None:
     assert table.find("clip_score").of_prompt(row) is None
 
 
-def test_what_the_report_shows_in_its_order() -> None:
-    shown = [metric.heading for metric in table.report_order() if metric.in_report]
-    assert shown == [
-        *("accepted length", "α", "passes of the target", "residual trials per rejection"),
-        *("speed-up", *(f"speed-up at batch {size}" for size in (8, 32, 128, 256))),
-        *("speed-up ÷ accepted length", "FID ↓", "KID ↓", "precision ↑", "recall ↑"),
-        *("inception score ↑", "precision, VGG ↑", "recall, VGG ↑", "CLIP score ↑", "HPSv2.1 ↑"),
-        *("ImageReward ↑",),
-        *("attribute accuracy ↑", "TV bound ↓", "KL bound per token ↓"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("axis", "keys"),
-    [
-        ("gain", "accepted_length speedup"),
-        ("quality", "tv_bound kl_per_token fid clip_score attribute_accuracy"),
-        (
-            "more",
-            "kid precision recall inception_score hpsv2 image_reward",
-        ),
-    ],
-)
-def test_the_axes_of_the_pareto_plots(axis: str, keys: str) -> None:
-    assert [metric.key for metric in METRICS if metric.in_pareto == axis] == keys.split()
-
-
-def test_what_is_compared_prompt_by_prompt_and_which_way_is_better() -> None:
-    paired = (
-        "accepted_length tv_bound kl_per_token logprob_per_token fid kid precision precision_vgg "
-        "clip_score hpsv2 image_reward attribute_accuracy shape_accuracy "
-        "colour_accuracy background_accuracy"
-    )
-    assert [metric.key for metric in METRICS if metric.paired] == paired.split()
+def test_which_way_is_better_is_said_of_quality_alone() -> None:
     worse = [metric.key for metric in METRICS if metric.higher_is_better is False]
     assert worse == ["tv_bound", "kl_per_token", "fid", "kid"]
     better = {metric.key for metric in METRICS if metric.higher_is_better}
     assert better == {metric.key for metric in METRICS if metric.section == "quality"} - set(worse)
-
-
-def test_how_a_prompts_values_are_weighed() -> None:
-    assert {metric.key: metric.weight for metric in METRICS if metric.weight} == {
-        "accepted_length": "rounds"
-    }
-    assert [metric.key for metric in METRICS if metric.per_token] == ["logprob_per_token"]
+    shown = [metric.section for metric in table.report_order()]
+    assert list(dict.fromkeys(shown)) == ["acceptance", "speed", "quality", "divergence"]

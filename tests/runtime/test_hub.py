@@ -68,11 +68,11 @@ def closed(hub: Hub) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Hub], object], str]] = {
-    "gated": (closed, "owner/name is gated, and you are not logged in: accept its conditions at "
+    "gated": (closed, "of the hub is gated, and you are not logged in: accept its conditions at "
               "https://huggingface.co/datasets/owner/name, log in with `hf auth login`"),
-    "missing": (lambda hub: None, "there is no dataset owner/name on the hub, or it is private"),
+    "missing": (lambda hub: None, "the dataset owner/name of the hub does not exist or is private"),
     "revision": (lambda hub: hub.add("owner/name", FILES, kind="datasets"),
-                 "owner/name has no revision v9: give a commit, branch or tag"),
+                 "owner/name of the hub has no revision v9: see https://"),
 }  # fmt: skip
 
 
@@ -112,7 +112,9 @@ def test_without_a_network_and_a_cache_the_command_is_told(
 
 def test_a_file_that_is_not_there(hub: Hub) -> None:
     hub.add("owner/name", FILES, kind="datasets")
-    with pytest.raises(TemperaError, match=r"owner/name has no file no\.json: see https://"):
+    with pytest.raises(
+        TemperaError, match=r"owner/name of the hub has no file no\.json: see https://"
+    ):
         REPOSITORY.file("no.json")
 
 

@@ -10,6 +10,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from tempera.metrics import image_reward
+
 EDGE, PATCH, WIDE, WORD, LAYERS = 16, 8, 128, 64, 2
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "ring", "star")
 
@@ -60,6 +62,18 @@ def image_reward_state() -> dict[str, Tensor]:
     for place, number in enumerate((0, 2, 4, 6, 7)):
         layer(f"mlp.layers.{number}", sizes[place], sizes[place + 1])
     return made
+
+
+def shrink_image_reward(patch: pytest.MonkeyPatch) -> None:
+    """Make ImageReward's sizes those of `image_reward_state`."""
+    vision = {"hidden_size": WIDE, "intermediate_size": 2 * WIDE, "num_attention_heads": WIDE // 64,
+              "num_hidden_layers": LAYERS, "image_size": EDGE, "patch_size": PATCH}  # fmt: skip
+    text = {"vocab_size": len(WORDS), "hidden_size": WORD, "encoder_hidden_size": WIDE,
+            "intermediate_size": 96, "num_hidden_layers": LAYERS,
+            "num_attention_heads": WORD // 64, "max_position_embeddings": 40}  # fmt: skip
+    patch.setattr(image_reward, "VISION", image_reward.VISION | vision)
+    patch.setattr(image_reward, "TEXT", image_reward.TEXT | text)
+    patch.setattr(image_reward, "HEAD", (9, 7, 5, 3, 1))
 
 
 def image_reward_tokenizer(directory: Path) -> None:

@@ -8,6 +8,7 @@ with the same number.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
+from tempera.runtime.torchvision import import_torchvision
 
 Features: TypeAlias = Array | Tensor
 Distance = Callable[[Features, Features, int], Interval]
@@ -127,21 +129,21 @@ def _cubic(left: Tensor, right: Tensor) -> Tensor:
 
 
 def precision(
-    generated: Features, real: Features, neighbours: int = 3, resamples: int = 200, seed: int = 0
+    generated: Features, real: Features, resamples: int = 200, seed: int = 0, neighbours: int = 3
 ) -> Interval:
     """Improved precision (Kynkäänniemi et al. 2019): the share of generated images within the
     manifold of the real ones. The manifold is the union of balls around the images' features; each
     ball reaches to its centre's k-th nearest neighbour.
     """
     x, y = _checked(generated, real, 2 * (neighbours + 1))
-    radius = _radius(y, neighbours)
+    (radius,) = _radii(y, [torch.arange(len(y), device=y.device)], neighbours)
     inside = torch.cat([(_apart(x[rows], y) <= radius).any(1) for rows in _rows(len(x))])
     values = inside.double().cpu().numpy()
     return replace(bootstrap.mean(values, resamples, seed), pseudovalues=values)
 
 
 def recall(
-    generated: Features, real: Features, neighbours: int = 3, resamples: int = 200, seed: int = 0
+    generated: Features, real: Features, resamples: int = 200, seed: int = 0, neighbours: int = 3
 ) -> Interval:
     """Improved recall (Kynkäänniemi et al. 2019): the share of real images within the manifold of
     the generated ones.
@@ -167,12 +169,10 @@ def recall(
     return bootstrap.centred(float(shares[0]), scaled, n, (0, 1))
 
 
-def inception_score(
-    logits: Features, resamples: int = 200, splits: int = 10, seed: int = 2020
-) -> Interval:
-    """Inception score (Salimans et al. 2016): exp of the mean KL divergence of each picture's class
-    distribution from the mean distribution. The pictures are shuffled and split, and the score is
-    the mean over the parts, as in torch-fidelity, whose number of splits and seed are the defaults.
+def inception_score(logits: Features, resamples: int = 200, splits: int = 10) -> Interval:
+    """Inception score (Salimans et al. 2016), by torch-fidelity: exp of the mean KL divergence of
+    each picture's class distribution from the mean distribution, averaged over parts of the
+    shuffled pictures.
 
     The interval resamples all pictures as one part and is centred on the score.
 
@@ -180,23 +180,19 @@ def inception_score(
         logits: class logits, [n, classes].
         resamples: number of bootstrap resamples for the interval.
         splits: number of parts; at most one per picture.
-        seed: seed of the shuffle.
     """
+    import_torchvision()  # torch-fidelity imports it
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
     classes = torch.as_tensor(logits).double()
     n = len(classes)
+    value = isc_features_to_metric(classes, min(splits, n))["inception_score_mean"]
     logs = classes.log_softmax(1)
     shares, plain = logs.exp(), (logs.exp() * logs).sum(1)
-    order = torch.as_tensor(np.random.RandomState(seed).permutation(n), device=classes.device)
-    parts = min(splits, n)
-    scores = []
-    for part in range(parts):
-        members = order[part * n // parts : (part + 1) * n // parts]
-        whole = shares[members].mean(0)
-        scores.append((plain[members].mean() - torch.xlogy(whole, whole).sum()).exp())
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n
     whole = weights @ shares
     replicates = (weights @ plain - torch.xlogy(whole, whole).sum(1)).exp().cpu().numpy()
-    return bootstrap.centred(float(torch.stack(scores).mean()), replicates, n, (1, np.inf))
+    return bootstrap.centred(value, replicates, n, (1, np.inf))
 
 
 def feature_distances(neighbours: int = 3, width: int | None = None) -> dict[str, Distance]:
@@ -219,24 +215,13 @@ def feature_distances(neighbours: int = 3, width: int | None = None) -> dict[str
 def manifold_distances(neighbours: int = 3, suffix: str = "") -> dict[str, Distance]:
     """Precision and recall by metric key; `suffix` ends the keys."""
     return {
-        f"precision{suffix}": lambda generated, real, resamples: precision(
-            generated, real, neighbours, resamples
-        ),
-        f"recall{suffix}": lambda generated, real, resamples: recall(
-            generated, real, neighbours, resamples
-        ),
+        f"precision{suffix}": partial(precision, neighbours=neighbours),
+        f"recall{suffix}": partial(recall, neighbours=neighbours),
     }
 
 
 def _rows(count: int) -> Iterator[slice]:
     return (slice(first, first + ROWS) for first in range(0, count, ROWS))
-
-
-def _radius(features: Tensor, neighbours: int) -> Tensor:
-    """Distance of every point to its k-th neighbour, [n]."""
-    every = torch.arange(len(features), device=features.device)
-    (radius,) = _radii(features, [every], neighbours)
-    return radius
 
 
 def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list[Tensor]:
@@ -260,8 +245,7 @@ def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list
 
 def _apart(left: Tensor, right: Tensor) -> Tensor:
     """Euclidean distances, [len(left), len(right)]."""
-    squares = left.square().sum(1)[:, None] + right.square().sum(1) - 2 * left @ right.T
-    return squares.clamp(min=0).sqrt()
+    return torch.cdist(left, right, compute_mode="use_mm_for_euclid_dist")
 
 
 def _checked(generated: Features, real: Features, least: int = 2) -> tuple[Tensor, Tensor]:

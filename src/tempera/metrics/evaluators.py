@@ -82,10 +82,6 @@ class Evaluator(Protocol):
         """Bytes that `fetch` will download; downloads nothing."""
         return 0
 
-    def absent(self) -> Sequence[str]:
-        """Names of the networks that `load` would have to download; downloads nothing."""
-        return ()
-
     def load(self, device: torch.device) -> Iterator[Networks]:
         """Load the networks, one group after another."""
 

@@ -10,11 +10,10 @@ from torch.nn.functional import interpolate, normalize, pad
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.metrics.clip_model import architecture
+from tempera.metrics.clip import load_open_clip
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.tensor_files import read_tensors
+from tempera.metrics.weights import WeightsFile
 from tempera.runtime.torchvision import import_open_clip
 
 
@@ -40,21 +39,19 @@ class HPS(Adapter):
 
     @override
     def network(self) -> nn.Module:
-        path = self.files[0].path()
-        return filled(lambda: architecture(self.model), read_tensors(path), path, "HPSv2")
+        return load_open_clip(self.model, self.files[0].path(), "HPSv2")
 
     @override
     def load(self, device: torch.device) -> Networks:
-        open_clip = import_open_clip()
         network: Any = self.network().to(device)
-        tokenizer = open_clip.get_tokenizer(self.model)
+        tokenizer = import_open_clip().get_tokenizer(self.model)
         edge = network.visual.image_size[0]
 
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-            images = network.encode_image(_input(pictures.to(device), edge))
+            images = normalize(network.encode_image(_input(pictures.to(device), edge)), dim=-1)
             ids = tokenizer([prompt.text for prompt in prompts]).to(device)
-            texts = network.encode_text(ids)
-            return {"hpsv2": 100 * (normalize(images, dim=-1) * normalize(texts, dim=-1)).sum(-1)}
+            texts = normalize(network.encode_text(ids), dim=-1)
+            return {"hpsv2": 100 * (images * texts).sum(-1)}
 
         return Networks(scores=[score])
 
@@ -72,7 +69,7 @@ def _input(pictures: Tensor, edge: int) -> Tensor:
     high, wide = (edge - side for side in size)
     images = pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
     mean, deviation = (
-        torch.tensor(values, device=images.device)[:, None, None]
+        images.new_tensor(values)[:, None, None]
         for values in (constants.OPENAI_DATASET_MEAN, constants.OPENAI_DATASET_STD)
     )
     return (images - mean) / deviation

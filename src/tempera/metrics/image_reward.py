@@ -1,6 +1,9 @@
-"""ImageReward (Xu et al. 2023): BLIP ViT-L with a text encoder that attends to the picture."""
+"""ImageReward (Xu et al. 2023): BLIP ViT-L (Li et al. 2022) with a text encoder that attends to the
+picture, and five linear layers.
+"""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +12,41 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.metrics.blip import bert_tokenizer, blip_encoders, text_state
-from tempera.metrics.clip_model import preprocessed
+from tempera.metrics.clip import preprocessed
 from tempera.metrics.evaluators import Networks
-from tempera.metrics.linear_chain import linear_chain
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile
+from tempera.metrics.weights import WeightsFile, filled
+from tempera.runtime.pretrained import on_meta
 from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
 """Of the raw rewards, from ImageReward's code; scores are normalised by them."""
-WORDS = 35
+TOKENS = 35
 """Tokens of a prompt; the rest is cut."""
+VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+          "num_attention_heads": 16, "image_size": 224, "patch_size": 16,
+          "layer_norm_eps": 1e-6}  # fmt: skip
+TEXT = {"vocab_size": 30524, "hidden_size": 768, "encoder_hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "max_position_embeddings": 512, "is_decoder": True}  # fmt: skip
+"""BLIP's sizes, as transformers names them; a decoder has cross-attention."""
+HEAD = (1024, 128, 64, 16, 1)
+"""Widths of the linear layers."""
+RENAMED = (
+    (r"mlp\.layers\.", "head."),
+    (r"blip\.text_encoder\.", "text."),
+    (r"blip\.visual_encoder\.", "vision."),
+    (r"vision\.cls_token", "vision.embeddings.class_embedding"),
+    (r"vision\.pos_embed", "vision.embeddings.position_embedding"),
+    (r"vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
+    (r"vision\.norm\.", "vision.post_layernorm."),
+    (r"vision\.blocks\.(\d+)\.attn\.proj\.", r"vision.blocks.\1.self_attn.projection."),
+    (r"vision\.blocks\.(\d+)\.attn\.", r"vision.blocks.\1.self_attn."),
+    (r"vision\.blocks\.(\d+)\.norm(\d)\.", r"vision.blocks.\1.layer_norm\2."),
+    (r"vision\.blocks\.", "vision.encoder.layers."),
+)
+"""Beginnings of the names in ImageReward.pt, and those of `Reward`."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +74,20 @@ class ImageReward(Adapter):
     @override
     def network(self) -> nn.Module:
         path = self.files[0].path()
-        state = read_tensors(path)
-        vision, text = blip_encoders(state, path, "ImageReward")
-        head = linear_chain(state, "mlp.layers.", path, "ImageReward")
-        return nn.ModuleDict({"vision": vision, "text": text, "head": head})
+        network = filled(on_meta(Reward), renamed(read_tensors(path)), path, "ImageReward")
+        places = torch.arange(TEXT["max_position_embeddings"])  # in no file
+        network.text.embeddings.position_ids = places[None]
+        return network
 
     @override
     def load(self, device: torch.device) -> Networks:
-        network: Any = self.network().to(device)
-        tokenizer = bert_tokenizer(self.files[1].path())
-        edge = network["vision"].config.image_size
-        preprocess = import_open_clip().image_transform(edge, is_train=False)
+        from tempera.runtime.huggingface import PreTrainedTokenizerFast
+
+        network = self.network().to(device)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(self.files[1].path()), pad_token="[PAD]"
+        )
+        preprocess = import_open_clip().image_transform(VISION["image_size"], is_train=False)
 
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
             images = preprocessed(pictures, preprocess).to(device)
@@ -67,11 +95,50 @@ class ImageReward(Adapter):
                 [prompt.text for prompt in prompts],
                 padding="max_length",
                 truncation=True,
-                max_length=WORDS,
+                max_length=TOKENS,
                 return_tensors="pt",
             ).to(device)
-            first = text_state(network["vision"], network["text"], images, texts)
-            rewards = network["head"](first)[:, 0]
-            return {"image_reward": (rewards - MEAN) / DEVIATION}
+            return {"image_reward": network(images, texts["input_ids"], texts["attention_mask"])}
 
         return Networks(scores=[score])
+
+
+class Reward(nn.Module):
+    """Preprocessed pictures [B, 3, h, w], ids and mask of the prompts, int64 [B, L] → rewards [B].
+    The text encoder's state of the first token is what the head reads.
+    """
+
+    def __init__(self) -> None:
+        from tempera.runtime import huggingface as hf
+
+        super().__init__()
+        self.vision: Any = hf.BlipVisionModel(hf.BlipVisionConfig(**VISION))
+        self.text: Any = hf.BlipTextModel(hf.BlipTextConfig(**TEXT), add_pooling_layer=False)
+        layers: list[nn.Module] = []
+        for into, out in zip((TEXT["hidden_size"], *HEAD), HEAD, strict=False):
+            layers += [nn.Linear(into, out), nn.Dropout()]
+        del layers[7], layers[-1]  # the last layers have none between them
+        self.head = nn.Sequential(*layers)
+
+    @override
+    def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        states = self.vision(images).last_hidden_state
+        found = self.text(
+            input_ids=ids,
+            attention_mask=mask,
+            encoder_hidden_states=states,
+            encoder_attention_mask=mask.new_ones(states.shape[:2]),
+        )
+        reward: Tensor = self.head(found.last_hidden_state[:, 0])[:, 0]
+        return (reward - MEAN) / DEVIATION
+
+
+def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of ImageReward.pt under the names of `Reward`."""
+    own = {}
+    for name, tensor in state.items():
+        for pattern, replacement in RENAMED:
+            name = re.sub(rf"^{pattern}", replacement, name)
+        if re.match(r"(vision|head|text(?!\.pooler|.*position_ids$))\.", name):
+            own[name] = tensor
+    return own

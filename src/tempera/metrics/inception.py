@@ -11,7 +11,7 @@ from tempera.metrics.distances import feature_distances, inception_score
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
-from tempera.runtime.tensor_files import read_tensors
+from tempera.runtime.tensor_files import check_values, read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
 NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -35,8 +35,8 @@ class Inception(Adapter):
     neighbours: int = 3
     splits: int = 10
 
-    metrics = ("fid", "kid", "precision", "recall", "inception_score")
     distances = ("fid", "kid", "precision", "recall")
+    metrics = (*distances, "inception_score")
 
     def __post_init__(self) -> None:
         at_least_1(neighbours=self.neighbours, splits=self.splits)
@@ -53,6 +53,7 @@ class Inception(Adapter):
 
         path = self.files[0].path()
         state = read_tensors(path)  # refuses unsafe files, which the next call would load
+        check_values({key: one for key, one in state.items() if one.dtype != torch.int64}, path)
         try:
             network: nn.Module = FeatureExtractorInceptionV3(
                 "inception-v3-compat", ["2048", "logits_unbiased"], str(path)

@@ -1,8 +1,9 @@
 """Real images that generated pictures are compared with."""
 
 import hashlib
-import io
+import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -11,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
+from rich.progress import track
 
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures, at_least_1
+from tempera.runtime.files import reason, regular_file
 from tempera.runtime.hub import CannotReach, Repository
+from tempera.runtime.image_files import decode_picture
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16
@@ -44,11 +48,6 @@ class Reference:
     size: int | None = None
 
     @property
-    def given(self) -> bool:
-        """Whether there is a reference."""
-        return self.place is not None
-
-    @property
     def identity(self) -> str:
         """A hash of the options and of the files' names and sizes."""
         text = [repr(self), *(f"{file.name}:{file.stat().st_size}" for file in self._files())]
@@ -57,18 +56,25 @@ class Reference:
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise TemperaError unless there are enough images, or the hub offers them."""
+        """Raise TemperaError unless there are enough images, each of which can be read, or the hub
+        offers them.
+        """
         if self.size is not None:
             at_least_1(size=self.size)
         if self._of_hub:
             COCO.to_download([_PARTS])
-        elif self._is_array:
-            self._array()
-        elif len(self._files()) < LEAST:
+            return
+        files = self._files()
+        count = _check_array(files[0]) if self._array else len(files)
+        if count < LEAST:
             raise TemperaError(
-                f"{self.place} holds {len(self._files())} images: give a directory of {LEAST} or "
-                "more real images (png, jpg or webp), a .npz file of ADM's, or coco."
+                f"{self.place} holds {count} images: give a directory of {LEAST} or more real "
+                "images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
+        if not self._array:
+            with ThreadPoolExecutor() as pool:
+                checked = pool.map(lambda path: _read(path, str(path)).close(), files)
+                list(track(checked, "checking the reference", len(files), transient=True))
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download; 0 if the hub cannot be reached."""
@@ -96,9 +102,9 @@ class Reference:
             for part in sorted(COCO.snapshot([_PARTS]).glob(_PARTS)):
                 for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
                     for row in rows.to_pylist():
-                        yield _read(io.BytesIO(row["image"]["bytes"]), row["image"]["path"])
-        elif self._is_array:
-            yield from map(Image.fromarray, self._array())
+                        yield _read(row["image"]["bytes"], row["image"]["path"])
+        elif self._array:
+            yield from map(Image.fromarray, np.load(self._files()[0])[_ARRAY])
         else:
             yield from (_read(path, str(path)) for path in self._files())
 
@@ -107,34 +113,52 @@ class Reference:
         return self.place == "coco"
 
     @property
-    def _is_array(self) -> bool:
+    def _array(self) -> bool:
         return self.place is not None and self.place.endswith(".npz")
-
-    def _array(self) -> Pictures:
-        try:
-            found: Pictures = np.load(str(self.place))[_ARRAY]
-        except (OSError, ValueError, KeyError) as problem:
-            raise TemperaError(
-                f"{self.place} holds no pictures {_ARRAY} ({problem}): give a reference batch of "
-                "ADM's, such as VIRTUAL_imagenet256_labeled.npz."
-            ) from None
-        return found
 
     def _files(self) -> list[Path]:
         if self.place is None or self._of_hub:
             return []
         place = Path(self.place).expanduser()
-        found = [place] if place.is_file() else place.rglob("*")
-        return sorted(path for path in found if path.suffix.lower() in (*ENDINGS, ".npz"))
+        if self._array:
+            return [place]
+        return sorted(path for path in place.rglob("*") if path.suffix.lower() in ENDINGS)
 
 
-def _read(file: Path | io.BytesIO, name: str) -> Image.Image:
+def _check_array(path: Path) -> int:
+    """Number of pictures in a file of ADM's, from its header; its bytes are compared with their
+    checksum.
+
+    Raises:
+        TemperaError: it holds no pictures.
+    """
+    regular_file(path)
     try:
-        return Image.open(file).convert("RGB")
+        with zipfile.ZipFile(path) as archive:
+            with archive.open(f"{_ARRAY}.npy") as file:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            damaged = archive.testzip()
+        problem = f"{damaged} is damaged" if damaged else ""
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape[1:]:
+            problem = f"{_ARRAY} is {dtype} {list(shape)}, not uint8 [n, h, w, 3]"
+    except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
+        problem = reason(fault)
+    if problem:
+        raise TemperaError(
+            f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
+            "VIRTUAL_imagenet256_labeled.npz."
+        )
+    return int(shape[0])
+
+
+def _read(image: Path | bytes, name: str) -> Image.Image:
+    try:
+        return decode_picture(image)
     except OSError as problem:
         raise TemperaError(
-            f"{name} cannot be read as an image ({problem}): repair it or remove it from the "
-            "reference."
+            f"{name} cannot be read as an image ({reason(problem)}): repair it or remove it from "
+            "the reference."
         ) from None
 
 

@@ -2,9 +2,9 @@
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -100,10 +100,6 @@ class StandardEvaluator(Evaluator):
                 file.path()
 
     @override
-    def absent(self) -> list[str]:
-        return [name for name in self._chosen[0] if not _is_here(self.networks[name])]
-
-    @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         for name, metrics in self._chosen[0].items():
             adapter = self.networks[name]
@@ -131,29 +127,33 @@ class StandardEvaluator(Evaluator):
             network, metrics = self._find(name)
             wanted.setdefault(network, []).extend(metrics)
         problems: list[TemperaError] = []
-        for name, metrics in list(wanted.items()):
-            adapter, compared = self.networks[name], self._compared(name, metrics)
+
+        def passes(check: Callable[[], None]) -> bool:
             try:
-                if compared:
-                    self._check_reference(compared)
+                check()
             except TemperaError as problem:
                 problems.append(problem)
-                wanted[name] = [key for key in metrics if key not in compared]
-            try:
-                if wanted[name]:
-                    _check(adapter)
-                else:
-                    del wanted[name]
-            except TemperaError as problem:
-                problems.append(problem)
-                del wanted[name]
+                return False
+            return True
+
+        compared = [key for each in wanted.items() for key in self._compared(*each)]
+        if compared and not passes(partial(self._check_reference, compared)):
+            wanted = {
+                name: [key for key in metrics if key not in compared]
+                for name, metrics in wanted.items()
+            }
+        wanted = {
+            name: metrics
+            for name, metrics in wanted.items()
+            if metrics and passes(partial(_check, self.networks[name]))
+        }
         if problems and self.names is not None:
             raise problems[0]
         return wanted, [str(problem) for problem in problems]
 
     def _check_reference(self, compared: Sequence[str]) -> None:
-        if not self.images.given:
-            titles = " and ".join(table.find(key).title for key in compared)
+        if self.images.place is None:
+            titles = ", ".join(table.find(key).title for key in compared)
             raise TemperaError(
                 f"there are no real images for {titles}: give metrics.reference=DIR, or "
                 "metrics.reference=coco for MS-COCO's",
@@ -209,13 +209,8 @@ def _check(adapter: Adapter) -> None:
     """Check that all files are available; those on this machine are checked against the network."""
     for file in adapter.files:
         file.size()
-    if _is_here(adapter):
+    if all(file.local for file in adapter.files):
         adapter.network()
-
-
-def _is_here(adapter: Adapter) -> bool:
-    """Whether all files are on this machine."""
-    return all(file.local for file in adapter.files)
 
 
 def _identity(adapter: Adapter) -> str:

@@ -1,6 +1,7 @@
 """Precision and recall from VGG-16 features, as LANTERN measures them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from tempera.metrics.distances import manifold_distances
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, filled
+from tempera.runtime.pretrained import on_meta
 from tempera.runtime.tensor_files import read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
@@ -22,7 +24,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @dataclass(frozen=True)
 class VGG(Adapter):
     """torchvision's VGG-16 up to its second fully connected layer (`classifier[:4]`): 4,096
-    features.
+    features. (torch-fidelity's extractor ends there too, but resizes without antialiasing.)
 
     Kynkäänniemi et al. (2019) use the same layer, after its ReLU, of a differently trained VGG-16;
     their numbers are close to these, but not equal.
@@ -35,8 +37,7 @@ class VGG(Adapter):
     weights: str = f"https://download.pytorch.org/models/{NAME}"
     neighbours: int = 3
 
-    metrics = ("precision_vgg", "recall_vgg")
-    distances = ("precision_vgg", "recall_vgg")
+    metrics = distances = ("precision_vgg", "recall_vgg")
 
     def __post_init__(self) -> None:
         at_least_1(neighbours=self.neighbours)
@@ -48,28 +49,23 @@ class VGG(Adapter):
 
     @override
     def network(self) -> nn.Module:
-        path, last = self.files[0].path(), "classifier.6"
-        state = {name: one for name, one in read_tensors(path).items() if not name.startswith(last)}
-        return filled(_until_second_layer, state, path, "torchvision's VGG-16")
+        path = self.files[0].path()
+        whole: Any = on_meta(import_torchvision().models.vgg16)
+        network = filled(whole, read_tensors(path), path, "torchvision's VGG-16")
+        network.classifier = network.classifier[:4]
+        return network
 
     @override
     def load(self, device: torch.device) -> Networks:
         network = self.network().to(device)
-        mean, deviation = (
-            torch.tensor(values, device=device)[:, None, None] for values in (MEAN, DEVIATION)
-        )
 
         def features(pictures: Tensor) -> Tensor:
-            images = interpolate(
-                pictures.to(device).float() / 255, EDGE, mode="bilinear", antialias=True
+            images = pictures.to(device).float() / 255
+            images = interpolate(images, EDGE, mode="bilinear", antialias=True)
+            mean, deviation = (
+                images.new_tensor(values)[:, None, None] for values in (MEAN, DEVIATION)
             )
             found: Tensor = network((images - mean) / deviation)
             return found
 
         return Networks(features, distances=manifold_distances(self.neighbours, "_vgg"))
-
-
-def _until_second_layer() -> nn.Module:
-    network: nn.Module = import_torchvision().models.vgg16()
-    network.classifier = network.classifier[:4]  # type: ignore[index]
-    return network
