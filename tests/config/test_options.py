@@ -1,11 +1,14 @@
 """What a command line may not say: one table of command lines and the options at fault."""
 
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
+from tempera.commands.evaluate import main as evaluate
 from tempera.config.build import check_method
 from tempera.config.cli import _read, literal, named
-from tempera.config.compose import composed, quoted
+from tempera.config.compose import composed, composed_run, quoted
 from tempera.config.messages import sentence
 from tempera.config.resolvers import groups, usage
 from tempera.errors import TemperaError
@@ -100,6 +103,8 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     "options",
     [
         "method=coolsd rule=exact",
+        "method=uniform_rsd rule=exact",
+        "method=uniform_rsd schedule=linear",
         "method=coolsd schedule=linear delta=2",
         "method=gsd drafter=eagle +tree=chain",
         "method=eagle rule=relaxed delta=2 schedule=uniform",
@@ -113,6 +118,13 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
 )
 def test_what_is_possible_is_not_refused(options: str) -> None:
     check_method(composed("eval", options.split()))
+
+
+def test_a_text_model_is_not_given_numbers_of_classes(tmp_path: Path) -> None:
+    options = ["data=imagenet", "metrics=none", "tracking=none", "device=cpu"]
+    with pytest.raises(TemperaError) as problem:
+        evaluate(composed_run("eval", options, tmp_path / "run"))
+    assert problem.value.option == "data"
 
 
 def test_a_configuration_is_not_changed_by_its_check() -> None:

@@ -14,12 +14,14 @@ from tempera.config.changes import changes
 from tempera.config.instantiate import check_values, instantiate
 from tempera.data.captions import check_prompts
 from tempera.data.prompts import Prompt, described, one_prompt
+from tempera.errors import TemperaError
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import FREE, about, run_identity
 from tempera.metrics.scores import read_scores
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
+from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -39,7 +41,15 @@ def main(cfg: DictConfig) -> dict[str, float]:
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator.check(cfg.model.name)
     expected_length.check_prompts(cfg, prompts)
-    if (captions := build.build_captions(cfg)) is not None:
+    captions = build.build_captions(cfg)
+    numbers = cfg.prompt is None and all(one.text.isdigit() for one in prompts)
+    if numbers and not isinstance(captions, ClassLabels):
+        raise TemperaError(
+            f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: choose "
+            "data=coco, parti or file, or a model of classes",
+            option="data",
+        )
+    if captions is not None:
         check_prompts(prompts, captions)
     given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
