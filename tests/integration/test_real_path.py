@@ -133,8 +133,7 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
     assert metrics["finished"] and metrics["data"]["count"] == 70
     assert metrics["data"]["source"]["commit"] and "HTTP 404" in capsys.readouterr().out
     assert metrics["steps"] == 2  # 0.05 epochs of some 66 images in batches of 2
-    readme = Path("outputs/train_draft/llamagen_xl_stage1/draft/README.md").read_text()
-    assert "laion/relaion-coco" in readme and metrics["data"]["sha256"] in readme
+    assert metrics["data"]["source"]["repository"] == "laion/relaion-coco"
     result = evaluated(options, "online")
     assert result["about"]["data"]["count"] == 4 and result["images"] == 4
     hub.here(monkeypatch, offline=True)
