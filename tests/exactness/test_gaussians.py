@@ -4,7 +4,6 @@ law, the bias of the others is measured, faults are seen.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -94,11 +93,6 @@ def test_the_law_by_quadrature_is_the_mean_over_what_earlier_stages_draw(stages:
     torch.testing.assert_close(found, law, rtol=0, atol=1e-4)
 
 
-def test_a_token_off_the_grid_is_far_and_finite() -> None:
-    whitened = gaussians.Wavy().whiten(torch.zeros(2, 1), torch.tensor([[-50.0], [50.0]]))
-    assert whitened.flatten().tolist() == pytest.approx([-7, 7], abs=0.1)
-
-
 def test_the_kernels_are_those_of_the_definition() -> None:
     linear, wavy = gaussians.Linear(2, 2), gaussians.Wavy(2)
     condition, x, stage = torch.randn(5, 2), torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
@@ -112,25 +106,6 @@ def test_the_kernels_are_those_of_the_definition() -> None:
     std = wavy.log_std[stage].exp() * (1 + 0.4 * torch.cos(x))
     torch.testing.assert_close(found.mean, mean.unsqueeze(-1))
     torch.testing.assert_close(found.std, std.unsqueeze(-1))
-
-
-def test_parameters_are_drawn_as_the_heads_say() -> None:
-    linear, wavy, toy = gaussians.Linear(200, 10), gaussians.Wavy(5_000), gaussians.Toy(LINEAR, 999)
-    drawn = {
-        "turn": (linear.turn - 0.7 * torch.eye(10), 0.0, 0.15),
-        "shift": (linear.shift, 0.0, 0.3),
-        "log_std": (linear.log_std, -0.6, 0.2),
-        "slope": (wavy.slope, 0.8, 0.15),
-        "wave": (wavy.wave, 0.6, 0.15),
-        "log_std of waves": (wavy.log_std, -1.0, 0.15),
-        "offsets": (toy.offsets, 0.0, 0.5),
-        "weights": (toy.weights, 0.0, 0.4),
-    }
-    for name, (values, mean, std) in drawn.items():
-        assert float(values.std()) == pytest.approx(std, rel=0.08), name
-        assert float(values.mean()) == pytest.approx(mean, abs=4 * std / len(values) ** 0.5), name
-    assert gaussians.Linear().stages == gaussians.Wavy().stages == 3
-    assert gaussians.Linear().channels == 1 and gaussians.Toy(LINEAR).grid == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +146,7 @@ COUPLED = {
 @pytest.mark.parametrize("name", COUPLED)
 def test_the_coupling_is_exact(name: str, rule: MaximalCoupling | PathCoupling) -> None:
     head, options = COUPLED[name]
-    assert (report := gaussians.check(rule, head, **options)).agrees, report
+    assert (report := gaussians.check(rule, head, rows=20_000, **options)).agrees, report
     if name == "a perfect draft":
         assert report.accepted_length == 3.0
 
@@ -205,9 +180,8 @@ def test_one_path_of_the_target_per_token_on_average() -> None:
     assert report.agrees and 0.95 < report.trials / tested < 1.1, report
 
 
-@pytest.mark.slow
 def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
-    assert (report := gaussians.check(CSpD(), gaussians.Linear(1, 2))).agrees, report
+    assert (report := gaussians.check(CSpD(), gaussians.Linear(1, 2), rows=20_000)).agrees, report
 
 
 @pytest.mark.slow
@@ -229,7 +203,7 @@ def test_the_paper_s_rule_is_exact_for_a_single_stage() -> None:
 def test_the_biases_in_the_docs(
     rule: CSpD | CSpDReferenceCode, head: gaussians.Linear, low: float, high: float
 ) -> None:
-    report = gaussians.check(rule, head, rows=50_000)
+    report = gaussians.check(rule, head, rows=30_000)
     assert not report.agrees and low < report.distance < high, report
 
 
@@ -238,7 +212,7 @@ def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agr
     head = gaussians.Linear(3, 1)
     draft = head.imitation(0.25)
     draft.log_std = torch.cat([head.log_std[:-1], draft.log_std[-1:]])
-    assert (report := gaussians.check(CSpD(), head, draft=draft)).agrees, report
+    assert (report := gaussians.check(CSpD(), head, draft=draft, rows=20_000)).agrees, report
 
 
 # Faults that must be seen
@@ -281,7 +255,7 @@ FAULTS = [Forgetful(), Stale(), MaximalCoupling(trials=1), StalePath(), PathCoup
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", FAULTS)
 def test_a_planted_fault_is_detected(rule: MaximalCoupling | PathCoupling) -> None:
-    assert not gaussians.check(rule, gaussians.Linear(3, 1), rows=100_000).agrees
+    assert not gaussians.check(rule, gaussians.Linear(3, 1), rows=40_000).agrees
 
 
 # The residual sampler
@@ -412,42 +386,6 @@ def decoded_alone(rows: int) -> Output:
     return gaussians.Parallel().decode(toy, RandomStreams(0, ids), ids)
 
 
-def test_a_p_value_is_at_most_one() -> None:
-    quantiles = torch.special.ndtri((torch.arange(300, dtype=torch.float64) + 0.5) / 300)
-    twice = quantiles.unsqueeze(-1).expand(-1, 2)
-    assert gaussians.compare(twice, decoded_alone(300), projections=0).p_value == 1
-
-
-def test_length_and_trials_are_means_over_images() -> None:
-    output = drafted(CSpD(), last_noise=True, rows=50)
-    assert isinstance(output.trace, gaussians.ContinuousTrace)
-    found = gaussians.compare(torch.randn(50, 1, dtype=torch.float64), output)
-    assert found.trials == pytest.approx(int(output.trace.trials.sum()) / 50) and found.trials > 0
-    assert found.accepted_length == float(output.trace.accepted_length.mean()) > 1
-
-
-def test_a_check_unless_told_is_of_200_000_images_of_three_tokens_and_two_drafts_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked, ids = [], list(map(str, range(200)))
-
-    def few(rows: int, seed: int) -> RandomStreams:
-        asked.append(rows)
-        return RandomStreams(seed, ids)
-
-    monkeypatch.setattr(gaussians, "_streams", few)
-    head, rule = gaussians.Linear(3, 1), CSpD()
-    target, draft = (gaussians.Toy(one, 3, 0.4) for one in (head, head.imitation(0.25, 1)))
-    drafting, alone = gaussians.Speculative(draft, rule, 2, 0.0, None), gaussians.Parallel()
-    decoded = [
-        method.decode(model, RandomStreams(0, ids), ids)
-        for method, model in ((drafting, target), (alone, target), (alone, draft))
-    ]
-    found = [gaussians.check(rule, head), gaussians.check(None, head), gaussians.draft_alone(head)]
-    assert found == [gaussians.compare(target.whiten(output), output) for output in decoded]
-    assert asked == [200_000] * 3
-
-
 def test_the_distance_and_its_p_value_are_kolmogorovs() -> None:
     from scipy import stats
 
@@ -496,28 +434,6 @@ def test_a_token_sees_those_before_it_in_the_order_of_decoding() -> None:
     assert toy.offsets.any()
 
 
-@pytest.mark.parametrize(("length", "coupling"), [(1, 0.0), (2, 0.4)])
-def test_a_token_alone_does_not_depend_on_its_place(
-    length: int, coupling: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[float] = []
-    heads: list[gaussians.ToyHead] = []
-    toy = gaussians.Toy
-
-    def spy(head: gaussians.ToyHead, length: int, coupling: float) -> gaussians.Toy:
-        seen.append(coupling)
-        heads.append(head)
-        return toy(head, length, coupling)
-
-    monkeypatch.setattr(gaussians, "Toy", spy)
-    gaussians.check(None, gaussians.Linear(1, 1), length=length, rows=10)
-    gaussians.draft_alone(gaussians.Linear(1, 1), length=length, rows=10)
-    assert seen == [coupling] * 4
-    _, draft, alone, _ = heads
-    assert isinstance(draft, gaussians.Linear) and isinstance(alone, gaussians.Linear)
-    assert draft.log_std.equal(alone.log_std), "the draft alone is that of the check"
-
-
 def test_a_single_stage_ignores_the_noise_it_starts_from() -> None:
     one, two, three = (gaussians.Linear(stages, 2) for stages in (1, 2, 3))
     assert not one.turn.any() and two.turn.any() and three.turn.any()
@@ -525,40 +441,6 @@ def test_a_single_stage_ignores_the_noise_it_starts_from() -> None:
     same = three.imitation(0.5, same_std=True)
     assert same.log_std.equal(three.log_std) and not same.turn.equal(three.turn)
     assert not three.imitation(0.5).log_std.equal(three.log_std)
-
-
-def test_every_cell_is_its_rule_on_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[DensityRule | None] = []
-
-    def named(
-        rule: DensityRule | None, head: gaussians.ToyHead, length: int, rows: int
-    ) -> gaussians.SampleComparison:
-        """The distance spells stages, channels and length, and whether the last stage draws."""
-        asked.append(rule)
-        spelled = 100 * head.stages + 10 * head.channels + length + 0.5 * head.last_noise
-        return gaussians.SampleComparison(spelled, 0.002, float(rule is None), rows, 1.0, 0.0)
-
-    monkeypatch.setattr(gaussians, "check", named)
-    monkeypatch.setattr(gaussians, "draft_alone", partial(named, None))
-    heads, line, *rows, empty, last = gaussians.biases().splitlines()
-    assert heads == (
-        "| | 1-D normal | 2-D normal | 3 stages, 1-D | 3 stages, 2-D | 3 stages, not linear |"
-    )
-    assert line == "|---|---|---|---|---|---|"
-    assert (empty, last) == ("", "Each ± 0.002 (95 %), 200000 images.")
-    usual, exact = ["113.500", "123.500", "313.500", "323.500", "311.500"], " (exact)"
-    cells = [row.strip("| ").split(" | ")[1:] for row in rows]
-    assert cells[:4] == [usual] * 4 and cells[6] == [cell + exact for cell in usual]
-    assert cells[4:6] == [["113.500", "123.500", "313.000", "323.000", "–"]] * 2
-    assert list(dict.fromkeys(asked)) == [
-        PathCoupling(),
-        MaximalCoupling(),
-        CSpD(),
-        CSpD(alignment=False),
-        CSpDReferenceCode(),
-        CSpDReferenceCode(exponent_temperature=1.0),
-        None,
-    ]
 
 
 @pytest.mark.slow
