@@ -1,21 +1,23 @@
-from functools import partial
+"""EAGLE-2's trees on networks, and drafters built from a directory or untrained."""
 
 import pytest
 import torch
-from cases import slow_but, slow_rows_but
-from drafter_checks import check_batch, check_bookkeeping, check_greedy, check_one_read
+from cases import slow_but
+from dynamic_trees import grown, token_paths
+from network_drafts import SIZES, eagle, eagle2, parallel, small_model
 from tiny_networks import (
     GRID,
     LENGTH,
     PROMPTS,
     TREE,
     VOCAB,
-    TextLlama,
-    captions,
     full_draft,
+    full_hidden,
     lively,
     llamagen,
+    random_rounds,
     tiny_eagle,
+    tiny_parallel,
     tiny_target,
 )
 
@@ -23,136 +25,95 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
-from tempera.drafters.eagle import EagleDraft, build_eagle
-from tempera.drafters.eagle_network import EagleModel
-from tempera.drafters.none import NoDraft
-from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import build_eagle, build_eagle2
+from tempera.drafters.independent import IndependentDraft, build_independent
+from tempera.drafters.parallel import build_parallel
 from tempera.errors import TemperaError
-from tempera.rules.standard import Exact, Relaxed
-
-TREES = {
-    "chain": Tree.chain(4),
-    "tree": TREE,
-    "one": Tree.chain(1),
-    "bush": Tree.from_paths([[0], [1], [2]]),
-}
+from tempera.rules.standard import Exact
+from tempera.runtime.network_directory import write_network
+from tempera.shapes.networks import TextEncoder, load_smaller, target_config
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
 
 
-def eagle_drafter(target, tree, eagle=None, dtype=None):
-    return StaticTreeDrafter(EagleDraft(eagle or tiny_eagle(target), target, dtype=dtype), tree)
+def images(target, drafter):
+    return decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens
 
 
-def check_q(target, eagle, tree, prompts, forced=None):
-    drafter = eagle_drafter(target, tree, eagle)
-    predicted = partial(full_draft, eagle, target, prompts)
-    check_bookkeeping(target, drafter, prompts, predicted, forced)
-
-
+@pytest.mark.parametrize("size", slow_but([SIZES, (3, 4, 4)], SIZES))
 @pytest.mark.parametrize(
-    ("name", "guidance", "features"),
-    slow_rows_but(
-        [
-            ("chain", 1.0, ()),
-            ("chain", 3.0, ()),
-            ("chain", 3.0, (0, 1)),
-            ("tree", 1.0, ()),
-            ("tree", 3.0, ()),
-            ("tree", 3.0, (1,)),
-            ("one", 3.0, ()),
-            ("bush", 3.0, ()),
-        ],
-        ("tree", 3.0, (1,)),
-    ),
+    "sampling",
+    slow_but([Sampling(1.0, 2.0), Sampling(3.0, 2.0, 3), Sampling(3.0, 0)], Sampling(3.0, 2.0, 3)),
+    ids=["plain", "guided", "greedy"],
 )
-def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(name, guidance, features):
-    target = tiny_target(
-        Sampling(guidance, temperature=5.0), network=llamagen(grid=(3, 4)), granularity=4
+@torch.no_grad()
+def test_dynamic_trees_equal_those_grown_from_scratch_after_any_rounds(sampling, size):
+    target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
+    network, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
+
+    def after(image, row):
+        """What the draft ranks by after a path, by forward passes over whole sequences."""
+
+        def law(path):
+            hidden = full_draft(network, target, prompts, image, row, list(path))
+            return target.sampling.ranking.distribution(target.head.lm_logits(hidden))[0].tolist()
+
+        return law
+
+    rounds = random_rounds(
+        target, eagle2(target, sizes=size), prompts, torch.Generator().manual_seed(1)
     )
-    check_q(target, tiny_eagle(target, features=features), TREES[name], PROMPTS[1:4:2])
+    for draft, written in rounds:
+        for row, image in enumerate(written):
+            if len(image) + size[1] <= target.length:
+                wanted = grown(after(image, row), *size)
+                assert set(token_paths(draft, row)) == {path for path, _ in wanted}
+                shapes.add(tuple(draft.tree.parents[row].tolist()))
+    assert len(shapes) > 1 or size[2] == 4
 
 
-def test_two_drafts_of_different_features_need_a_target_each():
-    target = tiny_target()
-    EagleDraft(tiny_eagle(target, features=(1,)), target)
-    EagleDraft(tiny_eagle(target, features=(1,)), target)
-    EagleDraft(tiny_eagle(target), target)
-    with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
-        EagleDraft(tiny_eagle(target, features=(0, 1)), target)
-    absent = r"layers \[9\] are not there: give numbers from 0 to 2"
-    with pytest.raises(TemperaError, match=absent):
-        tiny_eagle(target, features=(9,))
-    with pytest.raises(TemperaError, match=absent):
-        target.session.capture_hidden_states((9,))
+@pytest.mark.slow
+@torch.no_grad()
+def test_an_independent_draft_drafts_a_tree_per_row():
+    target = tiny_target(Sampling(3.0, temperature=2.0), granularity=4)
+    draft, prompts, size = small_model(granularity=4), PROMPTS[1:4:2], (3, 3, 5)
+    drafter = DynamicTreeDrafter(IndependentDraft(draft, target), VOCAB, *size)
+    for drafted, written in random_rounds(
+        target, drafter, prompts, torch.Generator().manual_seed(2)
+    ):
+        for row, image in enumerate(written):
+
+            def law(path, row=row, image=image):
+                tokens = torch.cat([image, torch.tensor(path, dtype=torch.int64)])
+                states = full_hidden(draft, [prompts[row]], [tokens])[0]
+                return draft.sampling.distribution(draft.head.lm_logits(states[:, -1]))[0].tolist()
+
+            if len(image) + size[1] <= LENGTH:
+                assert set(token_paths(drafted, row)) == {path for path, _ in grown(law, *size)}
 
 
-@pytest.mark.parametrize("features", [(), (0, 1)])
-def test_a_draft_without_features_reads_none_where_another_draft_watches(features):
-    target = tiny_target(Sampling(3.0))
-    target.session.capture_hidden_states(features)
-    drafter = eagle_drafter(target, Tree.chain(3), tiny_eagle(target))
-    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    alone = tiny_target(Sampling(3.0))
-    drafter = eagle_drafter(alone, Tree.chain(3), tiny_eagle(alone))
-    expected = decode(alone, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert torch.equal(output.tokens, expected.tokens)
-
-
-def test_a_language_model_with_forced_positions():
-    network, forced = lively(TextLlama()), torch.full((6,), -1)
-    forced[[2, 5]] = 0
-    ids = torch.tensor([29, 11, 12, 13, 20])
-    target = tiny_target(
-        Sampling(2.0),
-        network=network,
-        conditioner=network.conditioner,
-        grid=(2, 3),
-        token_ids=ids,
-        forced=forced,
-        granularity=4,
-    )
-    eagle = lively(EagleModel.of(network, "text", vocab_size=5), 1)
-    check_q(target, eagle, Tree.chain(3), ["xyz", "a"], forced)
-
-
-@pytest.mark.parametrize("name", ["chain", "tree"])
-@pytest.mark.parametrize("features", slow_but([(), (0, 1)], ()))
-def test_greedy_eagle_equals_greedy_autoregression(name, features):
-    target = tiny_target(Sampling(3.0, temperature=0))
-    drafter = eagle_drafter(target, TREES[name], tiny_eagle(target, features=features))
-    plain, eagle = check_greedy(target, drafter)
-    assert (eagle.trace.rounds <= plain.trace.rounds).all()
-
-
-@pytest.mark.parametrize("name", ["chain", "tree"])
-@pytest.mark.parametrize("guidance", slow_but([1.0, 3.0], 3.0))
-def test_a_batch_generates_the_same_images_as_single_prompts(name, guidance):
-    target = tiny_target(Sampling(guidance, top_k=6))
-    drafter = eagle_drafter(target, TREES[name])
-    check_batch(target, drafter, Relaxed((1.5,)))
+def test_candidates_are_ranked_without_top_k_and_at_a_positive_temperature():
+    assert Sampling(3.0, 0.5, top_k=2, top_p=0.5).ranking == Sampling(3.0, 0.5)
+    assert Sampling(3.0, 0.0, top_k=2).ranking == Sampling(3.0, 1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@torch.no_grad()
 def test_drafted_tokens_follow_the_recorded_q(dtype):
     from scipy.stats import chi2
 
-    target = tiny_target(
-        Sampling(2.0, temperature=4.0, top_k=7), network=llamagen(num_hidden_layers=1)
-    )
-    drafter, rows = eagle_drafter(target, TREE, dtype=dtype), 3000
-    prompts = ["bb"] * rows
-    with torch.no_grad():
-        target.begin(prompts, drafter.nodes)
-        drafter.begin(prompts)
-        draft = drafter.propose(
-            torch.rand(rows, drafter.uniforms, generator=torch.Generator().manual_seed(0))
-        )
+    sampling = Sampling(2.0, temperature=4.0, top_k=7)
+    target = tiny_target(sampling, network=llamagen(num_hidden_layers=1))
+    drafter, rows = eagle(target, TREE, dtype=dtype), 1500
+    target.begin(["bb"] * rows, drafter.nodes)
+    drafter.begin(["bb"] * rows)
+    generator = torch.Generator().manual_seed(0)
+    draft = drafter.propose(torch.rand(rows, drafter.uniforms, generator=generator))
     assert torch.isfinite(draft.q).all()
     for node in range(TREE.nodes):
-        expected, observed = (
-            draft.q[:, node].sum(0),
-            torch.bincount(draft.tokens[:, node], minlength=VOCAB),
-        )
+        expected = draft.q[:, node].sum(0)
+        observed = torch.bincount(draft.tokens[:, node], minlength=VOCAB)
         variance = (draft.q[:, node] * (1 - draft.q[:, node])).sum(0)
         likely = variance > 5
         assert likely.sum() > 4 and not observed[expected == 0].any()
@@ -160,112 +121,70 @@ def test_drafted_tokens_follow_the_recorded_q(dtype):
         assert deviations.sum() < chi2.isf(1e-5, int(likely.sum()))
 
 
-@torch.no_grad()
-def test_the_draft_has_the_top_k_of_the_target():
-    """A drafted token outside the draft's top-k is likely outside the target's too: it would be
-    proposed and never kept.
-    """
-    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=3), network=llamagen(grid=(2, 2)))
-    drafter = eagle_drafter(target, TREES["chain"])
-    target.begin(PROMPTS[:1], drafter.nodes)
-    drafter.begin(PROMPTS[:1])
-    draft = drafter.propose(torch.full((1, drafter.uniforms), 0.5))
-    assert ((draft.q > 0).sum(-1) == 3).all()
+BUILT = {
+    "eagle": (tiny_eagle, lambda path, target: build_eagle(path, target, TREE)),
+    "eagle2": (tiny_eagle, lambda path, target: build_eagle2(path, target, *SIZES)),
+    "parallel": (tiny_parallel, lambda path, target: build_parallel(path, target, TREE)),
+}
+MADE = {
+    "eagle": lambda target: eagle(target, TREE),
+    "eagle2": eagle2,
+    "parallel": lambda target: parallel(target, TREE),
+}
 
 
-def test_drafts_at_forced_positions_are_always_accepted():
-    forced = torch.full((LENGTH,), -1)
-    forced[4::5] = 3
-    target = tiny_target(forced=forced)
-    output = decode(
-        target, eagle_drafter(target, Tree.chain(3)), Exact(), RandomStreams(1, PROMPTS), PROMPTS
-    )
-    assert (output.tokens.view(4, *GRID)[..., -1] == 3).all()
-    drafted = (
-        output.trace.place.view(4, *GRID)[..., -1] <= 3
-    )  # wherever a draft reached a forced place, it was kept
-    assert drafted.any() and (output.trace.origin.view(4, *GRID)[..., -1][drafted] != 1).all()
-
-
-def test_built_from_a_directory(tmp_path):
-    target = tiny_target()
-    tiny_eagle(target).save_pretrained(tmp_path / "draft")
-    drafter = build_eagle(str(tmp_path / "draft"), target, Tree.chain(2))
-    reference = eagle_drafter(target, Tree.chain(2))
-    generate = [
-        decode(target, d, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens
-        for d in (drafter, reference)
-    ]
-    assert torch.equal(*generate)
+@pytest.mark.parametrize("name", BUILT)
+def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, capsys):
+    target, (network, build) = tiny_target(), BUILT[name]
+    network(target).save_pretrained(tmp_path)
+    drafter = build(str(tmp_path), target)
+    assert torch.equal(images(target, drafter), images(target, MADE[name](target)))
+    assert drafter.identity is not None
     with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
-        build_eagle(
-            str(tmp_path / "draft"), tiny_target(network=llamagen(hidden_size=8)), Tree.chain(2)
-        )
-
-
-@pytest.mark.parametrize("name", ["ar", "chain", "tree"])
-def test_a_round_reads_from_the_device_once(name):
-    target = tiny_target()
-    drafter = NoDraft() if name == "ar" else eagle_drafter(target, TREES[name])
-    check_one_read(target, drafter)
-
-
-def test_the_next_batch_reuses_the_memory():
-    target = tiny_target()
-    drafter = eagle_drafter(target, Tree.chain(3))
-    storages = []
-    for _ in range(2):
-        decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-        storages.append(
-            (target.session.cache.entries[0].data_ptr(), drafter.model.cache.entries[0].data_ptr())
-        )
-    assert storages[0] == storages[1]
-
-
-@pytest.mark.parametrize("fuse", [False, True])
-@torch.no_grad()
-def test_a_draft_in_half_precision_beside_a_target_in_full(fuse):
-    target, roots = tiny_target(Sampling(3.0)), {}
-    if fuse:
-        target.fuse()
-    for dtype in (None, torch.bfloat16):
-        drafter = eagle_drafter(target, TREE, dtype=dtype)
-        target.begin(PROMPTS, drafter.nodes)
-        drafter.begin(PROMPTS)
-        roots[dtype] = drafter.model.roots()
-    assert roots[torch.bfloat16].dtype == torch.float32
-    assert drafter.model.cache.entries[0].dtype == torch.bfloat16
-    assert target.session.cache.entries[0].dtype == torch.float32
-    assert 0 < (roots[torch.bfloat16] - roots[None]).abs().max() < 0.05
-    target.sampling = Sampling(3.0, temperature=0)
-    check_greedy(target, drafter)
-
-
-@pytest.mark.parametrize("name", ["chain", "tree"])
-def test_half_precision_decodes_too(name):
-    target = tiny_target(
-        network=llamagen().bfloat16(), conditioner=lambda prompts: captions(prompts)
-    )
-    eagle = tiny_eagle(tiny_target())
-    output = decode(
-        target,
-        eagle_drafter(target, TREES[name], eagle),
-        Exact(),
-        RandomStreams(0, PROMPTS),
-        PROMPTS,
-    )
-    assert target.session.cache.entries[0].dtype == torch.bfloat16 and output.tokens.shape == (
-        4,
-        LENGTH,
-    )
-    assert torch.isfinite(output.trace.logprob).all() and eagle.fc.weight.dtype == torch.float32
-
-
-def test_a_random_draft_fits_any_target_and_prints_a_warning(capsys):
-    target = tiny_target(identity="in another precision")
-    drafter = build_eagle("random", target, Tree.chain(2))
+        build(str(tmp_path), tiny_target(network=llamagen(hidden_size=8)))
+    with pytest.raises(TemperaError, match="was trained for"):
+        build(str(tmp_path), tiny_target(network=llamagen(seed=5)))
+    other = tiny_target(identity="in another precision")
+    drafter = build("random", other)
     assert "draft: random weights" in capsys.readouterr().out
-    assert decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"]).tokens.shape == (
-        1,
-        LENGTH,
-    )
+    assert images(other, drafter).shape == (4, LENGTH)
+
+
+def test_impossible_dynamic_trees_are_refused_and_eagle_2s_sizes_are_the_defaults():
+    drafter = build_eagle2("random", tiny_target())
+    assert (drafter.branches, drafter.depth, drafter.nodes) == (10, 5, 59)
+    with pytest.raises(TemperaError, match="branches=12 is not possible with a vocabulary of 11"):
+        build_eagle2("random", tiny_target(), branches=12)
+
+
+@pytest.fixture
+def smaller(tmp_path):
+    torch.manual_seed(0)
+    config = LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4)
+    network, encoder = lively(LlamaGen(config)), TextEncoder(4, 4, 1, 1)
+    write_network(tmp_path, to_official(network.state_dict(), 1), target_config(network))
+    write_network(tmp_path / "text_encoder", encoder.state_dict(), encoder.config)
+    return load_smaller(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("ways", [(), ("fuse", "compile")], ids=["eager", "compiled"])
+def test_a_smaller_model_may_have_another_dtype_and_is_as_fast_as_the_target(
+    smaller, dtype, ways, monkeypatch
+):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    target = tiny_target()
+    for way in ways:
+        getattr(target, way)()
+    drafter = build_independent(smaller, target, Tree.chain(3), dtype)
+    draft, rounded = drafter.model.draft, getattr(torch, dtype)
+    assert (draft.fused, draft.compiled) == (target.fused, target.compiled) == (bool(ways),) * 2
+    weight = draft.head.linear.weight
+    assert weight.dtype == (torch.float32 if dtype == "float16" else rounded)
+    assert torch.equal(weight.float(), weight.to(rounded).float())
+    assert images(target, drafter).shape == (4, LENGTH)
+
+
+def test_a_model_that_names_no_smaller_one_is_refused():
+    with pytest.raises(TemperaError, match="names no smaller one to draft for it"):
+        build_independent(None, tiny_target(), Tree.chain(3))

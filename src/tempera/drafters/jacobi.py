@@ -3,17 +3,37 @@ next, so no draft model is needed.
 
 A window of guesses follows the last emitted token. One forward pass gives the target's distribution
 at every position of the window, given the guesses before it; these *stale* distributions are what
-the next window's guesses are drawn from. The methods differ in how they draw guesses, the
-*refresh*, and in their acceptance rule:
+the next window's guesses are drawn from. The methods differ in how they draw guesses anew, the
+*redraft*, and in their acceptance rule:
 
-    method   refresh                                                       rule
+    method   redraft                                                       rule
     jacobi   `FixedDraw`: one fixed uniform draw per position              `rules.standard.Match`
     sjd      `Redraw`: independent draws                                   exact
     scd      `SharedNoise`: argmax(log p + g), one Gumbel g per position   exact
-    sjd_pac  `Continue`: keep or resample, by the exact rule               exact, on a tree
+    sjd_pac  `AdaptiveContinuation`: keep or resample, by the exact rule   exact, on a tree
 
 `Match` accepts a token if the target draws the same one with the same random draw. The tree of
-sjd_pac is `jacobi_window.Shape.proactive`.
+sjd_pac is `jacobi_window.ProactiveDrafting`.
+
+**One window**, of S = 4 guesses, in an image of which 10 tokens are emitted:
+
+    position in the image           9    10   11   12   13   14   15   16
+    round r: the window            root  a    b    c    d
+             node                         0    1    2    3
+             place                        0    1    2    3    4
+             p is read at          10 ↤ root, 11 ↤ a, 12 ↤ b, 13 ↤ c, 14 ↤ d
+
+A *place* counts positions from the round's first undecided one, here 10 (`_base`). p after node n
+is that of place n + 1, so one pass gives the p of places 0 … S. Say a and b are accepted and 12 is
+resampled: 3 tokens are `_emitted`, 12 is the root, and 13 is the first undecided position.
+
+    round r + 1: the window                                 root 13   14   15   16
+             its places in round r (3 + `ahead`)                 3    4    5    6
+             guesses are drawn from the stale p of place         3    4    new  new
+
+Positions 15 and 16 enter the window: `jacobi_window.WindowInit` starts them. With a tree, a walk
+may stop beside the spine; then `Window.reading[stop]` says after which node p is read for each
+place, and `Window.columns` which candidate (guess) of a place each node is.
 
 Each of them works with any rule that tests token by token: SJD with `Match` is what SJD's public
 code calls Jacobi decoding, and `FixedDraw` with the exact rule is speculative coupled decoding with
@@ -24,20 +44,20 @@ influence the acceptance of earlier ones, which violates (1) below if guesses su
 so far: their guesses, draws and tests. (1) Whether position k is decided in a round, and the
 distributions p_k (target's) and q_k (its guess's label) used for the test, are functions of F_k,
 because the network is causal and because entering the window, being redrawn and being reached
-depend only on the positions before k. (2) Given F_k, the guess of position k has the law q_k.
+depend only on the positions before k. (2) Given F_k, the guess of position k is distributed as q_k.
 (3) A position is decided once. The test of position k is therefore a rejection-sampling step with
-the correct q, and the emitted token has the law p_k given F_k, whatever was rejected before.
+the correct q, and the emitted token is distributed as p_k given F_k, whatever was rejected before.
 Condition (2) is the crucial one. It holds by induction over iterations, since the guess is drawn
 
 - by `Redraw`: from q_k with an independent draw;
 - by `FixedDraw` and `SharedNoise`: as a function of q_k and of a noise of position k that no test
-  has used. The noise may serve many refreshes, but the first test of position k decides the
+  has used. The noise may serve many redrafts, but the first test of position k decides the
   position, and its noise is not used again;
-- by `Continue`: from the last guess x ~ q'_k, which is kept with probability min(1, q_k/q'_k) and
-  otherwise resampled from Norm[q_k - q'_k]+. This is again a draw from q_k (a maximal coupling of
-  the two), because q_k is a function of F_k and does not depend on x;
-- for positions that enter the window: as described in `jacobi_window.Entrance`. A repeated token is
-  not random given F_k, so its q is one-hot.
+- by `AdaptiveContinuation`: from the last guess x ~ q'_k, which is kept with probability
+  min(1, q_k/q'_k) and otherwise resampled from Norm[q_k - q'_k]+. This is again a draw from q_k (a
+  maximal coupling of the two), because q_k is a function of F_k and does not depend on x;
+- for positions that enter the window: as described in `jacobi_window.WindowInit`. A repeated token
+  is not random given F_k, so its q is one-hot.
 
 Exactness breaks, as the tests show, if a kept guess keeps its old label q'_k, if a redraw or a
 continuation reuses the uniform draw that tested a position, or if a repeated token is labelled with
@@ -64,7 +84,13 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.random_streams import uniforms as hashed
 from tempera.decoding.trees import take
-from tempera.drafters.jacobi_window import Branching, Entrance, Initialisation, Shape
+from tempera.drafters.jacobi_window import (
+    Branching,
+    Initialisation,
+    ProactiveDrafting,
+    Window,
+    WindowInit,
+)
 from tempera.errors import TemperaError
 
 
@@ -78,7 +104,7 @@ class Guesses:
     q: Tensor
 
 
-class Refresh(ABC):
+class Redraft(ABC):
     """How guesses are drawn from the stale distributions.
 
     Attributes:
@@ -126,7 +152,7 @@ class Refresh(ABC):
         return None
 
 
-class Redraw(Refresh):
+class Redraw(Redraft):
     """Draw every guess independently (SJD, Eq. 3)."""
 
     fresh = True
@@ -138,13 +164,12 @@ class Redraw(Refresh):
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
-        """Inverse CDF. See `Refresh.tokens`."""
+        """Inverse CDF. See `Redraft.tokens`."""
         return sample(q, uniforms)
 
 
-class Continue(Refresh):
-    """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC's
-    adaptive continuation).
+class AdaptiveContinuation(Redraft):
+    """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC).
 
     This is the maximal coupling of arXiv 2510.24211: of all couplings of the last and the next
     distribution, the one under which guesses change least often.
@@ -163,11 +188,11 @@ class Continue(Refresh):
         source = places.clamp(max=q.shape[1] - 1)
         old, token = take(last.q, source), last.tokens.gather(1, source)
         kept = held & (keep < ratio(at(q, token), at(old, token)))
-        law = torch.where(held.unsqueeze(-1), excess(q, old), q)
-        return torch.where(kept, token, sample(law, draw))
+        probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
+        return torch.where(kept, token, sample(probs, draw))
 
 
-class FixedDraw(Refresh):
+class FixedDraw(Redraft):
     """The inverse CDF at each position's fixed uniform draw (Jacobi decoding).
 
     The draws are the first of the prompt's random stream, one per position, as in plain
@@ -188,7 +213,7 @@ class FixedDraw(Refresh):
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
-        """Inverse CDF. See `Refresh.tokens`."""
+        """Inverse CDF. See `Redraft.tokens`."""
         return sample(q, self.draws(positions))
 
     def draws(self, positions: Tensor) -> Tensor:
@@ -198,7 +223,7 @@ class FixedDraw(Refresh):
         return self.state.gather(1, positions.clamp(max=self.state.shape[1] - 1))
 
 
-class SharedNoise(Refresh):
+class SharedNoise(Redraft):
     """argmax(log q + g) with a Gumbel noise g [V] per position that all iterations share
     (speculative coupled decoding).
 
@@ -221,7 +246,7 @@ class SharedNoise(Refresh):
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
     ) -> Tensor:
-        """Gumbel-max. See `Refresh.tokens`."""
+        """Gumbel-max. See `Redraft.tokens`."""
         vocabulary = torch.arange(q.shape[-1], device=q.device)
         counters = 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary)
         coarse, fine = hashed(self.state, counters), hashed(self.state, counters + 1)
@@ -235,9 +260,9 @@ class Jacobi:
 
     Args:
         target: the target; only its sizes are used.
-        shape: the window's shape.
-        refresh: how guesses are drawn.
-        initialisation: how new positions of the window start; see `jacobi_window.Entrance`.
+        window: the nodes.
+        redraft: how guesses are drawn.
+        initialisation: how new positions of the window start; see `jacobi_window.WindowInit`.
         refinement: draw unaccepted guesses from the stale distributions; if false, they start anew
             like new positions (for `Redraw`).
 
@@ -250,147 +275,131 @@ class Jacobi:
 
     tree = None
     identity = None
-    _is_first: bool  # whether the next round is the first one of a batch
-    _emitted: Tensor  # tokens emitted by the last round, [B, 1]; at first a whole window
-    _base: Tensor  # position of the last round's first token, [B, 1]
-    _p: Tensor  # the last round's distributions, [B, 1 + N, V]
-    _reading: Tensor  # index into them for each place, [B, S + 1]
-    _guesses: Guesses
-    # distributions of the `lookback` positions before the last round, for vertical sampling,
-    # [B, lookback, V]
-    _history: Tensor
-    # tokens by position, [B, T + S + 1]: emitted ones, then the window's; used by repeats only
-    _image: Tensor
 
     def __init__(
         self,
         target: TokenModel,
-        shape: Shape,
-        refresh: Refresh,
+        window: Window,
+        redraft: Redraft,
         initialisation: Initialisation = "random",
         refinement: bool = True,
     ) -> None:
-        self.nodes, self.depth = shape.tree.nodes, shape.length
+        self.nodes, self.depth = window.tree.nodes, window.length
         if self.nodes > target.length:
             raise TemperaError(
                 f"window={self.nodes} is longer than the image of {target.length} tokens; give "
                 f"{target.length} or less"
             )
-        self.target, self.shape, self.refresh = target, shape, refresh
-        self.entrance = Entrance(initialisation, target, shape.length, refinement)
-        self._further = shape.levels * (shape.branches - 1)
-        self._first_draws, self._later_draws = refresh.uniforms(shape.length, target.length)
+        self.target, self.window, self.redraft = target, window, redraft
+        self.init = WindowInit(initialisation, target, window.length, refinement)
+        self._further = window.levels * (window.branches - 1)
+        self._first_draws, self._later_draws = redraft.uniforms(window.length, target.length)
         self.uniforms = self._further + self._first_draws
+        self._guesses: Guesses | None = None  # of the last round
+        # tokens emitted by the last round, at first a whole window, and the position of its first
+        # place, [B, 1] each
+        self._emitted = self._base = torch.empty(0)
+        # the last round's distributions of places -lookback … S, [B, lookback + S + 1, V]
+        self._stale = torch.empty(0)
+        # tokens by position, [B, T + S + 1]: emitted ones, then the window's; for repeats only
+        self._image = torch.empty(0)
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch. All positions of the first window are new."""
-        self.uniforms = self._further + self._first_draws
-        self._is_first = True
+        self.uniforms, self._guesses = self._further + self._first_draws, None
 
     def propose(self, uniforms: Tensor) -> Draft:
-        """Refresh the guesses and append new positions. See `interfaces.Drafter.propose`."""
-        if self._is_first:
-            self._start(uniforms)
-        places = self._emitted + self.shape.ahead
+        """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
+        last = self._start(uniforms) if self._guesses is None else self._guesses
+        places = self._emitted + self.window.ahead
         positions = self._base + places
-        sources, found = self.entrance.sources(places, self._base)
+        new, sources, found = self.init.neighbours(places, self._base)
         further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
-        q = self._laws(places, sources, found)
-        tokens = self.refresh.tokens(
-            q, self._guesses, places, positions, uniforms[:, : self._later_draws]
-        )
-        if self.entrance.kind.endswith("repeat"):
+        q = self._distributions(places, new, sources, found)
+        draws = uniforms[:, : self._later_draws]
+        tokens = self.redraft.tokens(q, last, places, positions, draws)
+        if self.init.repeats:
             self._image.scatter_(1, positions, tokens)
             copies = self._image.gather(1, (self._base + sources).clamp(min=0))
             tokens = torch.where(found, copies, tokens)
             q = torch.where(found.unsqueeze(-1), one_hot(copies, q.shape[-1]), q)
         self._guesses = Guesses(tokens, q)
-        return self._draft(further, positions[:, :1])
+        return self._draft(self._guesses, further, positions[:, :1])
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
         """Store the target's distributions and each row's progress."""
-        self._is_first = False
         self.uniforms = self._further + self._later_draws
-        if self.entrance.lookback:
-            known = torch.cat([self._history, take(self._p, self._reading)], 1)
-            self._history = take(
-                known, self._emitted + torch.arange(self.entrance.lookback, device=known.device)
-            )
+        stale = take(scores.p, self.window.reading[verdict.stop])
+        if self.init.lookback:
+            before = torch.arange(self.init.lookback, device=stale.device)
+            stale = torch.cat([take(self._stale, self._emitted + before), stale], 1)
+        self._stale = stale
         self._base = self._base + self._emitted
         self._emitted = emitted.unsqueeze(1)
-        if self.entrance.kind.endswith("repeat"):
-            self._image.scatter_(
-                1,
-                self._base + torch.arange(verdict.tokens.shape[1], device=emitted.device),
-                verdict.tokens,
-            )
-        self._p = scores.p
-        self._reading = self.shape.reading[verdict.stop]
+        if self.init.repeats:
+            ahead = torch.arange(verdict.tokens.shape[1], device=emitted.device)
+            self._image.scatter_(1, self._base + ahead, verdict.tokens)
 
-    def _start(self, uniforms: Tensor) -> None:
-        """Set the state in which every position of the window is new and has no neighbour."""
+    def _start(self, uniforms: Tensor) -> Guesses:
+        """Set the state in which every position of the window is new and has no neighbour; returns
+        guesses of no position.
+        """
         batch, device = len(uniforms), uniforms.device
-        length, vocab_size = self.shape.length, self.target.vocab_size
-        self.shape = self.shape.to(device)
-        self.refresh.begin(uniforms[:, self._further :])
+        length, vocab_size = self.window.length, self.target.vocab_size
+        self.window = self.window.to(device)
+        self.redraft.begin(uniforms[:, self._further :])
         self._emitted = torch.full((batch, 1), length + 1, device=device)
         self._base = -self._emitted
         uniform = torch.full((), 1 / vocab_size, device=device)
-        self._p = uniform.expand(batch, 1 + self.nodes, vocab_size)
-        self._reading = self.shape.reading[0].expand(batch, -1)
-        self._guesses = Guesses(
-            torch.zeros(batch, length, dtype=torch.int64, device=device), self._p[:, :length]
-        )
-        self._history = self._p[:, :1].expand(-1, self.entrance.lookback, -1)
-        self._image = torch.zeros(
+        self._stale = uniform.expand(batch, self.init.lookback + length + 1, vocab_size)
+        tokens = torch.zeros(
             batch, self.target.length + length + 1, dtype=torch.int64, device=device
         )
+        self._image = tokens
+        return Guesses(tokens[:, :length], self._stale[:, :length])
 
-    def _laws(self, places: Tensor, sources: Tensor, found: Tensor) -> Tensor:
+    def _distributions(self, places: Tensor, new: Tensor, sources: Tensor, found: Tensor) -> Tensor:
         """The distribution of every position of the window, [B, S, V]: the stale one, or for a new
-        position the uniform one, unless it samples from its neighbour's.
+        position the uniform one, unless it samples from its neighbour's. For the arguments see
+        `WindowInit.neighbours`.
         """
-        length = self.shape.length
-        new = self.entrance.is_new(places)
-        if self.entrance.kind.endswith("sample"):
+        if self.init.samples:
             places, new = torch.where(found, sources, places), new & ~found
-        q = take(self._p, self._reading.gather(1, places.clamp(0, length)))
-        if self.entrance.lookback:
-            earlier = take(
-                self._history,
-                (places + self.entrance.lookback).clamp(0, self.entrance.lookback - 1),
-            )
-            q = torch.where((places < 0).unsqueeze(-1), earlier, q)
+        lookback = self.init.lookback
+        q = take(self._stale, (places + lookback).clamp(0, lookback + self.window.length))
         return q.masked_fill(new.unsqueeze(-1), 1 / self.target.vocab_size)
 
-    def _draft(self, further: Tensor, start: Tensor) -> Draft:
+    def _draft(self, guesses: Guesses, further: Tensor, start: Tensor) -> Draft:
         """The window as a draft; further candidates of its first places are drawn without
         replacement.
+
+        Args:
+            guesses: of the spine.
+            further: uniform draws of the further candidates, [B, D·(K - 1)].
+            start: position of place 0, [B, 1].
         """
-        shape, (tokens, q) = self.shape, (self._guesses.tokens, self._guesses.q)
+        window, tokens, q = self.window, guesses.tokens, guesses.q
         if self._further:
-            first, law = tokens[:, : shape.levels], q[:, : shape.levels]
-            rest = normalise(law.scatter(-1, first.unsqueeze(-1), 0.0), otherwise=law)
-            drawn, laws = sample_without_replacement(
-                rest, further.view(len(further), shape.levels, -1)
-            )
-            tokens = torch.cat([tokens, drawn.flatten(1)], 1)[:, shape.columns]
-            q = torch.cat([q, laws.flatten(1, 2)], 1)[:, shape.columns]
-        return Draft(
-            tokens, q, shape.tree, self.refresh.draws(start + shape.depths), self.refresh.fresh
-        )
+            first, probs = tokens[:, : window.levels], q[:, : window.levels]
+            rest = normalise(probs.scatter(-1, first.unsqueeze(-1), 0.0), otherwise=probs)
+            draws = further.view(len(further), window.levels, -1)
+            others, their_q = sample_without_replacement(rest, draws)
+            tokens = torch.cat([tokens, others.flatten(1)], 1)[:, window.columns]
+            q = torch.cat([q, their_q.flatten(1, 2)], 1)[:, window.columns]
+        draws_of = self.redraft.draws(start + window.depths)
+        return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh)
 
 
 def jacobi(
     target: TokenModel, window: int = 32, initialisation: Initialisation = "random"
 ) -> Jacobi:
     """The drafter of Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427), whose rule is
-    `rules.standard.Match`. For `initialisation` see `jacobi_window.Entrance`.
+    `rules.standard.Match`. For `initialisation` see `jacobi_window.WindowInit`.
 
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    return Jacobi(target, Shape.chain(window), FixedDraw(), initialisation)
+    return Jacobi(target, Window(window), FixedDraw(), initialisation)
 
 
 def sjd(
@@ -400,13 +409,13 @@ def sjd(
     refinement: bool = True,
 ) -> Jacobi:
     """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
-    `initialisation` see `jacobi_window.Entrance`. Without `refinement` unaccepted guesses start
+    `initialisation` see `jacobi_window.WindowInit`. Without `refinement` unaccepted guesses start
     anew (Appendix H).
 
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    return Jacobi(target, Shape.chain(window), Redraw(), initialisation, refinement)
+    return Jacobi(target, Window(window), Redraw(), initialisation, refinement)
 
 
 def scd(
@@ -423,12 +432,8 @@ def scd(
     """
     if coupling not in ("gumbel", "maximal"):
         raise TemperaError(f"coupling={coupling} is not known; choose gumbel or maximal")
-    return Jacobi(
-        target,
-        Shape.chain(window),
-        SharedNoise() if coupling == "gumbel" else Continue(),
-        initialisation,
-    )
+    redraft = SharedNoise() if coupling == "gumbel" else AdaptiveContinuation()
+    return Jacobi(target, Window(window), redraft, initialisation)
 
 
 def sjd_pac(
@@ -449,12 +454,12 @@ def sjd_pac(
     always newly drawn (from a residual, or from the target if the whole window was accepted), so no
     guess was conditioned on it. The candidates of a level are the same under every parent, since
     they share one stale distribution. Tree and chain share the window; see
-    `jacobi_window.Shape.proactive`. After a walk that left the first path, the stale distributions
-    are read along the walk's path, and below its end along the first path.
+    `jacobi_window.ProactiveDrafting`. After a walk that left the first path, the stale
+    distributions are read along the walk's path, and below its end along the first path.
 
-    *Adaptive continuation*: see `Continue`. With both parts, the first candidate of a level is the
-    continued guess, whose law is the stale distribution too. The others are drawn without it, so
-    that together they are drawn without replacement.
+    *Adaptive continuation*: see `AdaptiveContinuation`. With both parts, the first candidate of a
+    level is the continued guess, drawn from the stale distribution too. The others are drawn
+    without it, so that together they are drawn without replacement.
 
     Both are exact as published (see the module's docstring; Theorems 1 and 2 of the paper treat a
     single position).
@@ -462,7 +467,6 @@ def sjd_pac(
     Raises:
         TemperaError: the tree does not fit into the window, or the window not into the image.
     """
-    shape = (
-        Shape.proactive(window, branches, levels, branching) if proactive else Shape.chain(window)
-    )
-    return Jacobi(target, shape, Continue() if continuation else Redraw(), initialisation)
+    nodes = ProactiveDrafting(window, branches, levels, branching) if proactive else Window(window)
+    redraft = AdaptiveContinuation() if continuation else Redraw()
+    return Jacobi(target, nodes, redraft, initialisation)

@@ -1,18 +1,14 @@
-"""The window of guesses that Jacobi decoding refines: its shape and the initialisation of new
-positions.
+"""The window of guesses that Jacobi decoding refines: its nodes, and how new positions start.
 
 A window has one guess for each of the S positions after the last emitted token (the *spine*, a
 chain). Proactive drafting adds candidates for the first positions; the window is then a tree whose
-first path is the spine. A *place* is a position counted from the first undecided one of a round:
-the node at depth d guesses place d - 1, and the target's distribution after it is that of place d,
-so one forward pass gives the distributions of places 0..S.
+first path is the spine. `jacobi` shows the numbers of one window.
 """
 
+import copy
 import itertools
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -27,12 +23,14 @@ Initialisation = Literal[
 Branching = Literal["ranked", "first", "full"]
 
 
-@dataclass(frozen=True, eq=False)
-class Shape:
-    """Topology of a window of N nodes with a spine of S.
+class Window:
+    """A chain of guesses.
+
+    Args:
+        length: S.
 
     Attributes:
-        tree: the nodes.
+        tree: the N nodes.
         length: S.
         branches: candidates K of each of the first places; 1 for a chain.
         levels: how many places D have K candidates; 0 for a chain.
@@ -42,64 +40,60 @@ class Shape:
         reading: node to read the distribution of each place from after a walk that stopped at a
             given node, int64 [1 + N, S + 1]; 0 is the root, 1 + n is node n. The nodes are those of
             the path to the stop, then its first children, then the spine.
+        ahead: places of the spine, int64 [S].
+        depths: depths of the root and of every node, int64 [1 + N].
+
+    Raises:
+        TemperaError: the length is below 1.
     """
 
-    tree: Tree
-    length: int
-    branches: int
-    levels: int
-    columns: Tensor
-    reading: Tensor
+    def __init__(self, length: int) -> None:
+        if length < 1:
+            raise TemperaError(f"window={length} is empty; give at least 1 token")
+        self.tree, self.length, self.branches, self.levels = Tree.chain(length), length, 1, 0
+        self.ahead = self.columns = torch.arange(length)
+        self.reading = torch.arange(length + 1).expand(length + 1, -1)
+        self.depths = torch.arange(length + 1)
 
-    @cached_property
-    def ahead(self) -> Tensor:
-        """Positions of the spine, counted from its first one, int64 [S]."""
-        return torch.arange(self.length, device=self.columns.device)
+    def to(self, device: torch.device) -> Self:
+        """The same window on a device."""
+        if self.columns.device == device:
+            return self
+        moved = copy.copy(self)
+        for name in ("tree", "ahead", "columns", "reading", "depths"):
+            setattr(moved, name, getattr(self, name).to(device))
+        return moved
 
-    @cached_property
-    def depths(self) -> Tensor:
-        """Depths of the root and of every node, int64 [1 + N]."""
-        return torch.nn.functional.pad(self.tree.depths, (1, 0))
 
-    @classmethod
-    def chain(cls, length: int) -> "Shape":
-        """A chain of `length` guesses.
+class ProactiveDrafting(Window):
+    """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first path
+    continues as a chain.
 
-        Raises:
-            TemperaError: the length is below 1.
-        """
-        _check(length)
-        return cls(
-            Tree.chain(length),
-            length,
-            1,
-            0,
-            torch.arange(length),
-            torch.arange(length + 1).expand(length + 1, -1),
-        )
+    The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
+    Here the tree and the chain together have `window` nodes, so that a larger tree shortens the
+    chain, and `branching` says which nodes the tree has:
 
-    @classmethod
-    def proactive(
-        cls, window: int, branches: int, levels: int, branching: Branching = "ranked"
-    ) -> "Shape":
-        """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first
-        path continues as a chain.
+    - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K. Candidates that are
+      tested later, and hence reached less often, have fewer continuations. 25 nodes for K = 4 and
+      D = 3, and a chain of 39.
+    - "first": only the first candidate of a level has children: K·D nodes.
+    - "full": every candidate has children: K + K² + … + K^D nodes.
 
-        The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
-        Here the tree and the chain together have `window` nodes, so that a larger tree shortens the
-        chain, and `branching` says which nodes the tree has:
+    Args:
+        window: N.
+        branches: K.
+        levels: D.
+        branching: see above.
 
-        - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K. Candidates that
-          are tested later, and hence reached less often, have fewer continuations. 25 nodes for
-          K = 4 and D = 3, and a chain of 39.
-        - "first": only the first candidate of a level has children: K·D nodes.
-        - "full": every candidate has children: K + K² + … + K^D nodes.
+    Raises:
+        TemperaError: the window is empty, there are no candidates, or the tree does not fit into
+            the window.
+    """
 
-        Raises:
-            TemperaError: the window is empty, there are no candidates, or the tree does not fit
-                into the window.
-        """
-        _check(window)
+    def __init__(
+        self, window: int, branches: int, levels: int, branching: Branching = "ranked"
+    ) -> None:
+        super().__init__(window)
         if branching not in get_args(Branching):
             raise TemperaError(
                 f"branching={branching} is not known; choose one of "
@@ -111,32 +105,15 @@ class Shape:
                 "and 0 levels"
             )
         if branches == 1 or levels == 0:
-            return cls.chain(window)
+            return
         paths = _tree(window, branches, levels, branching)
-        length = levels + window - len(paths)
-        paths += [(0,) * depth for depth in range(levels + 1, length + 1)]
+        super().__init__(levels + window - len(paths))
+        paths += [(0,) * depth for depth in range(levels + 1, self.length + 1)]
         paths.sort(key=lambda path: (len(path), path))  # the order of `Tree.from_paths`
-        columns = [_column(path, length, branches) for path in paths]
-        return cls(
-            Tree.from_paths(paths),
-            length,
-            branches,
-            levels,
-            torch.tensor(columns),
-            torch.tensor(_reading(paths, length)),
-        )
-
-    def to(self, device: torch.device) -> "Shape":
-        """The same shape on a device."""
-        if self.columns.device == device:
-            return self
-        tables = self.columns.to(device), self.reading.to(device)
-        return Shape(self.tree.to(device), self.length, self.branches, self.levels, *tables)
-
-
-def _check(window: int) -> None:
-    if window < 1:
-        raise TemperaError(f"window={window} is empty; give at least 1 token")
+        self.tree, self.branches, self.levels = Tree.from_paths(paths), branches, levels
+        self.columns = torch.tensor([_column(path, self.length, branches) for path in paths])
+        self.reading = torch.tensor(_reading(paths, self.length))
+        self.depths = torch.nn.functional.pad(self.tree.depths, (1, 0))
 
 
 def _tree(window: int, branches: int, levels: int, branching: Branching) -> list[tuple[int, ...]]:
@@ -180,8 +157,8 @@ def _reading(paths: list[tuple[int, ...]], length: int) -> list[list[int]]:
     return [[at(stop, depth) for depth in range(length + 1)] for stop in index]
 
 
-class Entrance:
-    """How new positions of the window start, and their q.
+class WindowInit:
+    """Initial tokens of positions that enter the window, and their q.
 
     A round that emits e tokens has distributions for all places of the next window except the last
     e - 1, which are new. A new position's *neighbour* is the token before it in raster order
@@ -209,6 +186,8 @@ class Entrance:
             is new in every round.
 
     Attributes:
+        repeats: whether new positions repeat their neighbour's token.
+        samples: whether they are drawn from their neighbour's distribution.
         lookback: number of emitted positions before the last round whose distributions are needed.
 
     Raises:
@@ -223,39 +202,29 @@ class Entrance:
                 f"initialisation={kind} is not known; choose one of "
                 f"{', '.join(get_args(Initialisation))}"
             )
-        self.kind, self.model, self.length, self.refinement = kind, model, length, refinement
+        self.length, self.refinement = length, refinement
+        self.repeats, self.samples = kind.endswith("repeat"), kind.endswith("sample")
         self._columns = model.grid[1] if kind.startswith("vertical") else 1
         reach = length if refinement else 0
         self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0
 
-    def is_new(self, places: Tensor) -> Tensor:
-        """Which positions enter the window, bool [B, S], of those at these places of the last
-        round, int64 [B, S].
-        """
-        return places > self._last(places)
-
-    def _last(self, places: Tensor) -> Tensor:
-        """The last place that no new position has, [B, 1]: S, or that of the last emitted token."""
-        last = places[:, :1] - 1
-        return torch.full_like(last, self.length) if self.refinement else last
-
-    def sources(self, places: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the neighbours of new positions.
+    def neighbours(self, places: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the new positions and their neighbours.
 
         Args:
             places: place of every position of the window in the last round, int64 [B, S].
             base: position of place 0 in the last round, int64 [B, 1].
 
         Returns:
-            place of each new position's neighbour, int64 [B, S], at most S; and which positions are
-            new and have a neighbour, bool [B, S].
+            which positions are new, bool [B, S]; place of each new position's neighbour, int64
+            [B, S], at most S; and which new positions have a neighbour, bool [B, S].
         """
-        last = self._last(places)
+        # the last place that no new position has: S, or that of the last emitted token
+        last = places[:, :1] - 1
+        if self.refinement:
+            last = torch.full_like(last, self.length)
+        new = places > last
         steps = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
         sources = places - steps * self._columns
-        found = (
-            self.is_new(places) & (base + sources >= 0)
-            if self.kind != "random"
-            else torch.zeros_like(places, dtype=torch.bool)
-        )
-        return sources, found
+        known = (base + sources >= 0) if self.repeats or self.samples else torch.zeros_like(new)
+        return new, sources, new & known

@@ -1,0 +1,335 @@
+"""What holds for every draft with a network: its cached passes equal whole ones, images depend
+neither on the batch nor on a batch that failed, and nothing is kept too long.
+"""
+
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+import torch
+from host_reads import HostReads
+from network_drafts import CHAIN, DRAFTERS, eagle, independent, parallel, small_model
+from tiny_networks import (
+    GRID,
+    LENGTH,
+    PROMPTS,
+    TREE,
+    TextLlama,
+    captions,
+    check_q,
+    full_draft,
+    full_hidden,
+    full_parallel,
+    lively,
+    llamagen,
+    random_rounds,
+    tiny_eagle,
+    tiny_parallel,
+    tiny_target,
+)
+
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.none import NoDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
+from tempera.rules.standard import Exact, Relaxed
+from tempera.targets import compiled
+
+BUSH = Tree.from_paths([[0], [1], [2]])
+
+
+def decoded(target, drafter, prompts=PROMPTS, rule=None, seed=0, **options):
+    return decode(
+        target, drafter, rule or Exact(), RandomStreams(seed, prompts), prompts, **options
+    )
+
+
+@torch.no_grad()
+def check_every_q(target, drafter, prompts, hidden_after, forced=None):
+    """Random rounds to the end: every q of a static tree equals the one computed from scratch.
+
+    hidden_after: image int64 [n] of a row, the row, drafted tokens behind it → the hidden state
+    that the draft predicts there, [R of one prompt, H].
+    """
+    generator, head = torch.Generator().manual_seed(1), target.head
+    if isinstance(drafter.model, IndependentDraft):
+        head = drafter.model.draft.head
+    for draft, images in random_rounds(target, drafter, prompts, generator):
+        for row, image in enumerate(images):
+
+            def law(path, row=row, image=image):
+                states = hidden_after(image, row, path)[:, None]
+                place = None if forced is None else forced[len(image) + len(path)][None, None]
+                return target.sampling.distribution(head.lm_logits(states), place)[0, 0]
+
+            check_q(draft, row, law, target.length - len(image) - 1)
+
+
+def after_eagle(model, target, prompts):
+    return lambda *place: full_draft(model, target, prompts, *place)
+
+
+def after_parallel(model, target, prompts):
+    return lambda *place: full_parallel(model, target, prompts, *place)
+
+
+def after_small(draft, prompts):
+    def hidden(image, row, path):
+        tokens = torch.cat([image, torch.tensor(path, dtype=torch.int64)])
+        return full_hidden(draft, [prompts[row]], [tokens])[0][:, -1]
+
+    return hidden
+
+
+QUICK = [("eagle", TREE, 3.0, {"features": (1,)}), ("parallel", TREE, 3.0, {"layers": 2})]
+SLOW = [
+    ("eagle", CHAIN, 1.0, {}),
+    ("eagle", Tree.chain(1), 3.0, {}),
+    ("eagle", BUSH, 3.0, {}),
+    ("parallel", CHAIN, 3.0, {"features": (0, 1), "layers": 2}),
+    ("parallel", Tree.chain(2), 3.0, {"rank": 0}),
+    ("parallel", Tree.chain(1), 1.0, {}),
+    ("independent", CHAIN, 1.0, {}),
+    ("independent", BUSH, 3.0, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "guidance", "sizes"),
+    [
+        *QUICK,
+        ("independent", TREE, 3.0, {}),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
+    ],
+)
+def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(kind, tree, guidance, sizes):
+    sampling, prompts = Sampling(guidance, temperature=5.0), PROMPTS[1:4:2]
+    target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
+    if kind == "eagle":
+        after = after_eagle(tiny_eagle(target, **sizes), target, prompts)
+        drafter = eagle(target, tree, **sizes)
+    elif kind == "parallel":
+        after = after_parallel(tiny_parallel(target, **sizes), target, prompts)
+        drafter = parallel(target, tree, **sizes)
+    else:
+        drafter = independent(target, tree, grid=(3, 4), granularity=4)
+        after = after_small(drafter.model.draft, prompts)
+    check_every_q(target, drafter, prompts, after)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "parallel"])
+def test_a_language_model_with_forced_positions(kind):
+    network, forced = lively(TextLlama()), torch.full((6,), -1)
+    forced[[2, 5]] = 0
+    target = tiny_target(
+        Sampling(2.0),
+        network=network,
+        conditioner=network.conditioner,
+        grid=(2, 3),
+        token_ids=torch.tensor([29, 11, 12, 13, 20]),
+        token_bias=torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0]),
+        forced=forced,
+        granularity=4,
+    )
+    prompts, tree = ["xyz", "a"], Tree.chain(3)
+    if kind == "eagle":
+        after = after_eagle(tiny_eagle(target), target, prompts)
+        check_every_q(target, eagle(target, tree), prompts, after, forced)
+    else:
+        after = after_parallel(tiny_parallel(target, length=3), target, prompts)
+        check_every_q(target, parallel(target, tree, length=3), prompts, after, forced)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_drafting_equals_greedy_autoregression(name):
+    target = tiny_target(Sampling(3.0, temperature=0))
+    plain, fast = (decoded(target, one) for one in (NoDraft(), DRAFTERS[name](target)))
+    assert torch.equal(plain.tokens, fast.tokens) and len(plain.tokens.unique()) > 3
+    assert (fast.trace.rounds <= plain.trace.rounds).all()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_batch_generates_the_same_images_as_single_prompts_and_a_round_is_read_once(name):
+    target = tiny_target(Sampling(3.0, top_k=6))
+    drafter, reads, rule = DRAFTERS[name](target), HostReads(), Relaxed((1.5,))
+    alone = [decoded(target, drafter, [prompt], rule) for prompt in PROMPTS]
+    decoded(target, drafter, rule=rule)  # makes what is made once
+    counts = []
+    with reads:
+        output = decoded(
+            target, drafter, rule=rule, observe=lambda *_: counts.append(reads.count.total())
+        )
+    assert {after - before for before, after in pairwise(counts)} == {1}
+    assert len(output.trace.rounds.unique()) > 1
+    for row, one in enumerate(alone):
+        assert torch.equal(one.tokens[0], output.tokens[row])
+        assert one.trace.rounds[0] == output.trace.rounds[row]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_half_precision_in_both_or_in_the_draft_alone(name):
+    half = tiny_target(network=llamagen().bfloat16(), identity=tiny_target().identity)
+    output = decoded(half, DRAFTERS[name](half))
+    assert torch.isfinite(output.trace.logprob).all()
+    target = tiny_target(Sampling(3.0, temperature=0))
+    drafter = DRAFTERS[name](target, torch.bfloat16)
+    cache = drafter.model.draft.session.cache if name == "independent" else drafter.model.cache
+    assert torch.equal(decoded(target, drafter).tokens, decoded(target, NoDraft()).tokens)
+    assert (cache.dtype, target.session.cache.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_at_forced_positions_are_always_accepted(name):
+    forced = torch.full((LENGTH,), -1)
+    forced[4::5] = 3
+    target = tiny_target(forced=forced)
+    output = decoded(target, DRAFTERS[name](target), seed=1)
+    last = (..., -1)
+    assert (output.tokens.view(4, *GRID)[last] == 3).all()
+    if name in ("eagle", "parallel"):  # an independent draft does not know them
+        drafted = output.trace.place.view(4, *GRID)[last] <= 3
+        assert drafted.any() and (output.trace.origin.view(4, *GRID)[last][drafted] != 1).all()
+
+
+class Sick:
+    """Captions whose encoding is NaN while `now`."""
+
+    now = False
+
+    def __call__(self, prompts):
+        condition, keep = captions(prompts)
+        return (condition * torch.nan if self.now else condition), keep
+
+
+@pytest.mark.parametrize("where", ["encoding", "mid-image", "draft"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
+    expected = decoded(fresh := tiny_target(), DRAFTERS[name](fresh)).tokens
+    conditioner = Sick()
+    target = tiny_target(conditioner=conditioner)
+    drafter = DRAFTERS[name](target)
+    with monkeypatch.context() as patch, pytest.raises(TemperaError, match="gave NaN"):
+        if where == "encoding":
+            patch.setattr(conditioner, "now", True)
+        elif where == "mid-image":
+            embed = target.head.embed
+            patch.setattr(target.head, "embed", lambda tokens: embed(tokens) * torch.nan)
+        elif name == "independent":
+            embed = drafter.model.draft.head.embed
+            patch.setattr(
+                drafter.model.draft.head, "embed", lambda tokens: embed(tokens) * torch.nan
+            )
+        else:
+            forward = drafter.model.network.forward
+            patch.setattr(
+                drafter.model.network, "forward", lambda *args: forward(*args) * torch.nan
+            )
+        decoded(target, drafter)
+    assert torch.equal(decoded(target, drafter).tokens, expected)
+
+
+def used(name, ways):
+    """A target and a drafter after two batches, and references to what must not outlive them."""
+    target = tiny_target()
+    for way in ways:
+        getattr(target, way)()
+    drafter = NoDraft() if name == "ar" else DRAFTERS[name](target)
+    parts = [target.network, target.session.cache]
+    for _ in range(2):
+        decoded(target, drafter, PROMPTS[:2])
+    if name != "ar":
+        model = drafter.model
+        parts += [model, model.draft.network if name == "independent" else model.network]
+    return (target, drafter), [weakref.ref(part) for part in parts]
+
+
+COMPILED = ("ar", "eagle", "parallel")
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [(name, ()) for name in DRAFTERS] + [(name, ("fuse", "compile")) for name in COMPILED],
+)
+def test_of_several_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkeypatch):
+    """A sweep builds one after another; none waits for the garbage collector."""
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: function)
+    gc.collect()
+    gc.disable()
+    try:
+        made = []
+        for _ in range(3):
+            pair, parts = used(name, ways)
+            made.append(parts)
+        alive = [[part() is not None for part in parts] for parts in made]
+    finally:
+        gc.enable()
+    assert pair and alive == [[index == 2] * len(parts) for index in range(3)]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(4.0, 1.3, top_k=5),
+        pytest.param(Sampling(3.0, 0.7), marks=pytest.mark.slow),
+        pytest.param(Sampling(2.0, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_a_draft_equal_to_the_target_is_always_accepted(sampling, depth):
+    """Also if the sampling changes between images."""
+    target, draft = tiny_target(Sampling(1.0)), tiny_target()
+    tree = TREE if depth == 3 else Tree.chain(depth)
+    drafter = StaticTreeDrafter(IndependentDraft(draft, target), tree)
+    for changed in (Sampling(1.0), sampling):
+        target.sampling = changed
+        output = decoded(target, drafter, diagnostics=True)
+        assert output.trace.rounds.tolist() == [-(-LENGTH // (depth + 1))] * len(PROMPTS)
+        assert output.trace.tv.nan_to_num().max() < 1e-5
+
+
+def test_two_drafts_of_different_features_need_a_target_each():
+    target = tiny_target(Sampling(3.0))
+    for features in ((1,), (1,), ()):
+        EagleDraft(tiny_eagle(target, features=features), target)
+    with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
+        EagleDraft(tiny_eagle(target, features=(0, 1)), target)
+    absent = r"layers \[9\] are not there: give numbers from 0 to 2"
+    with pytest.raises(TemperaError, match=absent):
+        tiny_eagle(target, features=(9,))
+    with pytest.raises(TemperaError, match=absent):
+        target.session.capture_hidden_states((9,))
+    alone = tiny_target(Sampling(3.0))  # without features, where none are captured
+    one, other = (decoded(each, eagle(each, CHAIN)).tokens for each in (target, alone))
+    assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def test_the_draft_has_the_top_k_of_the_target():
+    """A drafted token outside the draft's top-k is likely outside the target's too: it would be
+    proposed and never kept.
+    """
+    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=3), network=llamagen(grid=(2, 2)))
+    drafter = eagle(target, CHAIN)
+    target.begin(PROMPTS[:1], drafter.nodes)
+    drafter.begin(PROMPTS[:1])
+    draft = drafter.propose(torch.full((1, drafter.uniforms), 0.5))
+    assert ((draft.q > 0).sum(-1) == 3).all()
+
+
+def test_an_independent_draft_of_another_family_and_what_does_not_fit():
+    network = lively(TextLlama())
+    options = {"grid": GRID, "token_ids": torch.arange(11, 22)}
+    draft = tiny_target(network=network, conditioner=network.conditioner, **options)
+    target = tiny_target(Sampling(2.0))
+    drafter = StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(2))
+    assert decoded(target, drafter).trace.tau.max() > 0
+    with pytest.raises(TemperaError, match=r"a vocabulary of 7 tokens, the target of 11: give a"):
+        IndependentDraft(small_model(vocab=7), target)
+    with pytest.raises(TemperaError, match="the draft generates 5×4 tokens, the target 4×5: give"):
+        IndependentDraft(small_model(grid=(5, 4)), target)

@@ -1,0 +1,79 @@
+"""Drafters with tiny networks, one of each kind, that the same tests hold for."""
+
+from typing import Any
+
+import torch
+from tiny_networks import (
+    GRID,
+    TREE,
+    VOCAB,
+    captions,
+    lively,
+    tiny_eagle,
+    tiny_parallel,
+    tiny_target,
+)
+
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Tree
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.parallel import ParallelDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.targets.transformer import TransformerTarget
+
+CHAIN = Tree.chain(4)
+SIZES = 3, 3, 8
+"""Branches, depth and nodes of EAGLE-2."""
+
+
+def small_captions(prompts: list[str]) -> Any:
+    """Fewer condition tokens of another width than the target's."""
+    features, keep = captions(prompts)
+    return features[:, 1:, :4] * keep[:, 1:, None], keep[:, 1:]
+
+
+def small_model(
+    sampling: Sampling | None = None,
+    seed: int = 3,
+    grid: tuple[int, int] = GRID,
+    vocab: int = VOCAB,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> TransformerTarget:
+    """A model of another size with another prefix."""
+    config = LlamaGenConfig(vocab, 8, 12, 2, 1, grid, prefix_length=4, caption_dim=4)
+    network = lively(LlamaGen(config), seed).to(dtype)
+    return tiny_target(sampling, network=network, conditioner=small_captions, **options)
+
+
+def eagle(target: Any, tree: Tree, features: tuple[int, ...] = (), dtype: Any = None) -> Any:
+    model = EagleDraft(tiny_eagle(target, features=features), target, dtype=dtype)
+    return StaticTreeDrafter(model, tree)
+
+
+def eagle2(target: Any, dtype: Any = None, sizes: tuple[int, ...] = SIZES) -> Any:
+    model = EagleDraft(tiny_eagle(target), target, lambda s: s.ranking, dtype)
+    return DynamicTreeDrafter(model, target.vocab_size, *sizes)
+
+
+def parallel(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
+    model = ParallelDraft(tiny_parallel(target, **sizes), target, tree.max_depth, dtype)
+    return StaticTreeDrafter(model, tree)
+
+
+def independent(target: Any, tree: Tree, dtype: Any = None, **options: Any) -> Any:
+    draft = small_model(dtype=dtype or target.dtype, **options)
+    return StaticTreeDrafter(IndependentDraft(draft, target), tree)
+
+
+DRAFTERS = {
+    "eagle": lambda target, dtype=None: eagle(target, CHAIN, (), dtype),
+    "eagle tree": lambda target, dtype=None: eagle(target, TREE, (0, 1), dtype),
+    "eagle2": eagle2,
+    "parallel": lambda target, dtype=None: parallel(target, CHAIN, dtype, features=(0, 1)),
+    "parallel tree": lambda target, dtype=None: parallel(target, TREE, dtype),
+    "independent": lambda target, dtype=None: independent(target, TREE, dtype),
+}
