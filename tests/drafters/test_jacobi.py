@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import slow_but
+from cases import slow_but, slow_rows_but
 from host_reads import HostReads
 from random_drafts import SMALL, Spy, random_draft
 from tiny_networks import PROMPTS, tiny_target
@@ -277,7 +277,7 @@ def neighbour(position, last, columns):
 
 
 @pytest.mark.parametrize(
-    ("window", "grid"), slow_but([(1, (2, 6)), (3, (3, 4)), (5, (4, 3))], (3, (3, 4)))
+    ("window", "grid"), slow_rows_but([(1, (2, 6)), (3, (3, 4)), (5, (4, 3))], (3, (3, 4)))
 )
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_every_q_is_as_defined(initialisation, window, grid):
