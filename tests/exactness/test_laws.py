@@ -305,9 +305,9 @@ def test_block_verification_without_a_fault_is_exact():
 
 
 def test_surviving_guesses_would_bias_block_verification(monkeypatch):
-    from tempera.drafters.jacobi import Continue, SharedNoise
+    from tempera.drafters.jacobi import AdaptiveContinuation, SharedNoise
 
-    for refresh, coupling in ((SharedNoise, "gumbel"), (Continue, "maximal")):
+    for refresh, coupling in ((SharedNoise, "gumbel"), (AdaptiveContinuation, "maximal")):
         monkeypatch.setattr(refresh, "fresh", True)  # a false claim
         report = check_window(
             lambda target, coupling=coupling: scd(target, 3, coupling=coupling),

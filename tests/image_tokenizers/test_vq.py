@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.pretrained import load_chameleon_tokenizer, load_llamagen_tokenizer
-from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig, VQModel, load_vq
 
 TINY = VQConfig(
     codebook_size=32,
@@ -154,7 +153,7 @@ def random_state(config: VQConfig) -> dict[str, Tensor]:
 def test_llamagens_decoder_equals_a_float64_computation(tmp_path: Path) -> None:
     state = random_state(TINY)
     torch.save({"model": state}, tmp_path / "vq.pt")
-    vq = load_llamagen_tokenizer(str(tmp_path), ["vq.pt"], "a/b", TINY)
+    vq = load_vq(str(tmp_path), ["vq.pt"], "a/b", config=TINY)
     codes = torch.randint(32, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     assert (vq.decode_codes(codes) - decoded(state, codes, vqgan=False)).abs().max() < 1e-5
 
@@ -175,7 +174,7 @@ def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computa
         {"state_dict": {prefix + name: tensor for name, tensor in (state | extra).items()}},
         tmp_path / "vqgan.ckpt",
     )
-    vq = load_chameleon_tokenizer(str(tmp_path), ["vqgan.ckpt"], "a/b", lines=False, config=config)
+    vq = load_vq(str(tmp_path), ["vqgan.ckpt"], "a/b", "vqgan", config=config)
     codes = torch.randint(32, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     assert (vq.decode_codes(codes) - decoded(state, codes, vqgan=True)).abs().max() < 1e-5
     assert not hasattr(vq.quantize, "codebook_used")

@@ -3,18 +3,19 @@
 import torch
 from tiny_targets import meta_state
 
-from tempera.targets.chameleon import decoder_layer, from_official
+from tempera.targets.chameleon import decoder_layer, translate
 from tempera.targets.rotary import Rotary
 
 
 def test_model_parallel_norms_are_repeated_for_their_heads() -> None:
     parts = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     name = "model.layers.0.self_attn.q_norm.weight"
-    assert from_official({name: parts}, 4)[name].tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
-    assert from_official({name: parts[0]}, 2)[name].tolist() == [[1, 2], [1, 2]]
-    assert (
-        from_official({name: parts}, 2)[name].tolist() == parts.tolist()
-    )  # Hugging Face's current layout
+    for heads, given, expected in (
+        (4, parts, [[1, 2], [1, 2], [3, 4], [3, 4]]),
+        (2, parts[0], [[1, 2], [1, 2]]),
+        (2, parts, parts.tolist()),  # Hugging Face's current layout
+    ):
+        assert translate({name: given}, {"num_attention_heads": heads})[name].tolist() == expected
 
 
 def test_fused_and_separate_meta_projections_load_alike() -> None:
@@ -28,7 +29,7 @@ def test_fused_and_separate_meta_projections_load_alike() -> None:
         fused[f"layers.{i}.attention.wqkv.weight"] = torch.cat(
             [separate[f"layers.{i}.attention.w{part}.weight"] for part in "qkv"]
         )
-    one, other = from_official(separate, 2), from_official(fused, 2)
+    one, other = (translate(state, {"num_attention_heads": 2}) for state in (separate, fused))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 

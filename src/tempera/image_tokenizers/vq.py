@@ -7,9 +7,10 @@ for both encoding and decoding; VQGAN's is not.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.network_directory import parse_sizes, read_network
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
 
 @dataclass(frozen=True)
@@ -113,21 +116,13 @@ class ResolutionLevel(nn.Module):
     """
 
     def __init__(
-        self,
-        inner: int,
-        outer: int,
-        blocks: int,
-        groups: int,
-        attention: bool,
-        resample: str | None,
+        self, inner: int, outer: int, blocks: int, groups: int, attend: bool, resample: str | None
     ) -> None:
         super().__init__()
         self.res = nn.ModuleList(
             ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks)
         )
-        self.attn = nn.ModuleList(
-            AttnBlock(outer, groups) for _ in range(blocks if attention else 0)
-        )
+        self.attn = nn.ModuleList(AttnBlock(outer, groups) for _ in range(blocks if attend else 0))
         if resample:
             setattr(self, resample, Resample(outer, up=resample == "upsample"))
         self.resample = resample
@@ -142,13 +137,8 @@ class ResolutionLevel(nn.Module):
 
 
 def _middle(channels: int, groups: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        [
-            ResBlock(channels, channels, groups),
-            AttnBlock(channels, groups),
-            ResBlock(channels, channels, groups),
-        ]
-    )
+    first, last = (ResBlock(channels, channels, groups) for _ in range(2))
+    return nn.ModuleList([first, AttnBlock(channels, groups), last])
 
 
 class Encoder(nn.Module):
@@ -157,24 +147,17 @@ class Encoder(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
-        last, groups, attended = len(widths) - 2, config.norm_groups, config.level_attention
+        last, groups = len(widths) - 2, config.norm_groups
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            ResolutionLevel(
-                widths[i],
-                widths[i + 1],
-                config.res_blocks,
-                groups,
-                attended and i == last,
-                None if i == last else "downsample",
+            ResolutionLevel(*widths[i : i + 2], config.res_blocks, groups, *further)
+            for i, further in enumerate(
+                [(False, "downsample")] * last + [(config.level_attention, None)]
             )
-            for i in range(last + 1)
         )
         self.mid = _middle(widths[-1], groups)
-        self.norm_out, self.conv_out = (
-            _norm(widths[-1], groups),
-            nn.Conv2d(widths[-1], config.z_channels, 3, padding=1),
-        )
+        self.norm_out = _norm(widths[-1], groups)
+        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -205,10 +188,8 @@ class Decoder(nn.Module):
             )
             for i in range(last + 1)
         )
-        self.norm_out, self.conv_out = (
-            _norm(outer[-1], groups),
-            nn.Conv2d(outer[-1], 3, 3, padding=1),
-        )
+        self.norm_out = _norm(outer[-1], groups)
+        self.conv_out = nn.Conv2d(outer[-1], 3, 3, padding=1)
 
     @override
     def forward(self, z: Tensor) -> Tensor:
@@ -251,11 +232,8 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder, self.quantize = (
-            Encoder(config),
-            Decoder(config),
-            Quantizer(config),
-        )
+        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
 
@@ -300,7 +278,7 @@ class VQModel(nn.Module):
         return self.decode_latents(F.embedding(codes, self.quantize.codebook)).clamp(-1, 1)
 
 
-def load_vq(directory: str | Path) -> VQModel:
+def read_vq(directory: str | Path) -> VQModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
     model = read_network(
         directory,
@@ -314,7 +292,38 @@ def load_vq(directory: str | Path) -> VQModel:
 CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)
 """The sizes of Chameleon's image tokenizer, from its vqgan.yaml."""
 
-_VQGAN_NAMES = (
+
+def load_vq(
+    weights: str,
+    files: list[str],
+    hub: str,
+    layout: Literal["llamagen", "vqgan", "janus"] = "llamagen",
+    lines: bool = False,
+    config: VQConfig | None = None,
+) -> VQModel | LinedTokenizer:
+    """A published tokenizer.
+
+    Args:
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
+        layout: LlamaGen's own; VQGAN's, with the decoder that Hugging Face's Chameleon lacks; or
+            Janus-Pro's, in the model's own file.
+        lines: whether the target ends every line of codes with an extra token.
+        config: sizes; by default those of Chameleon's for `vqgan`, and else of LlamaGen's VQ-16.
+    """
+    sizes = config or (CHAMELEON if layout == "vqgan" else VQConfig())
+    levels = len(sizes.decoder_multipliers)
+    translate: dict[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
+        "llamagen": lambda state: state,
+        "vqgan": lambda state: from_vqgan(state, levels),
+        "janus": from_janus,
+    }
+    published = PretrainedFiles(weights, files, hub)
+    vq = load_pretrained(lambda: VQModel(sizes), published, translate[layout])
+    return LinedTokenizer(vq) if lines else vq
+
+
+_PREFIX = "model.vqmodel."  # in the file of a whole Chameleon or Janus-Pro
+_NAMES = (
     (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
     (r"^encoder\.down\.(\d+)\.(attn|downsample)\.", r"encoder.conv_blocks.\1.\2."),
     (r"\.mid\.block_1\.", ".mid.0."),
@@ -323,32 +332,28 @@ _VQGAN_NAMES = (
 )
 
 
+def _renamed(name: str, levels: int | None) -> str:
+    """A name of VQGAN's in this module; `levels` if its decoder numbers them from the finest."""
+    name = name.removeprefix(_PREFIX)
+    for pattern, replacement in _NAMES:
+        name = re.sub(pattern, replacement, name)
+    if up := re.match(r"decoder\.up\.(\d+)\.(block|attn|upsample)\.", name):
+        level = int(up[1]) if levels is None else levels - 1 - int(up[1])
+        part = "res" if up[2] == "block" else up[2]
+        name = f"decoder.conv_blocks.{level}.{part}.{name[up.end() :]}"
+    return name
+
+
 def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     """Translate VQGAN's layout (`vqgan.ckpt`, or `model.vqmodel.` of a Chameleon) into this
     module's. Its decoder numbers levels from the finest, ours from the coarsest. Tensors that only
     training needs (`loss.`) are dropped.
     """
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        name = name.removeprefix("model.vqmodel.")
-        if name.startswith("loss."):
-            continue
-        for pattern, replacement in _VQGAN_NAMES:
-            name = re.sub(pattern, replacement, name)
-        if up := re.match(r"decoder\.up\.(\d+)\.(block|attn|upsample)\.", name):
-            part = "res" if up[2] == "block" else up[2]
-            name = f"decoder.conv_blocks.{levels - 1 - int(up[1])}.{part}.{name[up.end() :]}"
-        result[name] = tensor
-    return result
-
-
-_JANUS_NAMES = (
-    (r"^(encoder)\.down\.(\d+)\.block\.", r"\1.conv_blocks.\2.res."),
-    (r"^(decoder)\.up\.(\d+)\.block\.", r"\1.conv_blocks.\2.res."),
-    (r"^(encoder)\.down\.(\d+)\.", r"\1.conv_blocks.\2."),
-    (r"^(decoder)\.up\.(\d+)\.", r"\1.conv_blocks.\2."),
-    *_VQGAN_NAMES[2:],
-)
+    return {
+        _renamed(name, levels): tensor
+        for name, tensor in state.items()
+        if not name.removeprefix(_PREFIX).startswith("loss.")
+    }
 
 
 def from_janus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -356,12 +361,5 @@ def from_janus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     model is dropped. Its decoder numbers levels from the coarsest, as this module. Hugging Face
     looks up the nearest code without normalising; Janus's own code normalises, as this module.
     """
-    prefix = "model.vqmodel."
-    result = {"quantize.codebook_used": torch.zeros(65536)}
-    for name, tensor in state.items():
-        if name.startswith(prefix):
-            name = name.removeprefix(prefix)
-            for pattern, replacement in _JANUS_NAMES:
-                name = re.sub(pattern, replacement, name)
-            result[name] = tensor
-    return result
+    own = {_renamed(name, None): x for name, x in state.items() if name.startswith(_PREFIX)}
+    return {"quantize.codebook_used": torch.zeros(65536), **own}

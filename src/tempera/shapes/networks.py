@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tempera.drafters.independent import SmallerModel
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.vq import VQModel, load_vq
+from tempera.image_tokenizers.vq import VQModel, read_vq
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.shapes.world import WORDS
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
@@ -108,7 +108,7 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
 
 def load_tokenizer(directory: str | Path = SHIPPED / "tokenizer") -> VQModel:
     """The shipped image tokenizer, frozen."""
-    return load_vq(directory)
+    return read_vq(directory)
 
 
 def target_config(network: LlamaGen) -> dict[str, Any]:

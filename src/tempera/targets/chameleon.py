@@ -8,19 +8,17 @@ codes 4 … 8195 in order, `<eoss>` (end of image) 8196, `<racm3:break>` (start 
 repositories.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
-from tempera.targets.llamagen import LAYER_KEYS, permute_pairs
+from tempera.targets.llamagen import from_meta
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
-from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer, stated_sizes
+from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -92,55 +90,28 @@ SIZES = {
 """The sizes of the 7B models."""
 
 
-def load_chameleon(
-    spec: ModelSpec,
-    weights: str,
-    files: list[str],
-    hub: str,
-    sizes: Mapping[str, int | float] | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> SharedVocabularyLM:
-    """Load a Chameleon with published weights.
+UNUSED = ("model.vqmodel.", "rope.")
 
-    Args:
-        spec: format of its sequences.
-        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; files in Hugging
-            Face's layout or in Meta's.
-        sizes: in place of `SIZES`; those of a `config.json` beside the weights come first.
-        device, dtype: device and dtype of random weights; published weights keep those of their
-            files.
+
+def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
+    """The network of these sizes; see `shared_vocabulary.load_network`.
 
     Raises:
-        TemperaError: the files are missing, do not fit, or are of an unsupported variant.
+        TemperaError: it is of an unsupported variant.
     """
-    published = PretrainedFiles(weights, files, hub)
-    stated = stated_sizes(published, "chameleon", SIZES, sizes)
-    partitions, heads = stated.pop("model_parallel_size"), stated["num_attention_heads"]
-    if stated["swin_norm"]:
+    if sizes["swin_norm"]:
         raise TemperaError(
-            f"{weights} is a Chameleon with swin_norm (norms after attention and MLP, as in the "
-            "34B models), which is not supported: give a model without it, such as a 7B."
+            "these weights are of a Chameleon with swin_norm (norms after attention and MLP, as in "
+            "the 34B models), which is not supported: give a model without it, such as a 7B."
         )
-    config = ChameleonConfig(**stated, vocabulary_map={})
-
-    def make() -> SharedVocabularyLM:
-        model = ChameleonModel(config)
-        del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
-        model.rotary_emb = Rotary.of(config)
-        return SharedVocabularyLM(model, config, spec, family="chameleon")
-
-    return load_pretrained(
-        make,
-        published,
-        lambda state: from_official(state, heads, partitions),
-        device,
-        dtype,
-        ignore=("model.vqmodel.", "rope."),
-    )
+    del sizes["model_parallel_size"]
+    config = ChameleonConfig(**sizes, vocabulary_map={})
+    model = ChameleonModel(config)
+    del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
+    model.rotary_emb = Rotary.of(config)
+    return SharedVocabularyLM(model, config, spec, "chameleon")
 
 
-_LAYER_KEYS = {**LAYER_KEYS, "attention.wv.weight": "self_attn.v_proj.weight"}
 _TOP_KEYS = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -148,11 +119,8 @@ _TOP_KEYS = {
 }
 
 
-def from_official(
-    state: Mapping[str, Tensor], heads: int, partitions: int | None = None
-) -> dict[str, Tensor]:
-    """Translate published weights into Hugging Face's current layout. Unknown names are kept, so
-    strict loading reports them.
+def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Translate published weights into Hugging Face's current layout.
 
     Two layouts are supported. In Hugging Face's layout of 2024 (Lumina-mGPT), the norms of queries
     and keys are [model_parallel, head_dim]; each row belongs to the heads of one partition and is
@@ -161,22 +129,13 @@ def from_official(
 
     Args:
         state: published weights.
-        heads: number of attention heads.
-        partitions: `model_parallel_size` of config.json; None if it is not stated.
+        sizes: of the network; `model_parallel_size` is None if it is not stated.
 
     Raises:
         TemperaError: the norms are those of another number of partitions.
     """
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name.startswith("layers."):
-            _, layer, rest = name.split(".", 2)
-            result |= {
-                f"model.layers.{layer}.{key}": value
-                for key, value in _from_meta(rest, tensor, heads)
-            }
-        else:
-            result[_TOP_KEYS.get(name, name)] = tensor
+    heads, partitions = sizes["num_attention_heads"], sizes.get("model_parallel_size")
+    result = from_meta(state, heads, _TOP_KEYS)
     for name, tensor in result.items():
         if ".self_attn.q_norm." in name or ".self_attn.k_norm." in name:
             rows = tensor.reshape(-1, tensor.shape[-1])
@@ -187,27 +146,6 @@ def from_official(
                 )
             result[name] = rows.repeat_interleave(max(1, heads // len(rows)), 0)
     return result
-
-
-def _from_meta(name: str, tensor: Tensor, heads: int) -> Sequence[tuple[str, Tensor]]:
-    """Convert a tensor of a layer from Meta's layout to Hugging Face's: names and tensors."""
-    if name == "attention.wqkv.weight":
-        parts = tensor.chunk(3)
-        return [
-            pair
-            for part, key in zip("qkv", parts, strict=True)
-            for pair in _from_meta(f"attention.w{part}.weight", key, heads)
-        ]
-    if name in ("attention.wq.weight", "attention.wk.weight"):
-        return [(f"self_attn.{name[11]}_proj.weight", permute_pairs(tensor, heads))]
-    if name.startswith(("attention.q_normalization.", "attention.k_normalization.")):
-        return [
-            (
-                f"self_attn.{name[10]}_norm.{name.rpartition('.')[2]}",
-                permute_pairs(tensor[:, None], 1)[:, 0],
-            )
-        ]
-    return [(_LAYER_KEYS.get(name, name), tensor)]
 
 
 class _Layer(ChameleonDecoderLayer):  # type: ignore[misc]

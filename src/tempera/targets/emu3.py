@@ -10,13 +10,12 @@ The codes are 151854 … 184621.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
-from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer, stated_sizes
+from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -71,27 +70,20 @@ SIZES = {
 """The sizes of the 8B model."""
 
 
-def load_emu3(
-    spec: ModelSpec,
-    weights: str,
-    files: list[str],
-    hub: str,
-    sizes: Mapping[str, int | float] | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> SharedVocabularyLM:
-    """Load Emu3 with published weights. For the arguments see
-    `tempera.targets.chameleon.load_chameleon`.
-    """
-    published = PretrainedFiles(weights, files, hub)
-    config = Emu3TextConfig(**stated_sizes(published, "emu3", SIZES, sizes), attention_dropout=0.0)
+UNUSED = ()
 
-    def make() -> SharedVocabularyLM:
-        model = Emu3TextModel(config)
-        model.rotary_emb = Rotary.of(config)
-        return SharedVocabularyLM(model, config, spec, family="emu3")
 
-    return load_pretrained(make, published, device=device, dtype=dtype)
+def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
+    """The network of these sizes; see `shared_vocabulary.load_network`."""
+    config = Emu3TextConfig(**sizes, attention_dropout=0.0)
+    model = Emu3TextModel(config)
+    model.rotary_emb = Rotary.of(config)
+    return SharedVocabularyLM(model, config, spec, "emu3")
+
+
+def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Published names are those of the network."""
+    return state
 
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:

@@ -12,21 +12,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.network import DecoderLayer
 from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import (
     PromptEncoder,
-    chosen_prompt,
-    is_not_padding,
+    SharedVocabularyLM,
     load_prompts,
     single_layer,
-    stated_sizes,
 )
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -107,8 +104,8 @@ class ImageStates(nn.Module):
         return nn.functional.gelu(self.proj_out(self.norm(x)))
 
 
-class Janus(nn.Module):
-    """The part of Janus-Pro that generates images. Implements `network.TargetNetwork`.
+class Janus(SharedVocabularyLM):
+    """The part of Janus-Pro that generates images.
 
     Args:
         config: the decoder's configuration.
@@ -116,32 +113,20 @@ class Janus(nn.Module):
         code_dim: width of an image code's vector.
     """
 
-    family = "janus"
-
     def __init__(self, config: Any, spec: ModelSpec, code_dim: int = 8) -> None:
-        super().__init__()
+        super().__init__(LlamaModel(config), config, spec, "janus")
         width = config.hidden_size
-        self.config, self.spec = config, spec
-        self.model: Any = LlamaModel(config)
-        self.model.rotary_emb = Rotary.of(config)  # type: ignore[assignment]
-        self.model.norm = ImageStates(self.model.norm, width)  # type: ignore[assignment]
+        self.model.rotary_emb = Rotary.of(config)
+        self.model.norm = ImageStates(self.model.norm, width)
         self.codes = nn.Embedding(spec.codes, code_dim)
         self.aligner = CodeAligner(code_dim, width)
         self.lm_head = nn.Linear(width, spec.codes)
 
+    @override
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed image codes, int64 [...] → [..., H]."""
         out: Tensor = self.aligner(self.codes(tokens))
         return out
-
-    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Embed the prompts, → [R, T, H]; see `shared_vocabulary.SharedVocabularyLM`."""
-        out: Tensor = self.model.embed_tokens(chosen_prompt(condition, drop).clamp(min=0))
-        return out
-
-    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are not padding of the batch, bool [R, T]."""
-        return is_not_padding(chosen_prompt(condition, drop))
 
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
@@ -161,24 +146,12 @@ SIZES = {
 """The sizes of the 1B model."""
 
 
-def load_janus(
-    spec: ModelSpec,
-    weights: str,
-    files: list[str],
-    hub: str,
-    sizes: Mapping[str, int | float] | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Janus:
-    """Load a Janus-Pro with published weights. For the arguments see
-    `tempera.targets.chameleon.load_chameleon`.
-    """
-    published = PretrainedFiles(weights, files, hub)
-    config = LlamaConfig(**stated_sizes(published, "janus", SIZES, sizes), pad_token_id=None)
-    unused = ("model.vision_model.", "model.aligner.", "model.vqmodel.")
-    return load_pretrained(
-        lambda: Janus(config, spec), published, from_huggingface, device, dtype, unused
-    )
+UNUSED = ("model.vision_model.", "model.aligner.", "model.vqmodel.")
+
+
+def build(sizes: dict[str, Any], spec: ModelSpec) -> Janus:
+    """The network of these sizes; see `shared_vocabulary.load_network`."""
+    return Janus(LlamaConfig(**sizes, pad_token_id=None), spec)
 
 
 _KEYS = {
@@ -191,7 +164,7 @@ _KEYS = {
 }
 
 
-def from_huggingface(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
     """Translate Hugging Face's names into those of `Janus`, without the head of text."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -235,6 +235,7 @@ def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
 
 
 LAYER_KEYS = {
+    "attention.wv.weight": "self_attn.v_proj.weight",
     "attention.wo.weight": "self_attn.o_proj.weight",
     "feed_forward.w1.weight": "mlp.gate_proj.weight",
     "feed_forward.w3.weight": "mlp.up_proj.weight",
@@ -255,51 +256,56 @@ _TOP_KEYS = {
 }
 
 
-def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate official parameter names into those of `LlamaGen`. Unknown names are kept, so
-    strict loading reports them.
+def from_meta(state: Mapping[str, Tensor], heads: int, top: Mapping[str, str]) -> dict[str, Tensor]:
+    """Translate the names of Meta's Llama code into Hugging Face's, and rotary pairs with them.
+    Unknown names are kept, so strict loading reports them.
 
     Args:
-        state: official weights.
+        state: published weights.
         heads: number of attention heads.
+        top: names outside the layers -> those of the network.
     """
     result: dict[str, Tensor] = {}
-    for key, value in state.items():
-        if not key.startswith("layers."):
-            result[_TOP_KEYS.get(key, key)] = value
+    for name, tensor in state.items():
+        if not name.startswith("layers."):
+            result[top.get(name, name)] = tensor
             continue
-        _, layer, name = key.split(".", 2)
+        _, layer, rest = name.split(".", 2)
         prefix = f"model.layers.{layer}."
-        if name == "attention.wqkv.weight":
-            q, k, v = value.chunk(3)
-            result[prefix + "self_attn.q_proj.weight"] = permute_pairs(q, heads)
-            result[prefix + "self_attn.k_proj.weight"] = permute_pairs(k, heads)
-            result[prefix + "self_attn.v_proj.weight"] = v
+        if rest == "attention.wqkv.weight":
+            for part, weight in zip("qkv", tensor.chunk(3), strict=True):
+                weight = weight if part == "v" else permute_pairs(weight, heads)
+                result[f"{prefix}self_attn.{part}_proj.weight"] = weight
+        elif rest in ("attention.wq.weight", "attention.wk.weight"):
+            result[f"{prefix}self_attn.{rest[11]}_proj.weight"] = permute_pairs(tensor, heads)
+        elif rest.startswith(("attention.q_normalization.", "attention.k_normalization.")):
+            kind = rest.rpartition(".")[2]
+            permuted = permute_pairs(tensor[:, None], 1)[:, 0]
+            result[f"{prefix}self_attn.{rest[10]}_norm.{kind}"] = permuted
         else:
-            result[prefix + LAYER_KEYS.get(name, name)] = value
+            result[prefix + LAYER_KEYS.get(rest, rest)] = tensor
     return result
+
+
+def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Translate official parameter names into those of `LlamaGen`; see `from_meta`."""
+    return from_meta(state, heads, _TOP_KEYS)
 
 
 def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """The inverse of `from_official`."""
-    top, layer_keys = (
-        {new: old for old, new in table.items()} for table in (_TOP_KEYS, LAYER_KEYS)
-    )
-    result = {top[key]: value for key, value in state.items() if key in top}
+    keys = {new: old for old, new in (*_TOP_KEYS.items(), *LAYER_KEYS.items())}
+    result = {}
     for key, value in state.items():
-        if key in top:
-            continue
-        _, _, layer, name = key.split(".", 3)
-        if name in layer_keys:
-            result[f"layers.{layer}.{layer_keys[name]}"] = value
+        prefix, _, name = key.removeprefix("model.layers.").partition(".")
+        if key in keys:
+            result[keys[key]] = value
         elif name == "self_attn.q_proj.weight":
             k, v = (state[key.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
-            parts = [
-                permute_pairs(value, heads, inverse=True),
-                permute_pairs(k, heads, inverse=True),
-                v,
-            ]
-            result[f"layers.{layer}.attention.wqkv.weight"] = torch.cat(parts)
+            pairs = [permute_pairs(part, heads, inverse=True) for part in (value, k)]
+            result[f"layers.{prefix}.attention.wqkv.weight"] = torch.cat([*pairs, v])
+        elif not name.startswith(("self_attn.k_proj.", "self_attn.v_proj.")):
+            result[f"layers.{prefix}.{keys[name]}"] = value
     return result
 
 

@@ -54,6 +54,23 @@ class TargetNetwork(Protocol):
         """See `torch.nn.Module.modules`."""
 
 
+def family_module(family: str) -> Any:
+    """The module of a family of networks, `tempera.targets.NAME`.
+
+    Raises:
+        TemperaError: there is none.
+    """
+    try:
+        if not family.isidentifier():
+            raise ModuleNotFoundError(family)
+        return importlib.import_module(f"tempera.targets.{family}")
+    except ModuleNotFoundError as problem:
+        raise TemperaError(
+            f"there is no draft for networks of the family {family!r}: tempera.targets needs "
+            "a module of that name with a function decoder_layer(config)."
+        ) from problem
+
+
 def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
     """A new decoder layer for a draft.
 
@@ -64,14 +81,5 @@ def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
     Raises:
         TemperaError: the family is unknown.
     """
-    try:
-        if not family.isidentifier():
-            raise ModuleNotFoundError(family)
-        module = importlib.import_module(f"tempera.targets.{family}")
-    except ModuleNotFoundError as problem:
-        raise TemperaError(
-            f"there is no draft for networks of the family {family!r}: tempera.targets needs "
-            "a module of that name with a function decoder_layer(config)."
-        ) from problem
-    layer: DecoderLayer = module.decoder_layer(config)
+    layer: DecoderLayer = family_module(family).decoder_layer(config)
     return layer

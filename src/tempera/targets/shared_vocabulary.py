@@ -1,5 +1,5 @@
-"""Networks whose prompts and images share one vocabulary (Chameleon, Emu3), for
-`TransformerTarget`.
+"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro), for `TransformerTarget`: their
+loader, prompts and sizes.
 
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import PromptTooLong, TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
-from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough
-from tempera.targets.network import DecoderLayer
+from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
+from tempera.targets.network import DecoderLayer, family_module
 from tempera.targets.prompt_state import Conditioner
 from tempera.targets.rotary import Rotary
 from tempera.targets.token_format import ModelSpec
@@ -55,21 +55,17 @@ class SharedVocabularyLM(nn.Module):
             condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
             drop: null-conditioned rows, bool [R].
         """
-        return self.embed_tokens(chosen_prompt(condition, drop).clamp(min=0))
+        out: Tensor = self.model.embed_tokens(_chosen(condition, drop).clamp(min=0))
+        return out
 
     def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are not padding, bool [R, T]."""
-        return is_not_padding(chosen_prompt(condition, drop))
+        """Which condition tokens are not padding of the batch, bool [R, T]."""
+        return _chosen(condition, drop) != PADDING
 
 
-def chosen_prompt(condition: Tensor, drop: Tensor) -> Tensor:
+def _chosen(condition: Tensor, drop: Tensor) -> Tensor:
     """The prompt or the null prompt of each row, int64 [R, T]."""
     return torch.where(drop[:, None], condition[:, 1], condition[:, 0])
-
-
-def is_not_padding(prompts: Tensor) -> Tensor:
-    """Which ids of prompts are not padding, int64 [R, T] → bool [R, T]."""
-    return prompts != PADDING
 
 
 class PromptEncoder(nn.Module):
@@ -196,6 +192,43 @@ def load_tokenize(file: Path) -> Tokenize:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
     return tokenize
+
+
+def load_network(
+    family: str,
+    spec: ModelSpec,
+    weights: str,
+    files: list[str],
+    hub: str,
+    sizes: Mapping[str, int | float] | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> SharedVocabularyLM:
+    """Load a network with published weights.
+
+    Args:
+        family: `chameleon`, `emu3` or `janus`: the module of `tempera.targets` with its
+            `SIZES`, `build`, `translate`, and `UNUSED` names in its files.
+        spec: format of its sequences.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
+        sizes: in place of the family's; those of a `config.json` beside the weights come first.
+        device, dtype: device and dtype of random weights; published weights keep those of their
+            files.
+
+    Raises:
+        TemperaError: the files are missing, do not fit, or are of an unsupported variant.
+    """
+    module, published = family_module(family), PretrainedFiles(weights, files, hub)
+    stated = stated_sizes(published, family, module.SIZES, sizes)
+    network: SharedVocabularyLM = load_pretrained(
+        lambda: module.build(dict(stated), spec),
+        published,
+        lambda state: module.translate(state, stated),
+        device,
+        dtype,
+        ignore=module.UNUSED,
+    )
+    return network
 
 
 def prompted_target(
