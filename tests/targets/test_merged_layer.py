@@ -115,55 +115,34 @@ def test_attention_asks_for_nothing_that_cuda_computes_slowly(head_size, monkeyp
     torch.testing.assert_close(in_two_passes(layer, x, head_size), expected, atol=2e-5, rtol=1e-4)
 
 
-def test_layers_of_other_classes_are_left_alone():
-    layer = nn.Linear(2, 2)
-    assert not merge(layer) and not hasattr(layer, "mlp")
-
-
-def decoded(fuse: int, tree: Tree) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """What a tiny target with a draft decodes, and the target's distributions in every round."""
-    sampling = Sampling(3.0, temperature=2.0, top_k=7)
-    target = TransformerTarget(llamagen(), captions, sampling, granularity=4)
-    for _ in range(fuse):
-        target.fuse()
-    draft = EagleDraft(tiny_eagle(target), target)
-    score, found = target.score, []
-
-    def scored(proposal):
-        scores = score(proposal)
-        found.append(scores.p)
-        return scores
-
-    target.score = scored
-    streams = RandomStreams(0, PROMPTS)
-    images = decode(target, StaticTreeDrafter(draft, tree), Exact(), streams, PROMPTS)
-    return images.tokens, found
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_fused_target_decodes_the_same_images(times):
-    tree = Tree.from_paths([[0], [1], [0, 0], [1, 0]])
-    (plain, found), (fused, others) = decoded(0, tree), decoded(times, tree)
-    assert torch.equal(fused, plain)
-    for one, other in zip(found, others, strict=True):
-        torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
-
-
-def test_a_fused_target_keeps_its_identity_and_no_second_copy_of_its_weights():
-    network = llamagen()
-    identity = identity_of(network)
-    layers = sum(parameter.nbytes for parameter in network.model.layers.parameters())
-    target = TransformerTarget(network, captions, Sampling())
-    size = target.weight_bytes
-    assert size == layers + network.model.norm.weight.nbytes + network.lm_head.weight.nbytes
-    target.fuse()
-    assert target.fused and target.identity == identity and target.weight_bytes == size
-    assert not any(isinstance(one, nn.Linear) for one in network.model.modules())
+def test_a_target_fused_twice_decodes_the_same_images_with_its_identity_and_no_more_weights():
+    sampling, tree = Sampling(3.0, temperature=2.0, top_k=7), Tree.from_paths([[0], [1], [0, 0]])
+    images, found = [], []
+    for times in (0, 2):
+        network = llamagen()
+        target = TransformerTarget(network, captions, sampling, granularity=4)
+        size, identity = target.weight_bytes, identity_of(network)
+        for _ in range(times):
+            target.fuse()
+        assert (target.weight_bytes, target.identity) == (size, identity)
+        score = target.score
+        target.score = lambda draft, score=score: found.append(score(draft)) or found[-1]
+        drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), tree)
+        streams = RandomStreams(0, PROMPTS)
+        images.append(decode(target, drafter, Exact(), streams, PROMPTS).tokens)
+    layers = sum(parameter.nbytes for parameter in llamagen().model.layers.parameters())
+    assert size == layers + network.model.norm.weight.nbytes + 11 * 16 * 4
+    assert target.fused and not any(isinstance(one, nn.Linear) for one in network.model.modules())
     assert not isinstance(network.lm_head, nn.Linear)
+    assert torch.equal(*images)
+    plain, fused = found[: len(found) // 2], found[len(found) // 2 :]
+    for one, other in zip(plain, fused, strict=True):
+        torch.testing.assert_close(other.p, one.p, atol=1e-5, rtol=1e-3)
 
 
 def test_a_network_of_other_layers_stays_as_it_is():
-    network = llamagen()
+    layer, network = nn.Linear(2, 2), llamagen()
+    assert not merge(layer) and not hasattr(layer, "mlp")
     network.model.layers[1] = nn.Identity()
     target = TransformerTarget(network, captions, Sampling())
     target.fuse()

@@ -29,42 +29,33 @@ from tempera.runtime.network_identity import identity_of
 TREES = {"ar": Tree.empty(), "chain": Tree.chain(4), "tree": TREE}
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("name", "guidance"), [("ar", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0)]
+)
+@torch.no_grad()
 def test_scores_equal_a_forward_pass_without_a_cache(name, guidance):
     target = tiny_target(Sampling(guidance), granularity=4)
+    target.begin(PROMPTS[:3], TREES[name].nodes)
     generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        target.begin(PROMPTS[:3], TREES[name].nodes)
-        check_rounds(target, PROMPTS[:3], lambda: TREES[name], generator)
+    check_rounds(target, PROMPTS[:3], lambda: TREES[name], generator)
 
 
-def test_trees_may_change_from_round_to_round_and_from_row_to_row():
-    target = tiny_target(granularity=4)
-    generator = torch.Generator().manual_seed(3)
+@torch.no_grad()
+def test_trees_and_batches_may_change():
+    """Trees from round to round and from row to row, batch sizes and shapes of the cache."""
+    target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(3)
     trees = [lambda: per_row_tree(3, generator), lambda: Tree.chain(2), lambda: TREE]
-    with torch.no_grad():
-        target.begin(PROMPTS[:3], TREE.nodes)
-        check_rounds(
-            target,
-            PROMPTS[:3],
-            lambda: trees[int(torch.randint(3, (), generator=generator))](),
-            generator,
-        )
 
+    def any_tree():
+        return trees[int(torch.randint(3, (), generator=generator))]()
 
-def test_a_target_accepts_another_batch_size():
-    target = tiny_target(granularity=4)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for prompts, tree in (
-            (PROMPTS[:2], TREE),
-            (PROMPTS[1:], Tree.chain(3)),
-            (PROMPTS[1:], Tree.chain(3)),
-            (PROMPTS[:1], Tree.empty()),
-        ):
-            target.begin(prompts, tree.nodes)
-            check_rounds(target, prompts, lambda tree=tree: tree, generator)
+    for prompts, nodes, tree in (
+        (PROMPTS[:3], TREE.nodes, any_tree),
+        (PROMPTS[1:], 3, lambda: Tree.chain(3)),
+        (PROMPTS[:1], 0, Tree.empty),
+    ):
+        target.begin(prompts, nodes)
+        check_rounds(target, prompts, tree, generator)
 
 
 def test_attention_loads_the_keys_that_the_longest_image_can_reach():
@@ -80,14 +71,6 @@ def test_attention_loads_the_keys_that_the_longest_image_can_reach():
     target.score = scored
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     assert len(loaded) > 4 and all(found == needed for found, needed in loaded)
-
-
-def test_constant_shapes_on_request():
-    target, generator = tiny_target(granularity=1000), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        target.begin(PROMPTS[:2], 2)
-        assert target.session.kv_length() == target.session.cache.capacity
-        check_rounds(target, PROMPTS[:2], lambda: Tree.chain(2), generator)
 
 
 def test_padding_content_has_no_effect():
