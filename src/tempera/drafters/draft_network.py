@@ -6,7 +6,7 @@ Shapes: R rows, S positions, H hidden size, K features.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -217,6 +217,23 @@ class DraftNetwork(nn.Module, ABC):
         name = "any model: it is random"
         with target.device:
             return cls.of(target.network, name, target.vocab_size, target.identity, **sizes)
+
+    @classmethod
+    def for_training(
+        cls, target: Any, model: str, start: str | None, features: Sequence[int], **sizes: Any
+    ) -> Self:
+        """The draft that training starts from: that in the directory `start`, or an untrained one.
+
+        Args:
+            target: a `TransformerTarget`.
+            model: the target's name, shown in messages.
+            start: directory of a trained draft; by default the weights are random.
+            features, sizes: see `of`; a draft from `start` has its own.
+        """
+        if start is not None:
+            return cls.from_pretrained(start)
+        known = target.vocab_size, target.identity, tuple(features)
+        return cls.of(target.network, model, *known, **sizes)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors` atomically.

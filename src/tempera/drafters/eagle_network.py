@@ -64,15 +64,5 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
 def eagle_network(
     target: Any, model: str, start: str | None = None, features: Sequence[int] = ()
 ) -> EagleModel:
-    """`draft=eagle`: the EAGLE draft that training starts from.
-
-    Args:
-        target: a `TransformerTarget`.
-        model: the target's name, shown in messages.
-        start: directory of a trained draft; by default the weights are random.
-        features: see `DraftConfig`; a draft from `start` has its own.
-    """
-    if start is not None:
-        return EagleModel.from_pretrained(start)
-    layers = tuple(features)
-    return EagleModel.of(target.network, model, target.vocab_size, target.identity, layers)
+    """`draft=eagle`: see `DraftNetwork.for_training`."""
+    return EagleModel.for_training(target, model, start, features)

@@ -33,7 +33,7 @@ class HiddenStateDraft:
         model: the draft network.
         target: the target, compiled or not; start each batch on it first.
         dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
-            default the target's. A coarser one changes q, not the law of exact rules: tokens are
+            default the target's. A coarser one changes q, not what exact rules emit: tokens are
             drawn from the q that they are tested with.
 
     Attributes:

@@ -124,31 +124,15 @@ def parallel_network(
     rank: int = RANK,
     length: int = LENGTH,
 ) -> ParallelModel:
-    """`draft=parallel`: the parallel draft that training starts from.
-
-    Args:
-        target: a `TransformerTarget`.
-        model: the target's name, shown in messages.
-        start: directory of a trained draft; by default the weights are random.
-        features, layers, rank, length: see `ParallelConfig`; a draft from `start` has its own.
+    """`draft=parallel`: see `DraftNetwork.for_training` and `ParallelConfig`.
 
     Raises:
         TemperaError: `length` exceeds the tokens of an image.
     """
-    if start is not None:
-        return ParallelModel.from_pretrained(start)
-    if length > target.length:
+    if start is None and length > target.length:
         raise TemperaError(
             f"length={length} is not possible: an image has {target.length} tokens, so give 2 to "
             f"{target.length}."
         )
-    return ParallelModel.of(
-        target.network,
-        model,
-        target.vocab_size,
-        target.identity,
-        tuple(features),
-        layers=layers,
-        rank=rank,
-        length=length,
-    )
+    sizes = {"layers": layers, "rank": rank, "length": length}
+    return ParallelModel.for_training(target, model, start, features, **sizes)
