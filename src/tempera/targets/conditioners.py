@@ -96,19 +96,14 @@ class CaptionFeatures(nn.Module):
         """
         rows, length = self.tokens.ids(prompts), self.tokens.length
         device = self.encoder.get_input_embeddings().weight.device
+        counts = torch.tensor([len(row) for row in rows], device=device)
         width = max(map(len, rows))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-        real = torch.tensor(
-            [[True] * len(row) + [False] * (width - len(row)) for row in rows], device=device
-        )
+        real = torch.arange(width, device=device) < counts[:, None]
         states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        keep = torch.arange(length, device=device) >= length - counts[:, None]
         features = states.new_zeros(len(rows), length, states.shape[-1])
-        keep = torch.zeros(len(rows), length, dtype=torch.bool, device=device)
-        for number, row in enumerate(rows):
-            features[number, -len(row) :], keep[number, -len(row) :] = (
-                states[number, : len(row)],
-                True,
-            )
+        features[keep] = states[real]
         return features, keep
 
 
