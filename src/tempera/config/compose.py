@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
@@ -51,9 +52,10 @@ def _composed(
     """The configuration, the choices and the arguments, which differ from the given ones if the
     method is `auto`.
     """
+    searched = [*_searched(), *arguments]
     with other_hydra(), in_one_sentence(config_name, arguments):
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            cfg = compose(config_name, list(arguments), return_hydra_config=True)
+            cfg = compose(config_name, searched, return_hydra_config=True)
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
         with open_dict(cfg):
             del cfg["hydra"]
@@ -76,6 +78,18 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
         if said := sentence(problem, config_name, arguments):
             raise TemperaError(said) from problem
         raise
+
+
+def _searched() -> list[str]:
+    """Where the Hydra application that is running looks beside conf/, as in `--config-dir DIR`."""
+    if not HydraConfig.initialized():
+        return []
+    places = [
+        quoted(f"{source.schema}://{source.path}")
+        for source in HydraConfig.get().runtime.config_sources
+        if source.provider not in ("hydra", "main", "schema")
+    ]
+    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
 @contextmanager
