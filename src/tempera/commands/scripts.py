@@ -58,6 +58,8 @@ def _script(
 
     if cfg is not None:
         return main(cfg)
+    if sys.flags.optimize > 1:
+        sys.exit("error: python -OO drops the docstrings that transformers reads: use python -O")
     try:
         from tempera.config.cli import run
 
