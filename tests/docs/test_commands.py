@@ -1,20 +1,29 @@
-"""The commands of README and docs/ run, in order, in one directory; README's Python runs too."""
+"""The commands of README and docs/ run, in order, in one directory; README's Python and the
+notebooks run too.
+"""
 
 import re
 from pathlib import Path
 
+import matplotlib
+import nbformat
 import pytest
 from markdown_pages import PAGES, blocks, commands, name_of, text_of
-from page_commands import points, run
+from page_commands import run, shortened
 from paths import ROOT
 from PIL import Image
 
 EXTENDING = ROOT / "docs" / "extend"
-COMMANDS = list(
-    dict.fromkeys(
+OTHERS = ("notebooks", "docs/replay_animation.py")
+"""What has a test of its own."""
+COMMANDS = [
+    command
+    for command in dict.fromkeys(
         command for page in PAGES if page.parent != EXTENDING for command in commands(page)
     )
-)
+    if not any(other in command for other in OTHERS)
+]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
@@ -23,35 +32,32 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with captions beside them.
     """
     directory = tmp_path_factory.mktemp("docs")
-    (directory / "prompts.txt").write_text(
-        "a small red ring\na large blue star\n", encoding="utf-8"
-    )
-    (directory / "photos").mkdir()
-    for number in range(120):
-        Image.new("RGB", (80, 64), (2 * number, 90, 200)).save(
-            directory / "photos" / f"{number}.png"
-        )
-        (directory / "photos" / f"{number}.txt").write_text(
-            f"photo {number} of the sky\n", encoding="utf-8"
-        )
+    (directory / "prompts.txt").write_text("a small red ring\n", encoding="utf-8")
+    photos = directory / "photos"
+    photos.mkdir()
+    for number in range(80):
+        Image.new("RGB", (80, 64), (3 * number, 90, 200)).save(photos / f"{number}.png")
+        (photos / f"{number}.txt").write_text(f"photo {number} of the sky\n", encoding="utf-8")
     return directory
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one working directory: later commands use what earlier ones made."""
-    if "notebooks" not in command and "docs/replay_animation.py" not in command:
-        run(command, workplace, monkeypatch)
+    run(command, workplace, monkeypatch)
 
 
 def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
-    assert len(list((workplace / "outputs").glob("eval/*/metrics.json"))) >= 5
-    assert (workplace / "outputs/train_draft/shapes/draft/model.safetensors").is_file()
-    for name in ("report.md", "results.csv"):
-        assert (workplace / "outputs/report" / name).is_file()
-    runs = {path.parent for path in (workplace / "outputs/frontier").rglob("metrics.json")}
-    sweeps = [command for command in COMMANDS if "-m experiment=frontier " in command]
-    assert len(runs) == len(set[frozenset[str]]().union(*map(points, sweeps)))
+    outputs = workplace / "outputs"
+    assert len(list(outputs.glob("eval/*/metrics.json"))) >= 5
+    assert (outputs / "train_draft/shapes/draft/model.safetensors").is_file()
+    assert all((outputs / "report" / name).is_file() for name in ("report.md", "results.csv"))
+    sweeps = (
+        shortened("eval/run.py", command.split()[2:])
+        for command in COMMANDS
+        if "-m experiment=frontier " in command
+    )
+    assert len(list(outputs.glob("frontier/*/metrics.json"))) == len(set(map(tuple, sweeps)))
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,25 @@ def test_its_python_runs(
     said = capsys.readouterr().out
     for promised in re.findall(r"# (agrees|DIFFERS) …", text_of(page)):
         assert re.search(rf"(?m)^{promised}", said)
+
+
+FEWER = {
+    "range(5)": "range(1)",
+    "(0.1, 0.25, 0.4, 0.6, 0.8)": "(0.4,)",
+    "(low, high, 6)": "(low, high, 3)",
+    "world_prompts(16)": "world_prompts(2)",
+    "in (1.0, 2.0)": "in (2.0,)",
+}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path) -> None:
+    """From top to bottom, with fewer seeds and images; it is kept without outputs."""
+    matplotlib.use("agg")
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert cells and not any(cell.outputs for cell in cells)
+    source = "\n".join(cell.source for cell in cells)
+    for many, few in FEWER.items():
+        source = source.replace(many, few)
+    exec(compile(source, path.name, "exec"), {"__name__": "__main__"})
+    matplotlib.pyplot.close("all")

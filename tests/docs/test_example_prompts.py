@@ -30,10 +30,9 @@ def test_the_examples_are_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ar", "coolsd"])
-def test_every_example_shows_what_it_tells(method: str) -> None:
+def test_every_example_shows_what_it_tells() -> None:
     prompts = shown_prompts()
-    pictures = tempera.generate(list(prompts), method=method, seed=0).images
+    pictures = tempera.generate(list(prompts), method="coolsd", seed=0).images
     pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
     images = pixels.permute(0, 3, 1, 2) / 127.5 - 1
     right = correct(load_classifier().attributes(images), list(prompts.values()))

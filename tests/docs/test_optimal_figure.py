@@ -15,9 +15,8 @@ FIGURE = runpy.run_path(str(ROOT / "docs" / "optimal_figure.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_optimum_is_one(seed: int) -> None:
-    p, q = random_tables(seed)
+def test_each_optimum_is_one() -> None:
+    p, q = random_tables(0)
     points = FIGURE["at_length"](p, q, share=0.45)
     low, high = reachable(Chains.along(p, q))
     for found, _, _ in points.values():

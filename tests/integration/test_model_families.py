@@ -12,7 +12,7 @@ import pytest
 import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
-from cases import slow_but
+from cases import slow_but, slow_rows_but
 from omegaconf import open_dict
 from PIL import Image
 from reference_llamagen import reference_logits
@@ -68,22 +68,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     """Every tiny family, loaded as the scripts load it."""
     return {name: build_target(composed(*choices)) for name, choices in options.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_pictures_are_encoded_on_the_targets_grid_without_its_weights(
-    name: str,
-    options: dict[str, list[str]],
-    targets: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(build, "build_target", None)
-    encoder = build_encoder(composed("+encoder=vq", *options[name]))
-    grid = targets[name].grid
-    assert encoder.grid == grid
-    codes = encoder.encode([Entry("a.png", "a", "a red ring", Image.new("RGB", (50, 40)))]).codes
-    assert codes.shape == (1, grid[0] * grid[1]) and codes.max() < targets[name].vocab_size
 
 
 def bytes_of(text: str) -> list[int]:
@@ -325,8 +309,16 @@ def generate(
     return call
 
 
-@pytest.mark.parametrize("method", slow_but(METHODS, "eagle tree"))
-@pytest.mark.parametrize("name", slow_but(FAMILIES, "llamagen_text"))
+GENERATED = [
+    *(("llamagen_text", method) for method in METHODS),
+    *((name, method) for name in FAMILIES for method in ("eagle2", "lanternpp", "sjd")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    slow_rows_but(dict.fromkeys(GENERATED), ("llamagen_text", "eagle tree")),
+)
 def test_every_method_generates(
     name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]
 ) -> None:
@@ -422,19 +414,26 @@ def test_a_model_without_a_smaller_one_is_refused(targets: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("name", slow_but(FAMILIES, "lumina"))
 def test_tokens_become_pixels_and_come_back_in_shape(
-    name: str, targets: dict[str, Any], options: dict[str, list[str]]
+    name: str,
+    targets: dict[str, Any],
+    options: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer: Any = build_tokenizer(composed(*options[name]))
-    grid = targets[name].grid
-    height, width = tokenizer.image_size(grid)
-    codes = torch.randint(
-        tokenizer.vocab_size, (2, *grid), generator=torch.Generator().manual_seed(0)
-    )
+    """On the target's grid, without its weights."""
+    monkeypatch.setattr(build, "build_target", None)
+    cfg, grid = composed("+encoder=vq", *options[name]), targets[name].grid
+    tokenizer: Any = build_tokenizer(cfg)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(tokenizer.vocab_size, (2, *grid), generator=generator)
     with torch.no_grad():
         images = tokenizer.decode_codes(codes)
         again = tokenizer.encode(images)
-    assert images.shape == (2, 3, height, width) and images.abs().max() <= 1
+    assert images.shape == (2, 3, *tokenizer.image_size(grid)) and images.abs().max() <= 1
     assert again.shape == (2, *grid) and tokenizer.vocab_size == targets[name].vocab_size
+    encoder = build_encoder(cfg)
+    found = encoder.encode([Entry("a.png", "a", "a red ring", Image.new("RGB", (50, 40)))]).codes
+    assert encoder.grid == grid and found.shape == (1, grid[0] * grid[1])
+    assert found.max() < targets[name].vocab_size
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -442,9 +441,9 @@ def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> No
     draft = tiny_eagle(targets[name])
     draft.check(targets[name])
     assert draft.config.hidden_size == DIM
-    other = targets["anole" if name != "anole" else "lumina"]
-    with pytest.raises(TemperaError, match="give a draft for this target|was trained for"):
-        draft.check(other)
+    for other in targets.keys() - {name}:
+        with pytest.raises(TemperaError, match=".*(give|train) a draft for this target"):
+            draft.check(targets[other])
 
 
 @pytest.fixture(scope="module")
@@ -455,20 +454,20 @@ def drawn(
     found = {}
     for name, family in FAMILIES.items():
         directory = found[name] = tmp_path_factory.mktemp("shards")
-        captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(40)]
+        captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(12)]
         (directory / "captions.json").write_text(json.dumps({"annotations": captions}))
         source = [
             "source=coco",
             f"source.path={directory / 'captions.json'}",
             "encoder=target",
-            "batch_size=40",
+            "batch_size=12",
             "device=cpu",
         ]
         AcceleratorState._reset_state(True)
         made = script("prepare")(
             composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare")
         )
-        assert made == {"count": 40, "broken": 0}
+        assert made == {"count": 12, "broken": 0}
     return found
 
 
@@ -487,8 +486,9 @@ PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_pr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "precision"), [("llamagen_text", "float32"), *((name, "bf16") for name in FAMILIES)]
+)
 def test_a_draft_is_trained_and_drafts(
     name: str,
     precision: str,
@@ -527,25 +527,3 @@ def test_a_draft_is_trained_and_drafts(
         value.dtype == torch.float32 and value.isfinite().all() for value in trained.parameters()
     )
     assert not torch.equal(trained.fc.weight, untrained.fc.weight)
-    for other, stranger in targets.items():
-        if other != name:
-            with pytest.raises(TemperaError, match=REFUSAL) as refusal:
-                build_drafter(cfg, stranger)
-            assert "\n" not in str(refusal.value)
-
-
-REFUSAL = (
-    "(made|trained) for (llamagen_xl_stage1|llamagen_b_c2i|lumina|anole|emu3|janus_pro_1b)[ ,]"
-    ".*(give|train) a draft for this target"
-)
-
-
-def test_a_saved_draft_is_read_again(targets: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("lumina", "emu3"):
-        draft = tiny_eagle(targets[name])
-        draft.save_pretrained(tmp_path / name)
-        again = type(draft).from_pretrained(tmp_path / name)
-        again.check(targets[name])
-        assert all(
-            torch.equal(a, b) for a, b in zip(draft.parameters(), again.parameters(), strict=True)
-        )

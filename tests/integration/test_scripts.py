@@ -1,285 +1,255 @@
-"""Bad input, given to the real scripts on the shipped model: one sentence, exit status 1, nothing
-half-written.
+"""The scripts as a person calls them, on tiny random networks: results where they belong, and for
+bad input one sentence, exit status 1 and nothing half-written.
 """
 
+import json
 import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from paths import ROOT
-from safetensors.torch import load_file, save_file
-from tiny_training import tiny_draft, tiny_target
+from safetensors.torch import load_file
+from tiny_evaluation import network, tiny_options
+from tiny_networks import tiny_eagle, tiny_target
 
-from tempera.shapes.networks import SHIPPED
+from tempera.drafters.eagle_network import EagleModel
 
-SHORT = [
-    "limit=1",
-    "speed.prompts=0",
-    "metrics=none",
-    "tracking=none",
-    "hydra/job_logging=none",
-    "hydra/hydra_logging=none",
-]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return tiny_options(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call a script in an empty directory, in this process: (exit status, standard error)."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call a script in an empty directory, in this process: (exit status, output, errors)."""
     monkeypatch.chdir(tmp_path)
 
-    def call(script: str, *arguments: str) -> tuple[int, str]:
+    def call(script: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [script, *arguments])
+        capsys.readouterr()
         status = 0
         try:
             runpy.run_path(str(ROOT / script), run_name="__main__")
         except SystemExit as end:
             status = int(end.code or 0)
-        return status, capsys.readouterr().err
+        return status, *capsys.readouterr()
 
     return call
 
 
-def refused(status: int, err: str, *words: str) -> None:
+def refused(answer: tuple[int, str, str], *words: str) -> None:
+    status, _, err = answer
     assert status == 1
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1, err
-    assert "Traceback" not in err
+    assert err.startswith("error: ") and err.count("\n") == 1, err
     for word in words:
         assert word in err, err
 
 
-def nothing_written(directory: Path) -> None:
-    """Neither results nor temporary files; Hydra's own record of the options may be there."""
-    left = [
-        path
-        for path in (directory / "outputs").rglob("*")
-        if path.is_file() and ".hydra" not in path.parts
+def metrics(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "metrics.json").read_text()))
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> None:
+    given = [one for one in tiny if not one.startswith("limit")]
+    given += ["delta=2", "floor=1", "depth=3"]
+    status, out, err = run("eval/run.py", *given, "limit=3")
+    assert status == 0, err
+    (place,) = Path("outputs/eval").glob("*_coolsd*")
+    assert "report: " in out and place.name in out
+    content = metrics(place)
+    settings = content["settings"]
+    assert (settings["delta"], settings["method"], settings["tree"]) == (2, "coolsd", "chain")
+    assert content["name"].startswith("coolsd drafter.path=")
+    assert content["name"].endswith(" depth=3 floor=1 δ=2")
+    assert len(content["acceptance_by_depth"]) == 3
+    assert content["about"]["overrides"][-1] == "limit=3"
+    images = {path: path.stat().st_mtime_ns for path in (place / "images").iterdir()}
+    here = f"hydra.run.dir={place}"
+    assert run("eval/run.py", *given, "limit=6", "batch_size=2", here)[0] == 0
+    assert metrics(place)["images"] == len(list((place / "images").iterdir())) == 6
+    assert {path: path.stat().st_mtime_ns for path in images} == images and len(images) == 3
+    refused(run("eval/run.py", *given, "seed=1", here), "made with seed=0, but this one has seed=1")
+    assert metrics(place)["settings"]["seed"] == 0
+
+
+@pytest.mark.slow
+def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -> None:
+    Path("mine.txt").write_text("a red ring\na blue ring\na white star\n")
+    plain = ["method=ar", *(one for one in tiny if not one.startswith(("drafter", "limit")))]
+    file = ["data=file", "path=mine.txt", "limit=1"]
+    assert run("eval/run.py", "-m", *plain, *file, "offset=1,2", "hydra.sweep.dir=sweep")[0] == 0
+    text = "a large green star, left of a small white ring"
+    assert run("eval/run.py", *plain, f"prompt={text}", "hydra.run.dir=one")[0] == 0
+    found = [
+        (row["id"], row["text"])
+        for place in (*sorted(Path("sweep").glob("?")), Path("one"))
+        for row in pq.read_table(place / "results.parquet").to_pylist()
     ]
-    assert [path.name for path in left if path.name not in ("run.json", "multirun.yaml")] == []
+    assert found[:2] == [("mine-000002", "a blue ring"), ("mine-000003", "a white star")]
+    assert [text for _, text in found[2:]] == [text]
 
 
-def a_draft(directory: Path, **tensors: torch.Tensor) -> Path:
-    """A copy of the shipped draft, with some of its tensors replaced."""
-    directory.mkdir()
-    (directory / "config.json").write_bytes((SHIPPED / "draft" / "config.json").read_bytes())
-    save_file(
-        {**load_file(SHIPPED / "draft" / "model.safetensors"), **tensors},
-        directory / "model.safetensors",
-    )
-    return directory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("method=foo", ["method=foo", "coolsd"]),
-        ("model=foo", ["model=foo", "shapes"]),
-        ("dleta=2", ["`dleta`", "`delta`"]),
-        ("delta=abc", ["`delta=abc`"]),
-        ("delta=-1", ["delta=-1"]),
-        (
-            "method=eagle delta=2",
-            ["`delta`", "method=eagle", "rule=relaxed"],
-        ),
-        ("drafter.path=nowhere", ["nowhere"]),
-        ("prompt=", ["prompt", "one printable text"]),
-        ("data=file path=nowhere.txt", ["nowhere.txt"]),
-        ("limit=0", ["limit=0"]),
-        ("batch_size=0", ["batch_size"]),
-        ("top_p=0", ["top_p=0"]),
-    ],
-)
-def test_bad_options(arguments: str, words: list[str], run: Any, tmp_path: Path) -> None:
-    refused(*run("eval/run.py", *SHORT, *arguments.split()), *words)
-    nothing_written(tmp_path)
+MISTAKES = {
+    "eval/run.py data=file": "data=file is no prompt file",
+    "eval/run.py data=file path=nowhere.txt": "there is no file nowhere.txt",
+    "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
+    "eval/run.py prompt=": "the prompt must be one printable text",
+    "eval/run.py drafter.path=nowhere": "nowhere",
+    "eval/run.py metrics=real metrics.names=[fid]": "metrics.reference=DIR",
+    "eval/run.py metrics=real metrics.names=[hps] metrics.hps.weights=no.pt": "no.pt",
+    "eval/run.py metrics=shapes model.name=large": "not of large",
+    "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
+    "eval/run.py rule._target_=os.system": "os.system",
+    "eval/run.py hydra.run.dir=/dev/null/run": "/dev/null/run",
+    "eval/run.py --delta 2": "write delta=2",
+    "eval/run.py --experimental-rerun=run.pickle": "reads a pickle",
+    "train_draft/main.py lr=-1": "lr=-1",
+    "train_draft/main.py train_data=shards": "`train_data.path` has no value",
+    "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
+    "train_draft/main.py batch_size=5 gradient_accumulation=2": "does not divide",
+    f"train_draft/main.py seed={10**20}": "seed",
+    "train_draft/prepare.py source=imagefolder source.path=/absent": "/absent does not exist",
+}
 
 
 @pytest.mark.slow
-def test_a_draft_of_another_target(run: Any, tmp_path: Path) -> None:
-    tiny_draft(tiny_target()).save_pretrained(tmp_path / "tiny")
-    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'tiny'}"), "tiny", "hidden size")
-    nothing_written(tmp_path)
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")
+    script, *arguments = line.split()
+    short = ["metrics=none", "limit=1"] if script.startswith("eval") else []
+    quiet = [] if script.endswith("prepare.py") else ["tracking=none"]
+    refused(run(script, *quiet, *short, *arguments), MISTAKES[line])
+    left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".json", ".png")]
+    assert left == []
 
 
-@pytest.mark.slow
-def test_a_truncated_draft(run: Any, tmp_path: Path) -> None:
-    weights = a_draft(tmp_path / "cut") / "model.safetensors"
+def truncated(draft: Path) -> None:
+    weights = draft / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    refused(
-        *run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'cut'}"), str(weights), "truncated"
-    )
-    nothing_written(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_pickle_where_safetensors_is_expected(run: Any, tmp_path: Path) -> None:
-    weights = a_draft(tmp_path / "pickled") / "model.safetensors"
-    torch.save(
-        {name: tensor.clone() for name, tensor in load_file(weights).items()},
-        weights.with_suffix(".new"),
-    )
-    weights.with_suffix(".new").replace(weights)
-    refused(
-        *run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'pickled'}"), str(weights), "pickle"
-    )
-    nothing_written(tmp_path)
+def pickled(draft: Path) -> None:
+    torch.save(load_file(draft / "model.safetensors"), draft / "new")
+    (draft / "new").replace(draft / "model.safetensors")
 
 
-@pytest.mark.slow
-def test_a_draft_that_gives_nan(run: Any, tmp_path: Path) -> None:
-    weights = load_file(SHIPPED / "draft" / "model.safetensors")
-    name = next(name for name in weights if name.startswith("fc"))
-    a_draft(tmp_path / "sick", **{name: torch.full_like(weights[name], float("nan"))})
-    refused(*run("eval/run.py", *SHORT, f"drafter.path={tmp_path / 'sick'}"), "NaN in fc")
-    nothing_written(tmp_path)
+def sick(draft: Path) -> None:
+    model = EagleModel.from_pretrained(draft)
+    torch.nn.init.constant_(model.fc.weight, float("nan"))
+    model.save_pretrained(draft)
 
 
-@pytest.mark.slow
-def test_a_caption_file_with_a_broken_line(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "captions.tsv").write_text(
-        "Prompt\tCategory\na red ring\tshapes\na blue\tstar\tshapes\n", encoding="utf-8"
-    )
-    refused(
-        *run("eval/run.py", *SHORT, "data=file", "path=captions.tsv", "limit=2"),
-        "captions.tsv:3",
-    )
-    nothing_written(tmp_path)
-
-
-@pytest.mark.slow
-def test_training_refuses_too(run: Any, tmp_path: Path) -> None:
-    refused(
-        *run("train_draft/main.py", "tracking=none", "lr=fast"),
-        "`lr=fast`",
-    )
-    refused(
-        *run("train_draft/main.py", "tracking=none", "learning_rate=1"),
-        "`learning_rate`",
-    )
-    refused(
-        *run("train_draft/prepare.py", "source=imagefolder"),
-        "`source.path`",
-    )
-    nothing_written(tmp_path)
+def foreign(draft: Path) -> None:
+    tiny_eagle(tiny_target()).save_pretrained(draft)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("damage", "words"),
     [
-        (["--delta", "2"], ["write delta=2"]),
-        (["--experimental-rerun=run.pickle"], ["reads a pickle"]),
-        (["method=eagle", "delta=2"], ["`delta`", "rule=relaxed"]),
-        (["hydra.run.dir=file/run"], ["cannot write", "file/run", "hydra.run.dir=DIR"]),
-        (["-m", "delta=2,-1"], ["delta=-1"]),
+        (truncated, ["model.safetensors", "cut off"]),
+        (pickled, ["model.safetensors", "pickle"]),
+        (sick, ["NaN in fc"]),
+        (foreign, ["draft for this target"]),
     ],
 )
-def test_in_a_separate_process(arguments: list[str], words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, str(ROOT / "eval" / "run.py"), *arguments, *SHORT]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1
-    *_, last = done.stderr.splitlines()
-    assert last.startswith("error: ")
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in last
+def test_a_damaged_draft_is_named(
+    damage: Callable[[Path], None], words: list[str], run: Run, tiny: list[str], tmp_path: Path
+) -> None:
+    EagleModel.of(network(), "tiny").save_pretrained(tmp_path / "mine")
+    damage(tmp_path / "mine")
+    given = [one for one in tiny if not one.startswith("drafter")]
+    refused(run("eval/run.py", *given, f"drafter.path={tmp_path / 'mine'}"), *words)
+    assert not list(tmp_path.rglob("metrics.json"))
 
 
-@pytest.mark.parametrize("script", ["eval/run.py", "eval/report.py", "train_draft/main.py"])
-def test_help_begins_with_the_usage(script: str) -> None:
-    command = [sys.executable, str(ROOT / script), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and done.stdout.startswith(f"python {script} ")
-    assert "\nOptions (name=value):\n" in done.stdout and "\nGroups (" in done.stdout
+def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: {}["lost"])
+    refused(run("eval/run.py", "hydra.run.dir=run"), "KeyError", "HYDRA_FULL_ERROR=1")
+    assert "Traceback" in Path("run/eval.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
-def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
+@pytest.mark.parametrize("script", ["eval/run.py", "train_draft/main.py"])
+def test_help_begins_with_the_usage(script: str, run: Run) -> None:
+    status, out, _ = run(script, "--help")
+    assert status == 0 and out.startswith(f"python {script} ")
+    assert "\nOptions (name=value):\n" in out and "\nGroups (" in out
+
+
+def test_streams_that_are_closed_unread_or_ascii_are_no_error(tmp_path: Path) -> None:
     """As in `--help | head`: quiet, and with the status that shells give."""
-    command = [sys.executable, str(ROOT / "eval/run.py"), *arguments]
-    made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    script = f"{sys.executable} {ROOT / 'eval/run.py'}"
+    closed = subprocess.run(f"{script} --cfg job <&- >&- 2>&-", shell=True, cwd=tmp_path)
+    assert closed.returncode == 0
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    made = subprocess.Popen(
+        [*script.split(), "--help"], env=ascii_only, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert made.stdout is not None and made.stderr is not None
     made.stdout.close()
-    assert made.stderr.read() == ""
-    assert made.wait(300) == 141
+    assert made.stderr.read() == b"" and made.wait(300) == 141
 
 
-SLOW = {"transformers", "torchvision", "torch._dynamo", "matplotlib", "wandb"}
-"""Packages that take seconds to import."""
+def test_python_without_docstrings_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-OO", str(ROOT / "eval/run.py"), "limit=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "-OO" in done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "arguments", "kept_out"),
-    [
-        ("eval/run.py", ["method=x"], {"torch", *SLOW}),
-        ("eval/run.py", ["dleta=2"], {"torch", *SLOW}),
-        ("eval/run.py", ["method=eagle", "delta=2"], {"torch", *SLOW}),
-        ("eval/run.py", ["--help"], {"torch", *SLOW}),
-        ("eval/report.py", ["nowhere"], {"torch", *SLOW}),
-        ("eval/run.py", ["delta=abc"], {"matplotlib", "wandb"}),
-        ("eval/run.py", ["depth=0"], {"matplotlib", "wandb"}),
-        ("eval/run.py", ["limit=abc"], SLOW),
-        ("eval/run.py", ["batch_size=0"], SLOW),
-        ("eval/run.py", ["drafter.path=nowhere"], {"matplotlib", "wandb"}),
-        ("eval/run.py", ["tracking.mode=abc"], SLOW),
-        ("eval/tune.py", ["budget=abc"], SLOW),
-        ("eval/bench.py", ["repeats=0"], SLOW),
-        ("eval/run.py", ["method=lantern", "k=0"], SLOW),
-        ("eval/run.py", ["metrics=real", "metrics.names=[foo]"], SLOW),
-        ("eval/calibrate.py", ["limit=abc"], SLOW),
-        ("eval/calibrate.py", ["method=ar"], SLOW),
-        ("train_draft/main.py", ["lr=abc"], {"accelerate", *SLOW}),
-        ("train_draft/prepare.py", ["shard_size=abc"], SLOW),
-    ],
-)
-def test_an_answer_does_not_wait_for_imports(
-    script: str, arguments: list[str], kept_out: set[str], tmp_path: Path
-) -> None:
-    """What the answer needs not is not imported."""
+@pytest.mark.parametrize("pause", [0.02, 0.3])
+def test_an_interruption_is_one_sentence_from_the_first_moment(pause: float) -> None:
     code = (
-        f"import runpy, sys; sys.argv = {[str(ROOT / script), *arguments]}\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        f"finally: print('imported', sorted({kept_out} & set(sys.modules)))"
+        "import os, signal, threading, runpy, sys\n"
+        f"threading.Timer({pause}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "sys.argv = ['eval/run.py', 'limit=1', 'metrics=none', 'tracking=none']\n"
+        f"runpy.run_path({str(ROOT / 'eval/run.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("interrupted")
+
+
+TORCH = {"torch", "transformers", "torchvision", "matplotlib", "wandb"}
+WITHOUT = [
+    ("eval/run.py", "method=x", TORCH),
+    ("eval/run.py", "method=eagle delta=2", TORCH),
+    ("eval/run.py", "--help", TORCH),
+    ("eval/report.py", "nowhere", TORCH),
+    ("eval/run.py", "batch_size=0", TORCH - {"torch"}),
+    ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
+    ("eval/calibrate.py", "method=ar", {"matplotlib", "wandb"}),
+    ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),
+]
+"""Scripts, arguments, and packages that take seconds to import, without which they answer; the
+quickest come first.
+"""
+
+
+@pytest.mark.slow
+def test_an_answer_does_not_wait_for_imports(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"for script, arguments, without in {WITHOUT}:\n"
+        f"    sys.argv = [{str(ROOT)!r} + '/' + script, *arguments.split()]\n"
+        "    try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "    except SystemExit as end: assert bool(end.code) == (arguments != '--help'), script\n"
+        "    assert not without & set(sys.modules), (arguments, without & set(sys.modules))"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == ("--help" not in arguments)
-    assert done.stdout.splitlines()[-1] == "imported []"
-
-
-def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    code = (
-        "import sys, tempera.commands.evaluate as evaluate, tempera.commands.scripts as scripts\n"
-        "evaluate.main = lambda cfg: {}['lost']\n"
-        "sys.argv = ['eval/run.py', 'hydra.run.dir=run']\n"
-        "scripts.evaluate()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "KeyError" in done.stderr and "HYDRA_FULL_ERROR=1" in done.stderr
-    assert "Traceback" in (tmp_path / "run" / "eval.log").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(streams: str, tmp_path: Path) -> None:
-    command = f"{sys.executable} {ROOT / 'eval/run.py'} --cfg job {streams}"
-    assert subprocess.run(command, shell=True, cwd=tmp_path, timeout=300).returncode == 0
-
-
-def test_a_terminal_of_ascii_is_no_error(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "eval/run.py"), "--help"]
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    done = subprocess.run(command, cwd=tmp_path, env=ascii_only, capture_output=True, timeout=300)
-    assert done.returncode == 0 and done.stdout.isascii()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """Run a command of README or docs/ in this process, shortened for a test."""
 
-import itertools
 import runpy
 import shlex
 import sys
@@ -8,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+
+from hydra_plugins.tempera_cases import CaseSweeper
+from tempera.reporting import run_report
 
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
@@ -18,23 +20,15 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
     ],
     "eval/report.py": [],
     "eval/calibrate.py": ["limit=1", *QUIET],
-    "eval/bench.py": ["repeats=1", *QUIET],
+    "eval/bench.py": ["repeats=1", "batch_sizes=[1]", *QUIET],
     "eval/tune.py": [
         *("limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
         *("prices=[1.0]", "deltas=[2.0]", "metrics=none", "tracking=none"),
         *QUIET,
     ],
     "train_draft/main.py": [
-        *(
-            "steps=2",
-            "batch_size=2",
-            "warmup_steps=1",
-            "holdout=2",
-            "decodes=1",
-            "validate_every=2",
-            "checkpoint_every=2",
-            "tracking=none",
-        ),
+        *("steps=2", "batch_size=2", "warmup_steps=1", "holdout=2", "decodes=1"),
+        *("validate_every=2", "checkpoint_every=2", "tracking=none"),
         *QUIET,
     ],
     "train_draft/prepare.py": QUIET,
@@ -42,8 +36,8 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
 
 
 def shortened(script: str, arguments: list[str]) -> list[str]:
-    """The options of a quick run: of a sweep the first and the last value only, and the command's
-    own metrics.
+    """The options of a quick run: of a sweep the first value only, and the command's own
+    metrics.
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
     short = [
@@ -53,29 +47,24 @@ def shortened(script: str, arguments: list[str]) -> list[str]:
         short = [option for option in short if not option.startswith("matching.")]
     if "budget" not in given:
         short = [option for option in short if not option.startswith(("prices=", "deltas="))]
+    if any("shapes_mar" in one or "continuous" in one for one in arguments):
+        short = [*short, "denoising_steps=2"]
     taken = {option.partition("=")[0] for option in short}
     kept = []
     for argument in arguments:
         name, separator, values = argument.partition("=")
-        several = values.split(",")
-        if name in taken and separator:
-            continue
-        if separator and len(several) > 2 and " " not in values and "[" not in values:
-            argument = f"{name}={several[0]},{several[-1]}"
-        kept.append(argument)
+        if not separator or name not in taken:
+            swept = "-m" in arguments and " " not in values and "[" not in values
+            kept.append(argument.partition(",")[0] if swept else argument)
     return [*kept, *short]
 
 
 def run(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    """Only the first job of a table runs, and the figures of a run are not drawn."""
+    all_jobs = CaseSweeper.split_arguments
+    monkeypatch.setattr(CaseSweeper, "split_arguments", lambda *given: [all_jobs(*given)[0][:1]])
+    monkeypatch.setattr(run_report, "_draw", lambda *_: None)
     _, script, *arguments = shlex.split(command)
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "argv", [script, *more, *shortened(script, arguments)])
     runpy.run_path(str(ROOT / script), run_name="__main__")
-
-
-def points(command: str) -> set[frozenset[str]]:
-    """The options of every run of a shortened sweep."""
-    _, script, *arguments = shlex.split(command)
-    given = (option.partition("=") for option in shortened(script, arguments) if "=" in option)
-    swept = [[f"{name}={value}" for value in values.split(",")] for name, _, values in given]
-    return {frozenset(point) for point in itertools.product(*swept)}
