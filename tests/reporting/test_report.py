@@ -179,6 +179,8 @@ def test_the_console_begins_with_gain_cost_and_break_even() -> None:
         "Here a round costs 2.2 AR rounds: 1.7×.",
         "Break-even 2.2 tokens.",
     ]
+    draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
+    assert headline(draft, 144) == ["The draft's own images, without the target."]
 
 
 @pytest.mark.parametrize("images", [255, 256])

@@ -55,6 +55,8 @@ def headline(metrics: Metrics, length: int) -> list[str]:
     value = {key: one["value"] for key, one in metrics.items() if one["value"] is not None}
     tokens = value["accepted_length"]
     passes = value.get("target_passes", length / tokens)
+    if not passes:
+        return ["The draft's own images, without the target."]
     instead = "" if passes == length else f" instead of {length}"
     lines = [
         f"{length / passes:.2f} tokens per target pass: {passes:.0f} passes an image{instead}."

@@ -8,7 +8,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,72 +85,85 @@ def _embedded(value: object) -> str:
 
 def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     """The data that the page's script shows, and sentences about what is left out."""
-    pictures, unreadable = _pictures(runs)
-    replays, left_out = _replays(runs, pictures)
-    addresses = _addresses(list(pictures.values()))
-    numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
-    place_of = {key: numbers[one] for key, one in zip(pictures, addresses, strict=True)}
-    shown = [
+    problems: list[str] = []
+    stored = [_stored(run, problems) for run in runs]
+    count = sum(len(run.texts) for run in runs)
+    size = sum(len(json.dumps(packed_replay(one, None))) for rows in stored for one in rows[:1])
+    kept = min(SHOWN, REPLAY_BUDGET // max(size, 1))
+    if any(len(rows) > kept for rows in stored):
+        problems.append(f"Replays of the first {kept} prompts only, to keep the page small.")
+    numbers: dict[str, int] = {}
+    shown = []
+    for run, rows in zip(runs, stored, strict=True):
+        replays = {row["id"]: row for row in rows[:kept]}
+        prompts = []
+        for name, text in _first(run):
+            prompt: dict[str, Any] = {"id": name, "text": text, "picture": None, "replay": None}
+            size_of = None
+            try:
+                picture = read_picture(picture_path(Path(run.directory), name))
+                address = _address(picture, PICTURE_BUDGET // min(count, SHOWN * len(runs)))
+                prompt["picture"] = numbers.setdefault(address, len(numbers))
+                size_of = picture.shape[1:]
+            except TemperaError as problem:
+                problems.append(f"Not shown: {problem}")
+            if name in replays:
+                prompt["replay"] = packed_replay(replays[name], size_of)
+            prompts.append(prompt | {"length": _length(run, name)})
+        shown.append(_run(run, runs) | {"prompts": prompts})
+    metrics = [
         {"key": metric.key, "heading": metric.heading}
         for metric in table.report_order()
         if any(np.isfinite(run.value(metric.key)) for run in runs)
     ]
-    names = pareto.families(results(runs))
-    chart = pareto.chart(alt.NamedData("runs"), "@x", "@y", names, "container", 400)
-    data = {
-        "metrics": shown,
-        "chart": chart.to_dict() if len(runs) > 1 and shown else None,
-        "runs": [_run(place, runs, place_of, replays) for place in range(len(runs))],
-        "pictures": list(numbers),
-    }
-    return data, [*unreadable, *left_out]
+    chart = None
+    if len(runs) > 1 and metrics:
+        names = pareto.families(results(runs))
+        chart = pareto.chart(alt.NamedData("runs"), "@x", "@y", names, "container", 400).to_dict()
+    data = {"metrics": metrics, "chart": chart, "runs": shown, "pictures": list(numbers)}
+    return data, problems
 
 
-def _run(
-    place: int,
-    runs: Sequence[Run],
-    pictures: Mapping[tuple[int, str], int],
-    replays: Mapping[tuple[int, str], Any],
-) -> dict[str, Any]:
-    """A run's names and metrics, its prompts, and the place of the plain run beside which its
-    pictures stand.
-    """
-    run = runs[place]
-    beside = [
-        number
-        for number, other in enumerate(runs)
+def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    """A run's names and metrics, and the place of the plain run beside which its pictures stand."""
+    beside = (
+        place
+        for place, other in enumerate(runs)
         if other is not run and other.plain and same_draws(other, run)
-    ]
+    )
+    names = ("name", "family", "plain", "model", "delta", "seed", "images")
+    ends = ("value", "low", "high")
     return {
-        **{name: getattr(run, name) for name in ("name", "family", "plain", "model", "delta")},
-        **{name: getattr(run, name) for name in ("seed", "images")},
+        **{name: getattr(run, name) for name in names},
         "metrics": {
-            key: [_finite(one.get(end)) for end in ("value", "low", "high")]
-            for key, one in run.metrics.items()
+            key: [_finite(one.get(end)) for end in ends] for key, one in run.metrics.items()
         },
-        "reference": beside[0] if beside else None,
-        "prompts": [
-            {
-                "id": name,
-                "text": text,
-                "picture": pictures.get((place, name)),
-                "length": _length(run, name),
-                "replay": replays.get((place, name)),
-            }
-            for name, text in _first(run)
-        ],
+        "reference": next(beside, None),
     }
 
 
 def _length(run: Run, name: str) -> float | None:
     """The accepted length of one image."""
-    if "accepted_length" not in run.values:
-        return None
-    return _finite(round(float(run.values.loc[name, "accepted_length"]), 3))
+    known = "accepted_length" in run.values
+    return _finite(round(float(run.values.loc[name, "accepted_length"]), 3)) if known else None
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
+
+
+def _stored(run: Run, problems: list[str]) -> list[Row]:
+    """The replays of the prompts that a run shows."""
+    try:
+        rows = Store(Path(run.directory) / REPLAYS, COLUMNS).rows()
+        found = [rows[name] for name, _ in _first(run) if name in rows]
+        for row in found:
+            packed_replay(row, None)
+    except (TemperaError, KeyError, TypeError, ValueError, OverflowError) as problem:
+        why = problem if isinstance(problem, TemperaError) else misfit(problem)
+        problems.append(f"Replays of {run.directory} left out: {why}")
+        return []
+    return found
 
 
 def packed(values: Sequence[int]) -> str:
@@ -166,7 +179,7 @@ def packed(values: Sequence[int]) -> str:
 PACKED = ("place", "origin", "nodes", "proposed", "order", "tokens", "drafted", "fate")
 
 
-def packed_replay(replay: Row, size: tuple[int, int] | None) -> dict[str, Any]:
+def packed_replay(replay: Row, size: tuple[int, ...] | None) -> dict[str, Any]:
     """A row of `tempera.decoding.replay.replays` for the page. Of continuous tokens there are
     neither ids nor probabilities.
 
@@ -186,87 +199,28 @@ def packed_replay(replay: Row, size: tuple[int, int] | None) -> dict[str, Any]:
     return result
 
 
-def blank_columns(replay: Row, size: tuple[int, int] | None) -> int:
+def blank_columns(replay: Row, size: tuple[int, ...] | None) -> int:
     """Token columns at the right that have no pixels: 1 if lines end with a token, else 0."""
     if size is None:
         return 0
     return int(round(size[1] * replay["rows"] / size[0]) == replay["columns"] - 1)
 
 
-def _pictures(runs: Sequence[Run]) -> tuple[dict[tuple[int, str], Picture], list[str]]:
-    """The pictures by (place of the run, prompt id), and a sentence about each unreadable one."""
-    found: dict[tuple[int, str], Picture] = {}
-    problems = []
-    for place, run in enumerate(runs):
-        for name, _ in _first(run):
-            try:
-                found[place, name] = read_picture(picture_path(Path(run.directory), name))
-            except TemperaError as problem:
-                problems.append(f"Not shown: {problem}")
-    return found, problems
-
-
-def _addresses(pictures: Sequence[Picture]) -> list[str]:
-    """Each picture as a `data:` URL, all in the best encoding in which they seem, judged by a few
-    of them, to fit the budget. Equal pictures count once.
+def _address(picture: Picture, room: int) -> str:
+    """A picture as a `data:` URL, in the best encoding that takes no more than `room` characters,
+    or in the smallest.
     """
-    distinct = {(one.shape, one.tobytes()): one for one in pictures}
-    few = list(distinct.values())[:: max(1, len(distinct) // 8)]
-    room = PICTURE_BUDGET * len(few) / max(1, len(distinct))
-    large = any(picture[0].size > LOSSLESS_PIXELS for picture in few)
+    large = picture[0].size > LOSSLESS_PIXELS
     for edge, quality in ENCODINGS[large:]:
-        if sum(len(_address(one, edge, quality)) for one in few) <= room:
+        image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+        if edge is not None:
+            image.thumbnail((edge, edge), Image.Resampling.LANCZOS)
+        file = io.BytesIO()
+        image.save(file, "WEBP", lossless=quality == 100, quality=quality)
+        text = base64.b64encode(file.getvalue()).decode("ascii")
+        if len(text) <= room:
             break
-    known = {key: _address(one, edge, quality) for key, one in distinct.items()}
-    return [known[one.shape, one.tobytes()] for one in pictures]
-
-
-def _address(picture: Picture, edge: int | None, quality: int) -> str:
-    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    if edge is not None:
-        image.thumbnail((edge, edge), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    image.save(file, "WEBP", lossless=quality == 100, quality=quality)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def _replays(
-    runs: Sequence[Run], pictures: Mapping[tuple[int, str], Picture]
-) -> tuple[dict[tuple[int, str], Any], list[str]]:
-    """The replays by (place of the run, prompt id), and sentences about what is left out. The
-    budget limits the number of prompts, which is the same for all runs.
-    """
-    stored: list[dict[str, Row]] = []
-    problems = []
-    for run in runs:
-        try:
-            stored.append(Store(Path(run.directory) / REPLAYS, COLUMNS).rows())
-        except TemperaError as problem:
-            stored.append({})
-            problems.append(f"Replays left out: {problem}")
-    result: dict[tuple[int, str], Any] = {}
-    room = REPLAY_BUDGET
-    for turn in range(SHOWN):
-        column: dict[tuple[int, str], Any] = {}
-        for place, run in enumerate(runs):
-            for name, _ in _first(run)[turn : turn + 1]:
-                if name not in stored[place]:
-                    continue
-                picture = pictures.get((place, name))
-                size = None if picture is None else (picture.shape[1], picture.shape[2])
-                try:
-                    column[place, name] = packed_replay(stored[place][name], size)
-                except (KeyError, TypeError, ValueError, OverflowError) as problem:
-                    where = Path(run.directory) / REPLAYS
-                    why = f"that of {name} in {where} is damaged ({misfit(problem)})"
-                    problems.append(f"Replays left out: {why}.")
-                    stored[place] = {}
-        room -= sum(len(json.dumps(one)) for one in column.values())
-        if room < 0:
-            problems.append(f"Replays of the first {turn} prompts only, to keep the page small.")
-            break
-        result |= column
-    return result, problems
+    return f"data:image/webp;base64,{text}"
 
 
 def _first(run: Run) -> list[tuple[str, str]]:

@@ -96,7 +96,7 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     """Print a table of text."""
     shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for place, name in enumerate(frame):
-        shown.add_column(str(name), justify="right" if place else "left")
+        shown.add_column(str(name), justify="right" if place else "left", overflow="fold")
     for line in frame.itertuples(index=False):
         shown.add_row(*line)
     (console or Console()).print(shown)
