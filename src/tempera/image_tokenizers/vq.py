@@ -150,7 +150,7 @@ class Encoder(nn.Module):
         last, groups = len(widths) - 2, config.norm_groups
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            ResolutionLevel(*widths[i : i + 2], config.res_blocks, groups, *further)
+            ResolutionLevel(widths[i], widths[i + 1], config.res_blocks, groups, *further)
             for i, further in enumerate(
                 [(False, "downsample")] * last + [(config.level_attention, None)]
             )
