@@ -487,7 +487,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prefill": -0.1}, "prefill=-0.1 is not a share"),
     ({"prompt": "5"}, "is no class; give a number from 0 to 4"),
     ({"prompt": "a dog"}, "is no class; give a number from 0 to 4"),
-    ({"rule": object()}, "no rule for continuous tokens; choose CSpD, MaximalCoupling or PathC"),
+    ({"rule": object()}, "no rule for continuous tokens"),
     (
         {"draft": target(config=SQUARE)},
         "the draft generates 4×4 tokens and the target 3×4; take a draft of the target's family",

@@ -133,7 +133,7 @@ def test_nan_of_a_row_is_no_other_rows():
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ((2, 0, 1), "depth=0 drafts nothing; give 1 or more, or decode without a drafter"),
+        ((2, 0, 1), "depth=0 drafts nothing; give 1 or more, or method=ar"),
         ((5, 2, 4), "branches=5 is not possible with a vocabulary of 4 tokens; give 1 to 4"),
         ((0, 2, 4), "branches=0 is not possible with a vocabulary of 4 tokens; give 1 to 4"),
         ((2, 3, 11), "nodes=11 is not possible: branches=2 and depth=3 expand to 10; give 1 to 10"),

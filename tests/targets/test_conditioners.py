@@ -70,7 +70,7 @@ def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> N
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
     with pytest.raises(
         TemperaError,
-        match=r"prompt 1 of 1 has 5 tokens, the model has room for 4; .* truncate it",
+        match=r"prompt 1 of 1 has 5 tokens, the model has room for 4: .* truncate=true",
     ):
         encoder.encode(["a red ring and"])
     cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=SIZES)

@@ -52,8 +52,8 @@ def test_prompts_are_left_padded_beside_the_null_prompt() -> None:
 def test_a_prompt_that_is_too_long_is_refused_or_truncated() -> None:
     with pytest.raises(
         TemperaError,
-        match=r"prompt 2 of 2 has 13 tokens, the model has room for 10; "
-        r".* truncate it",
+        match=r"prompt 2 of 2 has 13 tokens, the model has room for 10: "
+        r".* truncate=true",
     ):
         PromptEncoder(LINED, letters).encode(["ab", "cdef ghijk"])
     condition, keep = PromptEncoder(LINED, letters, truncate=True).encode(["cdef ghijk"])

@@ -110,8 +110,8 @@ def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
     copies, session = target.sampling.rows, target.session
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
     session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
-    cache = session.new_cache(len(target.network.model.layers), session.capacity(nodes))
-    return cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
+    session.cache.begin(len(keep), session.capacity(nodes))
+    return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 
 
 def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:

@@ -23,7 +23,7 @@ from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock
 from tempera.decoding.trace import BONUS, Trace
-from tempera.errors import EmptyDraft, NotADensityRule, TemperaError
+from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True)
@@ -321,14 +321,20 @@ class Speculative:
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
-            raise EmptyDraft(f"gamma={self.gamma}")
+            raise TemperaError(
+                f"gamma={self.gamma} drafts nothing; give 1 or more, or method=ar", option="gamma"
+            )
         if not 0 <= self.prefill < 1:
             raise TemperaError(
                 f"prefill={self.prefill} is not a share of an image; give 0 or more, and less "
                 "than 1."
             )
         if not isinstance(self.rule, DensityRule):
-            raise NotADensityRule(type(self.rule).__name__)
+            raise TemperaError(
+                f"{type(self.rule).__name__} is no rule for continuous tokens: choose "
+                "rule=density, coupling or published",
+                option="rule",
+            )
 
     def sizes(self, length: int) -> list[int]:
         """Tokens of each drafting step of an image of `length` tokens."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
-from tempera.errors import EmptyDraft, TemperaError
+from tempera.errors import TemperaError
 
 
 class DynamicTreeDrafter:
@@ -49,7 +49,9 @@ class DynamicTreeDrafter:
         nodes: int = 59,
     ) -> None:
         if depth < 1:
-            raise EmptyDraft(f"depth={depth}")
+            raise TemperaError(
+                f"depth={depth} drafts nothing; give 1 or more, or method=ar", option="depth"
+            )
         if not 1 <= branches <= vocab_size:
             raise TemperaError(
                 f"branches={branches} is not possible with a vocabulary of {vocab_size} tokens; "

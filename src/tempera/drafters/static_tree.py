@@ -8,7 +8,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
 from tempera.decoding.trees import Tree, TreeLevel, take
-from tempera.errors import EmptyDraft
+from tempera.errors import TemperaError
 
 
 class StaticTreeDrafter:
@@ -21,7 +21,10 @@ class StaticTreeDrafter:
 
     def __init__(self, model: DraftModel, tree: Tree) -> None:
         if tree.nodes == 0:
-            raise EmptyDraft("a tree of depth 0")
+            raise TemperaError(
+                "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar",
+                option="depth",
+            )
         self.model = model
         self.tree = tree
         self.nodes = tree.nodes

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import MissingWeights, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_json
 from tempera.runtime.hub import CannotReach, Repository
@@ -86,8 +86,7 @@ class PretrainedFiles:
         """Find the local files; if `weights` is a hub id, download them first.
 
         Raises:
-            MissingWeights: the location does not exist or a file is missing; says how to get it.
-            TemperaError: a part of the weights is missing.
+            TemperaError: the location does not exist or a file is missing; says how to get it.
         """
         place = Path(self.weights).expanduser()
         if place.is_file():
@@ -173,10 +172,11 @@ class PretrainedFiles:
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ] + ["config.json"]
 
-    def _missing(self, problem: str) -> MissingWeights:
+    def _missing(self, problem: str) -> TemperaError:
         """The error to raise; its command also fetches weights in several parts."""
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
-        return MissingWeights(problem, Repository(self.hub).command([wanted], "DIR"))
+        command = Repository(self.hub).command([wanted], "DIR")
+        return TemperaError(f"{problem} get it with `{command}` and give weights=DIR")
 
     def _download(self) -> Path:
         """Download the required files of the hub repository; return their directory."""

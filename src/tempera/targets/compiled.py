@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.errors import CannotCompile
+from tempera.errors import TemperaError
 
 StepFunction = Callable[..., Tensor]
 """A function of tensors and constants. It may write into buffers with a static address (a cache)
@@ -29,7 +29,7 @@ def compile_step(function: StepFunction) -> StepFunction:
         function: a single graph: it must not branch on values or read from the device.
 
     Raises:
-        CannotCompile: on the first call, if compilation fails, for example without a C++ compiler
+        TemperaError: on the first call, if compilation fails, for example without a C++ compiler
             or, on a GPU, without Triton.
     """
     settings = torch._dynamo.config
@@ -48,6 +48,10 @@ def compile_step(function: StepFunction) -> StepFunction:
             if isinstance(cause, torch.OutOfMemoryError | MemoryError):
                 raise cause from problem
             first = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-            raise CannotCompile(first.rstrip(".")) from problem
+            raise TemperaError(
+                f"the model cannot be compiled on this machine ({first.rstrip('.')}): install a "
+                "C++ compiler, and on a GPU Triton, or leave compile=true out",
+                option="compile",
+            ) from problem
 
     return call

@@ -14,10 +14,10 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import NotAClass, PromptTooLong, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
 from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
-from tempera.targets.shared_vocabulary import Tokenize, about_as_many, load_tokenize
+from tempera.targets.shared_vocabulary import Tokenize, about_as_many, load_tokenize, too_long
 
 
 class CaptionTokens:
@@ -59,7 +59,7 @@ class CaptionTokens:
                 else f"{where} is empty: give it at least one word."
             )
         if len(ids) >= self.length and not self.truncate:
-            raise PromptTooLong(where, len(ids) + 1, self.length)
+            raise too_long(where, len(ids) + 1, self.length)
         return [*ids[: self.length - 1], self.END]
 
 
@@ -91,8 +91,7 @@ class CaptionFeatures(nn.Module):
             features [B, T, D], and bool [B, T], which is False on padding.
 
         Raises:
-            TemperaError: a caption is empty.
-            PromptTooLong: a caption is too long and `truncate` is False.
+            TemperaError: a caption is empty, or too long and `truncate` is False.
         """
         rows, length = self.tokens.ids(prompts), self.tokens.length
         device = self.encoder.get_input_embeddings().weight.device
@@ -171,7 +170,7 @@ class ClassLabels(nn.Module):
 
     def refusal(self, where: str) -> TemperaError:
         """The error for a prompt that names no class; `where` quotes it."""
-        return NotAClass(where, self.classes)
+        return TemperaError(f"{where}, is no class; give a number from 0 to {self.classes - 1}")
 
     def _labels(self, prompts: list[str]) -> list[int]:
         labels = []

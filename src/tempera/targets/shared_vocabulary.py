@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.decoding.probabilities import Sampling
-from tempera.errors import PromptTooLong, TemperaError
+from tempera.errors import TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
 from tempera.targets.network import DecoderLayer, family_module
@@ -26,6 +26,15 @@ Tokenize = Callable[[str], list[int]]
 
 PADDING = -1
 """Marks padding in a condition."""
+
+
+def too_long(where: str, tokens: int, room: int) -> TemperaError:
+    """The error for a prompt with more tokens than the model reads; `where` says which."""
+    return TemperaError(
+        f"{where} has {tokens} tokens, the model has room for {room}: shorten it, or give "
+        "truncate=true",
+        option="truncate",
+    )
 
 
 class SharedVocabularyLM(nn.Module):
@@ -90,8 +99,8 @@ class PromptEncoder(nn.Module):
             and bool [B, T], which is False on the prompts' padding.
 
         Raises:
-            TemperaError: a prompt is empty.
-            PromptTooLong: a prompt does not fit into the context and `truncate` is False.
+            TemperaError: a prompt is empty, or does not fit into the context and `truncate` is
+                False.
         """
         rows = [
             self._row(prompt, f"prompt {number} of {len(prompts)}")
@@ -127,7 +136,7 @@ class PromptEncoder(nn.Module):
         if len(ids) <= self.spec.room:
             return ids
         if not self.truncate:
-            raise PromptTooLong(where, len(ids), self.spec.room)
+            raise too_long(where, len(ids), self.spec.room)
         words = prompt.split()
         while words and len(ids) > self.spec.room:
             words.pop()
