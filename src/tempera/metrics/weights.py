@@ -78,7 +78,7 @@ class WeightsFile:
 
     def _on_hub(self, ask: Callable[[Repository, str], Told]) -> Told:
         """The answer of `ask` for the first of the names that the repository has."""
-        hub, problems = Repository.named(self.place), []
+        hub, problems = Repository.named(self.place), list[TemperaError]()
         for name in self.names if hub else ():
             try:
                 return ask(hub, name)  # type: ignore[arg-type]
