@@ -214,8 +214,8 @@ class _Settings:
             except DraftTooShort as problem:
                 self.tried[f"{draft.name}, {name}"] = f"left out: it drafts {problem.slots} tokens"
         for method in draft.dynamic:
-            options = (f"method={method}",)
-            found[method] = build.build_drafter(self.evaluation(options), target)
+            dynamic = self.evaluation((f"method={method}",))
+            found[method] = build.build_drafter(dynamic, target)
         return found
 
     def candidates(self) -> Iterator[Candidate]:

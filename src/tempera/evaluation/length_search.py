@@ -99,7 +99,8 @@ def kept(directory: Path, measure: LengthOf) -> LengthOf:
         path = directory / f"{value!r}.json"
         if not path.is_file():
             write_json(path, {"value": value, "accepted_length": measure(value)})
-        return float(read_json(path)["accepted_length"])
+        stored: Any = read_json(path)
+        return float(stored["accepted_length"])
 
     return length
 

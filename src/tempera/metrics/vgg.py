@@ -51,9 +51,10 @@ class VGG(Adapter):
     def network(self) -> nn.Module:
         path = self.files[0].path()
         whole: Any = on_meta(import_torchvision().models.vgg16)
-        network = filled(whole, read_tensors(path), path, "torchvision's VGG-16")
+        network: Any = filled(whole, read_tensors(path), path, "torchvision's VGG-16")
         network.classifier = network.classifier[:4]
-        return network
+        found: nn.Module = network
+        return found
 
     @override
     def load(self, device: torch.device) -> Networks:

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, write_text
@@ -16,8 +16,8 @@ from tempera.runtime.installation import commit
 _RUN_ID = "wandb_run_id"
 
 
-class Tracker(Protocol):
-    """Records a run's numbers and images."""
+class Tracker:
+    """Records a run's numbers and images; its own methods do nothing."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log scalars during a run. A resumed run may log the same step again."""
