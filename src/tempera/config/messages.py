@@ -141,8 +141,8 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
         if path.parent.name != "experiment"
         and re.search(rf"^{re.escape(option)}:", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    if near and near[0].split(".")[-1] != option and owners:
-        near = []
+    if near and owners and (near[0] == option or near[0].split(".")[-1] != option):
+        near = []  # the option exists, but not in every job of this sweep
     head = f"there is no option `{option}`"
     if near:
         return f"{head}: did you mean `{near[0]}`?"
