@@ -251,7 +251,7 @@ def test_variants_of_chameleon(lumina: tuple[Path, list[str]]) -> None:
     directory, options = lumina
     config = directory / "config.json"
     config.write_text(json.dumps({"swin_norm": True}))
-    assert f"{directory} is a Chameleon with swin_norm" in refusal(options)
+    assert "Chameleon with swin_norm" in refusal(options)
     config.write_text(json.dumps({"model_parallel_size": HEADS * 2}))
     assert "self_attn.k_norm.weight is made of 1 partitions, but" in refusal(options)
 
