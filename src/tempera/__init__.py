@@ -11,7 +11,7 @@ from `decode`, `Tree`, `RandomStreams`, the rules and the protocols `Target`, `D
 
 >>> rule = tempera.Relaxed(tempera.schedules.uniform(2.0, 3))
 >>> print(tempera.exactness.check(rule, tempera.Tree.chain(3), rows=20_000))
-DIFFERS: TV 0.27... where chance alone gives 0.01..., p = 0, 20000 rows, accepted length 3.8...
+DIFFERS: p = 0 (rejects below 0.0001), TV 0.27... where chance alone gives 0.01..., 20000 rows, ...
 """
 
 from importlib import import_module

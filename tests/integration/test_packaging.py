@@ -20,6 +20,7 @@ MODULES = {
     "pil": "pillow",
     "hydra": "hydra-core",
     "open-clip": "open-clip-torch",
+    "vl-convert": "vl-convert-python",
 }  # where a module is not called as its package
 LAZY = {"open-clip", "wandb-workspaces"}
 
