@@ -185,7 +185,7 @@ def small_mar(width: int) -> MAR:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [*CONTINUOUS, "frontier_continuous"])
 def test_every_job_of_continuous_tokens(preset: str) -> None:
-    """One of each kind composes, and the first of each method decodes; the paper's rows have jobs."""
+    """One of each kind composes; the first of each method decodes; the paper's rows have jobs."""
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
     if preset in CONTINUOUS:
