@@ -48,12 +48,12 @@ def write(frame: pd.DataFrame, output: Path) -> list[Path]:
 
 
 def _line(frame: pd.DataFrame, gain: Metric, kind: Literal["quality", "more"]) -> list[Any]:
-    """One gain against all qualities that some run has together with it."""
+    """One gain against all qualities that some run beside plain autoregression has with it."""
     both = [(quality, points(frame, gain, quality)) for quality in axes(kind)]
     return [
         chart(data, gain.heading, quality.heading, families(frame))
         for quality, data in both
-        if len(data)
+        if not data["plain"].all()
     ]
 
 
@@ -66,7 +66,7 @@ def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
     """The runs that have both metrics, as `chart` takes them."""
     names = {"x": gain.key, "y": quality.key}
     if not {*names.values()} <= {*frame}:
-        return frame[:0]
+        return frame[:0].astype({"plain": bool})
     data = frame[["name", "family", "images"]].copy()
     data["plain"] = frame["plain"].astype(bool)
     delta = frame.get("delta", pd.Series(None, frame.index, dtype=object))

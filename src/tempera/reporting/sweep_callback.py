@@ -32,4 +32,5 @@ class SweepTable(Callback):
             print("\n".join(one.notes))
         for problem in damaged:
             print(f"left out: {problem}")
-        print(f"pictures and plots: {command('report')} {shlex.quote(config.hydra.sweep.dir)}")
+        directory = shlex.quote(f"runs={config.hydra.sweep.dir}")
+        print(f"pictures and plots: {command('report')} {directory}")
