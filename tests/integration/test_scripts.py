@@ -215,6 +215,7 @@ def test_python_without_docstrings_is_refused(tmp_path: Path) -> None:
 def test_an_interruption_is_one_sentence_from_the_first_moment(module: str) -> None:
     code = (
         "import os, signal, runpy, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a caller may ignore it
         "def interrupt(event, given):\n"
         f"    if event == 'import' and given[0] == '{module}':\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

@@ -80,7 +80,7 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
     try:
         sys.argv[1:] = _read(sys.argv[1:], positional)
         if not started_as_main():
-            sys.argv.append("hydra/job_logging=none")  # the main process writes the run's log
+            sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=config_name)(
             job
         )()
