@@ -297,3 +297,9 @@ def test_publishing_without_its_library_is_one_sentence(
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     with pytest.raises(TemperaError, match="pip install wandb-workspaces"):
         publish([], tmp_path)
+
+
+def test_an_option_may_have_the_name_of_a_metric() -> None:
+    run = finished("lantern", metrics={"proximity": {"value": 3.0}}, proximity="l2")
+    (row,) = results([run]).to_dict("records")
+    assert (row["proximity"], row["option_proximity"]) == (3.0, "l2")

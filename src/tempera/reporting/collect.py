@@ -219,6 +219,7 @@ def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
         part: `metrics` or `differences`.
     """
     keys = [metric.key for metric in table.report_order()]
+    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high", "_n")]
     rows = []
     for run in runs:
         known: Mapping[str, Values] = getattr(run, part)
@@ -230,8 +231,11 @@ def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
             if key in known
             for end, name in (("", "value"), ("_low", "low"), ("_high", "high"), ("_n", "n"))
         }
-        rows.append({**own, "model": run.model, **run.settings, **about, **found})
-    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high", "_n")]
+        settings = {  # LANTERN has an option and a metric `proximity`
+            f"option_{name}" if name in names else name: value
+            for name, value in run.settings.items()
+        }
+        rows.append({**own, "model": run.model, **settings, **about, **found})
     frame = pd.DataFrame(rows, dtype=object)
     last = [name for name in names if name in frame]
     return frame[[*(name for name in frame if name not in last), *last]].astype(
