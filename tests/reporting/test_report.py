@@ -1,6 +1,7 @@
 """Reports on several runs: what is compared, and what their files hold."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
 
 from tempera.commands import report as report_command
@@ -303,3 +305,26 @@ def test_an_option_may_have_the_name_of_a_metric() -> None:
     run = finished("lantern", metrics={"proximity": {"value": 3.0}}, proximity="l2")
     (row,) = results([run]).to_dict("records")
     assert (row["proximity"], row["option_proximity"]) == (3.0, "l2")
+
+
+METHODS = sorted({path.stem for path in (CONF / "method").glob("*.yaml")} - {"auto"})
+OF_MAR = {"cspd", "cspd_exact", "cspd_published", "draft"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [
+    ["method=" + ",".join(one for one in METHODS if one not in OF_MAR)],
+    ["model=shapes_mar", "denoising_steps=2", "method=ar," + ",".join(sorted(OF_MAR))],
+])  # fmt: skip
+def test_every_method_runs_to_its_report(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
+    monkeypatch.chdir(tmp_path)
+    quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
+    runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+    runs, damaged = collect(find_runs(["out"])[0])
+    assert len(runs) == given[-1].count(",") + 1 and damaged == []
+    assert len(write_report(runs, tmp_path / "report")) >= 4
+    assert len({run.name for run in runs}) == len(runs)

@@ -399,7 +399,7 @@ class Speculative:
             conditions = _score(target, images.context, drafted, rule)  # of p at the drafts
             verdict = rule.verify(proposal, target.denoiser, conditions, noise)  # or resample
             images.append(verdict, 1 + sum(ahead) * rule.sees_drafts, drafted)
-            images.read()  # the round's only host read
+            images.read()  # the round's only host read, but for rules that search for a residual
             if observe is not None:
                 observe(images)
         return images.output()

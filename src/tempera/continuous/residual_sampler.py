@@ -139,7 +139,7 @@ def _first_accepted(
         trials[left] += (taken + 1) * missing[left]
         missing[left] &= ~found
         done += size
-        left = missing.nonzero().squeeze(-1)
+        left = missing.nonzero().squeeze(-1)  # a host read: a batch of trials costs far more
         size = min(grown(size, len(left)), bound - done)
     assert x is not None
     return Resampled(x, trials, missing)

@@ -30,7 +30,7 @@ def write(
         tracker: finished at the end.
         verbose: print all metrics.
     """
-    rows = read_table(directory / "results.parquet")[:LOGGED]
+    rows = read_table(directory / "results.parquet", most=LOGGED)
     _draw(directory, result, rows[:SHOWN])
     runs = [read_run(directory)]
     page.write(directory / "report.html", runs, sections_of(runs))

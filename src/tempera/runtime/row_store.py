@@ -94,17 +94,20 @@ def _array(values: list[Any]) -> pa.Array:
         return array
 
 
-def read_table(path: Path, columns: Mapping[str, Numbers | None] | None = None) -> list[Row]:
+def read_table(
+    path: Path, columns: Mapping[str, Numbers | None] | None = None, most: int | None = None
+) -> list[Row]:
     """The rows of a Parquet file.
 
     Args:
         path: the file.
         columns: see `Store`.
+        most: read only so many rows, the first ones.
 
     Raises:
         TemperaError: the file is missing or damaged, or does not hold such columns.
     """
-    table, columns = _table(path), columns or {}
+    table, columns = _table(path)[:most], columns or {}
     for name, numbers in columns.items():
         if fault := _fault(table, name, numbers):
             raise TemperaError(f"{path} has {fault}: delete the file and run again.")
