@@ -1,6 +1,7 @@
 """Reports on several runs: what is compared, and what their files hold."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from tempera.commands import report as report_command
 from tempera.config.compose import composed
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import report, tables, wandb_report
+from tempera.reporting import pareto, report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
@@ -328,3 +329,11 @@ def test_every_method_runs_to_its_report(
     assert len(runs) == given[-1].count(",") + 1 and damaged == []
     assert len(write_report(runs, tmp_path / "report")) >= 4
     assert len({run.name for run in runs}) == len(runs)
+
+
+def test_no_two_curves_look_alike() -> None:
+    names = [str(number) for number in range(40)]
+    drawn = json.dumps(pareto.chart(pd.DataFrame({"x": [1.0]}), "x", "y", names).to_dict())
+    scales = [re.findall(rf'"{kind}": .*?"range": \[(.*?)\]', drawn)[0].split(", ")
+              for kind in ("color", "shape")]  # fmt: skip
+    assert len(set(zip(*scales, strict=True))) == len(names)

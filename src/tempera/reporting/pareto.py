@@ -14,7 +14,7 @@ FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_mor
 """Names of the files, and which metrics their y-axes show."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Of Okabe and Ito, who chose them so that nobody takes one for another."""
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "stroke")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 WIDTH, HEIGHT = 330, 260
 ENDS = ("", "_low", "_high")
 
@@ -94,8 +94,9 @@ def chart(
         x, y: titles of the axes.
         names: of the families, in their order.
     """
-    ranges = ([one[i % len(one)] for i in range(len(names))] for one in (COLOURS, SHAPES))
-    colours, shapes = ranges
+    count = len(COLOURS)  # the second time round each colour has the next shape
+    colours = [COLOURS[i % count] for i in range(len(names))]
+    shapes = [SHAPES[(i + i // count) % len(SHAPES)] for i in range(len(names))]
     run = alt.Tooltip("name:N", title="run")
     tips: list[Any] = [run, "images:Q", alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y)]
     colour = alt.Color("family:N", title=None, sort=None, scale=_scale(names, colours))
