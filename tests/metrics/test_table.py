@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tiny_evaluation import ToyEvaluator, tiny_evaluate, tiny_pipeline
@@ -20,7 +21,7 @@ from tempera.metrics.quality import quality
 from tempera.metrics.table import METRICS, Metric
 from tempera.reporting import paper_tables, pareto
 from tempera.reporting.baseline import compare
-from tempera.reporting.collect import collect, results
+from tempera.reporting.collect import _paired, collect, results
 from tempera.reporting.report import sections_of
 from tempera.reporting.wandb_report import blocks
 from tempera.runtime.tracking import NoTracker
@@ -136,12 +137,13 @@ def test_a_score_that_a_prompt_leaves_open_does_not_count() -> None:
 
 
 def test_a_prompts_own_value() -> None:
-    row = {"tokens": [0] * 4, "rounds": 2.0, "accepted_length": 2.0, "logprob": -6.0, "shape1": 1.0}
-    assert table.find("accepted_length").of_prompt(row) == (2.0, 2.0)
-    assert table.find("logprob_per_token").of_prompt(row) == (-1.5, 1.0)
-    assert table.find("shape_accuracy").of_prompt({**row, "shape2": None}) == (1.0, 1.0)
-    assert table.find("shape_accuracy").of_prompt({**row, "shape2": 0.0}) == (0.5, 1.0)
-    assert table.find("clip_score").of_prompt(row) is None
+    row = {"rounds": 2.0, "accepted_length": 2.0, "logprob": -6.0, "shape1": 1.0}
+    values, weights = _paired(pd.DataFrame([{**row, "shape2": one} for one in (None, 0.0)]), 4)
+    found = {key: (values[key].tolist(), weights[key].tolist()) for key in values}
+    assert found["accepted_length"] == ([2.0, 2.0], [2.0, 2.0])
+    assert found["logprob_per_token"] == ([-1.5, -1.5], [1.0, 1.0])
+    assert found["shape_accuracy"] == ([1.0, 0.5], [1.0, 1.0])
+    assert "clip_score" not in found
 
 
 def test_which_way_is_better_is_said_of_quality_alone() -> None:

@@ -6,7 +6,7 @@ distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a 
 records of decoding (`tempera.metrics.acceptance`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,15 +72,6 @@ class Metric:
         """The title with an arrow that points to better quality."""
         arrow = {None: "", True: " ↑", False: " ↓"}[self.higher_is_better]
         return self.title + arrow
-
-    def of_prompt(self, row: Mapping[str, Any]) -> tuple[float, float] | None:
-        """A prompt's value and weight, from its row of results.parquet; None if it has no value."""
-        known = [row[name] for name in self.columns if row.get(name) is not None]
-        if not known:
-            return None
-        value = float(sum(known)) / len(known)
-        weight = float(row[self.weight]) if self.weight else 1.0
-        return (value / len(row["tokens"]) if self.per_token else value), weight
 
 
 def _read(path: Path) -> tuple[Metric, ...]:
