@@ -17,7 +17,6 @@ from tempera.data.sources import (
     Broken,
     Entry,
     Source,
-    coco,
     dataset,
     decoded,
     image_folder,
@@ -93,23 +92,6 @@ def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\ufeffone")
     (tmp_path / "c.txt").write_bytes(b"caf\xe9")
     check(image_folder(str(tmp_path)), ["one"], "b.txt", "c.txt:1 is not UTF-8 text")
-
-
-def test_coco_captions(tmp_path: Path) -> None:
-    (tmp_path / "7.png").write_bytes(picture())
-    annotations: list[Any] = [{"image_id": 7, "id": i, "caption": f"seven {i}"} for i in range(3)]
-    annotations += [
-        {"image_id": 8, "id": 9, "caption": " "}, "nonsense",
-        {"image_id": "9", "id": 10, "caption": "nine"}, {"image_id": 9, "id": 11, "caption": "x"},
-    ]  # fmt: skip
-    images = [{"id": 7, "file_name": "7.png"}, {"id": 9, "file_name": "9.png"}]
-    path = tmp_path / "captions.json"
-    path.write_text(json.dumps({"images": images, "annotations": annotations}))
-    broken = ["annotation 4: no caption", "annotation 5: no image_id"]
-    check(coco(str(path)), ["seven 0", "nine"], *broken)
-    every = coco(str(path), images=str(tmp_path), per_image=0)
-    missing = ["9.png is missing"] * 2
-    check(every, ["seven 0", "seven 1", "seven 2"], *broken, *missing)
 
 
 def tar_of(path: Path, members: dict[str, bytes]) -> None:
@@ -204,7 +186,7 @@ def test_places_without_anything_to_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
     for source, told in (
         (image_folder, "holds no images"), (tar_shards, "pipe.tar is a pipe"),
-        (parquet, r"matches no \.parquet file"), (coco, "is a directory"),
+        (parquet, r"matches no \.parquet file"),
     ):  # fmt: skip
         with pytest.raises(TemperaError, match=told):
             source(str(tmp_path))

@@ -52,7 +52,7 @@ def test_drafts_of_the_world_and_of_shards(tmp_path: Path, command: Command) -> 
     status, out, _ = command("main", *first)
     assert (status, f"{tmp_path}: already trained, 2 steps." in out) == (0, True)
     status, _, err = command("main", *first, "hidden_noise=0.2")
-    assert status == 1 and f"error: {tmp_path} was started with" in err.splitlines()[-1]
+    assert status == 1 and f"error: {tmp_path} was made with" in err.splitlines()[-1]
 
     shards = tmp_path / "shards"
     options = ["source.count=20", "shard_size=12", f"hydra.run.dir={shards}"]
@@ -80,7 +80,7 @@ def test_the_target_draws_training_images(tmp_path: Path, command: Command) -> N
     assert manifest["encoder"]["kind"] == "target" and manifest["count"] == 2
     assert manifest["encoder"]["sampling"]["guidance"] == 1
     status, _, err = command("prepare", *drawn, "guidance=2")
-    assert err.splitlines()[-1].startswith(f"error: {tmp_path} holds shards of another encoder")
+    assert err.splitlines()[-1].startswith(f"error: {tmp_path} was made with encoder")
 
 
 def test_a_dry_run_prints_what_it_would_do_and_writes_nothing(

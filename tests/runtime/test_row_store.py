@@ -82,7 +82,7 @@ def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["host"] == "y"
     with pytest.raises(
         TemperaError,
-        match=r"made with delta=2\.0, but this one has delta=3\.0: choose another directory",
+        match=r"made with delta=2\.0, but this one has delta=3\.0: give another directory",
     ):
         claim(tmp_path / "run", {**identity, "delta": 3.0}, {})
     with pytest.raises(TemperaError, match="made with delta=2.0, but this one has delta=None"):

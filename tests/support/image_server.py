@@ -7,11 +7,6 @@ import zlib
 from loopback import Answer, Request, Server
 from PIL import Image
 
-KINDS = (
-    "missing", "hang", "slow", "redirect", "loop", "html", "huge", "bomb", "noai", "cut", "busy",
-    "flaky", "tiny",
-)  # fmt: skip
-
 
 def jpeg(colour: tuple[int, int, int] = (200, 90, 40), size: tuple[int, int] = (48, 40)) -> bytes:
     file = io.BytesIO()
@@ -20,18 +15,14 @@ def jpeg(colour: tuple[int, int, int] = (200, 90, 40), size: tuple[int, int] = (
 
 
 class ImageServer(Server):
-    """/good/… is a JPEG; /redirect/… leads to one; others are `KINDS` of trouble. /flaky/… fails
-    the first time it is asked for, /busy/… always with 429.
-    """
+    """/good/… is a JPEG; /redirect/… leads to one; others are trouble."""
 
     def __init__(self) -> None:
         super().__init__(self._answer)
-        self.asked = dict[str, int]()
 
     def _answer(self, request: Request) -> Answer:
         path = request.path
         kind = path.split("/")[1]
-        self.asked[path] = self.asked.get(path, 0) + 1
         number = sum(path.encode())
         body = jpeg((number % 256, 7 * number % 256, 90))
         image = {"Content-Type": "image/jpeg"}
@@ -56,10 +47,6 @@ class ImageServer(Server):
                 return Answer(200, {**image, "X-Robots-Tag": "noai"}, body)
             case "cut":
                 return Answer(200, image, body, cut=len(body) // 2)
-            case "busy":
-                return Answer(429, {"Retry-After": "0"}, b"later")
-            case "flaky":
-                return Answer(503) if self.asked[path] == 1 else Answer(200, image, body)
             case "tiny":
                 return Answer(200, image, jpeg(size=(2, 2)))
         return Answer(200, image, body)

@@ -281,9 +281,11 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(
 
 
 def test_refusals(tmp_path: Path, whole: Path) -> None:
-    with pytest.raises(TemperaError, match=r"was started with recipe.lr=0.003, now it is 0.01"):
+    with pytest.raises(
+        TemperaError, match=r"made with recipe.lr=0.003, but this one has recipe.lr=0.01"
+    ):
         tiny_train(whole, gradient_accumulation=2, matrix_lr=0.01, lr=0.01)
-    with pytest.raises(TemperaError, match=r"was started with loss.class=EagleLoss, now it"):
+    with pytest.raises(TemperaError, match=r"made with loss.class=EagleLoss"):
         tiny_train(whole, loss=AcceptanceLoss(), gradient_accumulation=2, matrix_lr=0.01)
     run = run_of(tmp_path)
     for content in (b"", (whole / LAST).read_bytes()[:-9]):

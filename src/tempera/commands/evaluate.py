@@ -12,8 +12,7 @@ from tempera.commands.costs import dry_evaluation, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import check_values, instantiate
-from tempera.data.captions import check_prompts
-from tempera.data.prompts import Prompt, described, one_prompt
+from tempera.data.prompts import Prompt, check_prompts, described, one_prompt
 from tempera.errors import TemperaError
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import claim, shared_directory

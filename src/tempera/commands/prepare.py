@@ -1,17 +1,15 @@
 """`tempera-prepare`: captions and images to shards of codes."""
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from tempera.commands.costs import downloads, to_download
-from tempera.commands.sources import build_source
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import from_options
+from tempera.config.instantiate import from_options, instantiate
 from tempera.data.shards import Manifest
+from tempera.data.sources import Source
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 
@@ -22,20 +20,16 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    source = build_source(cfg)
+    source: Source = instantiate(cfg.source)
     if cfg.dry_run:
         return _told(cfg) if processes.is_main else {}
     source.fetch(processes)
     encoder = build.build_encoder(cfg)
     directory = Path(str(cfg.directory))
-    parts: dict[str, Any] = {"source": source, "encoder": encoder, "directory": directory}
-    with tqdm(desc="encode", unit="image", mininterval=1, disable=not processes.is_main) as bar:
-        parts |= {
-            "report": bar.write if processes.is_main else _nothing,
-            "bar": bar,
-            "processes": processes,
-        }
-        manifest: Manifest = from_options(cfg, "tempera.data.prepare.prepare", **parts)
+    parts = {"source": source, "encoder": encoder, "directory": directory, "processes": processes}
+    manifest: Manifest = from_options(
+        cfg, "tempera.data.prepare.prepare", captions=build.build_captions(cfg), **parts
+    )
     if processes.is_main:
         print(
             f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
@@ -59,7 +53,3 @@ def _told(cfg: DictConfig) -> dict[str, int]:
     print(f"to do: {limit} entries of the source ({source}) to shards in {cfg.directory}")
     print(f"to download: {downloads(missing)}, and what the source lacks on this machine")
     return {} if missing is None else {"download": missing}
-
-
-def _nothing(line: str) -> None:
-    """Ignore the line; only the main process prints it."""

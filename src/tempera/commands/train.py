@@ -10,7 +10,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands.costs import dry_training, tell_slow_bfloat16
-from tempera.commands.sources import build_source
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import accepted, instantiate
@@ -39,7 +38,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
-        offered["source"] = build_source(cfg)
+        offered["source"] = instantiate(cfg.source)
+        offered["captions"] = build.build_captions(cfg)
         offered["source"].fetch(processes)
     target: Any = build.build_target(cfg)
     codes = instantiate(

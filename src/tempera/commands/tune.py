@@ -23,7 +23,7 @@ from tempera.config.tuned import (
     option_name,
     save_tuned,
 )
-from tempera.data.captions import check_prompts
+from tempera.data.prompts import check_prompts
 from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter

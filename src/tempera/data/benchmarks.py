@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from tempera.data.prompts import Prompt, chosen, coco_captions, file_prompts, text_of
-from tempera.data.sources import Entry, Listed
+from tempera.data.sources import Entry, Listed, existing, usable_entry
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.hub import Repository
@@ -49,21 +49,32 @@ def coco_prompts(
     return chosen([Prompt(name, text) for _, name, text in found], limit, offset, path or COCO.id)
 
 
-def coco_training(captions: str | None = None, per_image: PerImage = 1, seed: int = 0) -> Listed:
-    """`source=coco_captions`: captions of MS-COCO 2017's training images, from which the target
-    generates its own images.
+def coco_training(
+    path: str | None = None, images: str | None = None, per_image: PerImage = 1, seed: int = 0
+) -> Listed:
+    """`source=coco`, `source=coco_captions`: captions of MS-COCO 2017's training images.
 
     Args:
-        captions: captions_train2017.json; by default the hub's copy.
+        path: captions_train2017.json; by default the hub's copy.
+        images: the directory of its images; without it, the target generates images.
         per_image, seed: as for `coco_prompts`.
 
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    found = _shuffled(_coco_images(captions, "train"), per_image, seed)
+    found = _shuffled(_coco_images(path, "train"), per_image, seed)
     prompts = [Prompt(f"{image}#{name}", text) for image, name, text in found]
-    place = captions or f"{COCO.id}@{COCO.revision}"
-    return _listed(prompts, "coco_captions", captions, place=place, per_image=per_image, seed=seed)
+    place = path or f"{COCO.id}@{COCO.revision}"
+    known = {"place": place, "images": images, "per_image": per_image, "seed": seed}
+    listed = _listed(prompts, "coco", path, **known)
+    if path is None or images is None:
+        return listed
+    folder, names = existing(images, "an image directory"), coco_captions(Path(path))[1]
+    entries = [
+        usable_entry(f"{path} {one.id}", one.id, one.text, names.get(image, f"{image}.jpg"), folder)
+        for one, (image, _, _) in zip(prompts, found, strict=True)
+    ]
+    return Listed(entries, listed.described)
 
 
 def _coco_images(path: str | None, split: str) -> Captions:

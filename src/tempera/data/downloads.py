@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ from tempera.runtime.image_files import decode_picture
 FORBIDDEN = {"noai", "noimageai", "noindex", "noimageindex"}
 """X-Robots-Tag directives by which a server forbids training on an image, as in img2dataset."""
 USER_AGENT = "Mozilla/5.0 (compatible; tempera; research on image generation)"
-AGAIN = re.compile(r"timed out|unreachable|broken off|HTTP (408|425|429|5\d\d)")
-"""Failures after which another attempt may help."""
-
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -31,7 +27,6 @@ class Limits:
     Attributes:
         concurrency: number of downloads at a time.
         timeout: seconds for one image, from the first request to the last byte.
-        retries: further attempts after a time-out, a broken connection or a busy server.
         max_bytes: largest file.
         min_side: shortest side of a usable image, in pixels.
         size: larger images are shrunk until their shorter side has this many pixels.
@@ -40,7 +35,6 @@ class Limits:
 
     concurrency: Positive = 64
     timeout: Annotated[float, Field(gt=0)] = 10.0
-    retries: Annotated[int, Field(ge=0)] = 1
     max_bytes: Positive = 20_000_000
     min_side: int = 64
     size: Positive = 768
@@ -60,26 +54,20 @@ async def _download(addresses: Sequence[str], limits: Limits) -> list[bytes | st
     async with httpx.AsyncClient(
         headers={"User-Agent": USER_AGENT},
         follow_redirects=True,
-        max_redirects=5,
         timeout=limits.timeout,
         limits=httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=20),
     ) as client:
 
         async def one(address: str) -> bytes | str:
             async with gate:
-                for _ in range(limits.retries + 1):
-                    got = await _fetched(client, address, limits)
-                    if isinstance(got, bytes):
-                        return await asyncio.to_thread(usable, got, limits)
-                    if not AGAIN.fullmatch(got):
-                        break
-                return got
+                got = await _fetched(client, address, limits)
+                return got if isinstance(got, str) else await asyncio.to_thread(usable, got, limits)
 
         return list(await asyncio.gather(*map(one, addresses)))
 
 
 async def _fetched(client: httpx.AsyncClient, address: str, limits: Limits) -> bytes | str:
-    """One attempt to download a file."""
+    """A file, or the kind of failure."""
     try:
         async with asyncio.timeout(limits.timeout), client.stream("GET", address) as response:
             if response.status_code >= 400:
@@ -92,16 +80,8 @@ async def _fetched(client: httpx.AsyncClient, address: str, limits: Limits) -> b
                 if len(body) > limits.max_bytes:
                     return "too large"
             return bytes(body)
-    except (TimeoutError, httpx.TimeoutException):
-        return "timed out"
-    except httpx.TooManyRedirects:
-        return "too many redirects"
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, ValueError):
-        return "no address"
-    except httpx.ConnectError:
-        return "unreachable"
-    except (httpx.HTTPError, OSError):
-        return "broken off"
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as problem:
+        return type(problem).__name__
 
 
 def _forbidden(headers: httpx.Headers) -> bool:

@@ -27,7 +27,14 @@ from tempera.data.prompts import text_of
 from tempera.data.sources import Broken, Entry, Source, matching
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import read_json, reason, replacing, writable_directory, write_json
+from tempera.runtime.files import (
+    check_same,
+    read_json,
+    reason,
+    replacing,
+    writable_directory,
+    write_json,
+)
 from tempera.runtime.hub import Repository
 
 URLS = ("URL", "url")
@@ -196,14 +203,8 @@ class LaionCoco(Limits, Source):
     def _keep_manifest(self) -> None:
         """Record the request, the commit and its files; refuse a directory of another request."""
         known, asked = self._manifest() if self._shards() else {}, self._asked()
-        for name, value in asked.items() if known else ():
-            if known.get(name) != value:
-                raise TemperaError(
-                    f"{self.images} holds images of another {name} ({known.get(name)}, now "
-                    f"{value}): give another directory with source.images=DIR, or the original "
-                    "options."
-                )
         if known:
+            check_same(Path(self.images), {name: known.get(name) for name in ASKED}, asked)
             return
         if self.path is None:
             commit = Repository(self.repository, "dataset", self.revision).commit()

@@ -6,23 +6,33 @@ Several processes share the batches of every shard, and the main process writes 
 processes does not change the files.
 """
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt
 from tqdm import tqdm
 
 from tempera.data.encoders import CodeEncoder
-from tempera.data.shards import MANIFEST, CodedImages, Manifest, Shard, check_shard, write_shard
+from tempera.data.prompts import CaptionCheck
+from tempera.data.shards import (
+    MANIFEST,
+    CodedImages,
+    Manifest,
+    Positive,
+    Shard,
+    check_shard,
+    shard_file,
+    write_shard,
+)
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import writable_directory
+from tempera.runtime.files import check_same, writable_directory
 
 LISTED = 100
 """The manifest counts all broken entries, and lists at most this many one by one."""
@@ -33,12 +43,11 @@ def prepare(
     encoder: CodeEncoder,
     directory: Path,
     *,
-    shard_size: int = 1000,
-    batch_size: int = 32,
-    limit: int | None = None,
-    max_broken: int = 100,
-    report: Callable[[str], None] = print,
-    bar: Any = None,
+    shard_size: Positive = 1000,
+    batch_size: Positive = 32,
+    limit: Positive | None = None,
+    max_broken: NonNegativeInt = 100,
+    captions: CaptionCheck | None = None,
     processes: Processes | None = None,
 ) -> Manifest:
     """Encode a source into a directory of shards, and keep the intact shards that it already holds.
@@ -51,9 +60,7 @@ def prepare(
         shard_size: source entries per shard; a shard with broken entries holds fewer images.
         limit: largest number of entries to read.
         max_broken: stop when more entries than this are broken.
-        report: receives one line per broken entry.
-        bar: a `tqdm` that counts the source's entries, including those done before; it gets a total
-            if the source's size is known.
+        captions: entries whose captions it refuses are broken.
         processes: the processes that share the work; each must call this function. By default all
             that torchrun started.
 
@@ -64,53 +71,56 @@ def prepare(
         TemperaError: the source is empty, too many entries are broken, or the directory holds other
             shards or cannot be written.
     """
-    if batch_size < 1 or max_broken < 0:
-        name = "batch_size" if batch_size < 1 else "max_broken"
-        raise TemperaError(f"{name} is too small: give a larger one.", option=name)
     manifest = _begun(source, encoder, writable_directory(directory), shard_size, limit)
     if manifest.complete:
         return manifest
     processes = processes or Processes(cpu=True)
-    bar = tqdm(disable=True) if bar is None else bar
-    bar.reset(entries_to_read(source, limit))
-    bar.initial = bar.n = bar.last_print_n = manifest.next
-    for items in _parts(source, manifest):
-        images, broken = _encoded(encoder, items, batch_size, bar, processes)
-        for line in broken:
-            report(f"skipped a broken entry: {line}")
-        digest = write_shard(directory / manifest.new, images) if processes.is_main else ""
-        manifest = _grown(manifest, len(images), broken, digest)
-        if processes.is_main:
-            manifest.save(directory)
-        if manifest.broken_count > max_broken:
-            break
-    return _finished(manifest, directory, max_broken, processes)
-
-
-def _grown(manifest: Manifest, count: int, broken: list[Broken], digest: str) -> Manifest:
-    """The manifest with one more shard."""
-    end = manifest.next + count + len(broken)
-    shard = Shard(manifest.new, count, len(broken), manifest.next, end, digest)
-    listed = (*manifest.broken, *map(str, broken))[:LISTED]
-    return replace(manifest, shards=(*manifest.shards, shard), broken=listed)
-
-
-def _finished(
-    manifest: Manifest, directory: Path, max_broken: int, processes: Processes
-) -> Manifest:
-    """The complete manifest, saved; a directory without any image is released."""
+    end = sys.maxsize if limit is None else limit
+    entries = _checked(source.read(manifest.next), captions)
+    entries = islice(entries, max(end - manifest.next, 0))
+    with tqdm(
+        desc="encode", unit="image", total=entries_to_read(source, limit), initial=manifest.next,
+        disable=not processes.is_main,
+    ) as bar:  # fmt: skip
+        while manifest.broken_count <= max_broken and (items := list(islice(entries, shard_size))):
+            images, broken = _encoded(encoder, items, batch_size, bar, processes)
+            digest = ""
+            if processes.is_main:
+                for line in broken:
+                    bar.write(f"skipped a broken entry: {line}")
+                digest = write_shard(shard_file(directory, len(manifest.shards)), images)
+            shard = Shard(len(images), len(broken), digest)
+            listed = (*manifest.broken, *map(str, broken))[:LISTED]
+            manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
+            _save(manifest, directory, processes)
     problem = _refusal(manifest, max_broken)
     if problem is None:
         manifest = replace(manifest, complete=True)
-    if problem is None and processes.is_main:
-        manifest.save(directory)
-    elif not manifest.count and processes.is_main:
-        for path in (MANIFEST, *(shard.file for shard in manifest.shards)):
-            (directory / path).unlink(missing_ok=True)
+        _save(manifest, directory, processes)
     processes.wait()
     if problem is not None:
         raise problem
     return manifest
+
+
+def _save(manifest: Manifest, directory: Path, processes: Processes) -> None:
+    """Write the manifest; a directory without any image stays free for another source."""
+    if processes.is_main and manifest.count:
+        manifest.save(directory)
+
+
+def _checked(
+    entries: Iterator[Entry | Broken], captions: CaptionCheck | None
+) -> Iterator[Entry | Broken]:
+    """The entries; those whose captions the model cannot use are broken."""
+    for entry in entries:
+        try:
+            if captions is not None and isinstance(entry, Entry):
+                captions.check([entry.caption])
+            yield entry
+        except TemperaError as problem:
+            why = str(problem).removeprefix("prompt 1 of 1").partition(";")[0].partition(":")[0]
+            yield Broken(entry.where, f"the caption{why}")
 
 
 def _begun(
@@ -120,11 +130,8 @@ def _begun(
     for a new directory.
 
     Raises:
-        TemperaError: the directory holds shards of another job, or a size is not positive.
+        TemperaError: the directory holds shards of another job.
     """
-    for name, size in (("shard_size", shard_size), ("limit", limit)):
-        if size is not None and size < 1:
-            raise TemperaError(f"{name}={size} is too small: give at least 1.", option=name)
     fresh = Manifest(
         encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size,
         shard_size, limit,
@@ -132,13 +139,12 @@ def _begun(
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
-    for name, value in fresh.recipe.items():
-        if json.dumps(old.recipe[name]) != json.dumps(value):
-            raise TemperaError(
-                f"{directory} holds shards of another {name} ({old.recipe[name]}, now {value}): "
-                "give another output directory, or the original options."
-            )
-    good = tuple(takewhile(lambda shard: check_shard(directory, shard) is None, old.shards))
+    check_same(directory, old.recipe, fresh.recipe)
+    intact = takewhile(
+        lambda item: check_shard(shard_file(directory, item[0]), item[1]) is None,
+        enumerate(old.shards),
+    )
+    good = tuple(shard for _, shard in intact)
     if len(good) == len(old.shards):
         return old
     listed = old.broken[: sum(shard.broken for shard in good)]
@@ -149,14 +155,6 @@ def entries_to_read(source: Source, limit: int | None) -> int | None:
     """Number of entries that the whole job reads; None if neither source nor limit sets it."""
     known = [count for count in (source.count(), limit) if count is not None]
     return min(known) if known else None
-
-
-def _parts(source: Source, manifest: Manifest) -> Iterator[list[Entry | Broken]]:
-    """The entries of the missing shards."""
-    end = sys.maxsize if manifest.limit is None else manifest.limit
-    entries = islice(source.read(manifest.next), max(end - manifest.next, 0))
-    while items := list(islice(entries, manifest.shard_size)):
-        yield items
 
 
 def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
@@ -186,16 +184,14 @@ def _encoded(
     every n-th batch.
     """
     good = [item for item in items if isinstance(item, Entry)]
-    starts, seen, mine = range(0, len(good), batch_size), 0, []
+    starts, end, mine = range(0, len(good), batch_size), bar.n + len(items), []
     for start in starts[processes.rank :: processes.count]:
         part = encoder.encode(good[start : start + batch_size])
         bare = [replace(entry, image=None) for entry in part.entries]  # others need no pictures
         mine.append(replace(part, entries=bare))
-        now = min(start + processes.count * batch_size, len(good))  # as if all were equally far
-        bar.update(now - seen)
-        seen = now
+        bar.update(min(processes.count * batch_size, end - bar.n))  # as if all were equally far
     every = processes.gather(mine)
-    bar.update(len(items) - seen)
+    bar.update(end - bar.n)
     parts = [every[n % processes.count][n // processes.count] for n in range(len(starts))]
     kept = [entry for part in parts for entry in part.entries]
     none = np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, read_text
@@ -148,6 +148,19 @@ def check_unique(prompts: Sequence[Prompt]) -> None:
         if prompt.id in known:
             raise TemperaError(f"two prompts have the id {prompt.id}: ids must be unique.")
         known.add(prompt.id)
+
+
+class CaptionCheck(Protocol):
+    """The part of a model's text encoder that tells usable captions from unusable ones."""
+
+    def check(self, prompts: list[str]) -> None:
+        """Raise TemperaError for a prompt that cannot be used."""
+
+
+def check_prompts(prompts: Sequence[Prompt], captions: CaptionCheck) -> None:
+    """Raise TemperaError for the first prompt that the model cannot use, or if two have one id."""
+    check_unique(prompts)
+    captions.check([prompt.text for prompt in prompts])
 
 
 def check_slice(limit: int | None, offset: int) -> None:

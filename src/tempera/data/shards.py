@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pydantic
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError, shortened
@@ -33,22 +33,11 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class Shard:
-    """One Parquet file. It covers source positions `first` … `next` − 1; `count` of them became
-    codes, and `broken` did not.
-    """
+    """One Parquet file: `count` entries of the source became codes, and `broken` did not."""
 
-    file: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
     count: Count
     broken: Count
-    first: Count
-    next: Count
     sha256: str
-
-    @model_validator(mode="after")
-    def _covers_its_entries(self) -> Self:
-        if self.count + self.broken != self.next - self.first:
-            raise ValueError(f"{self.file} counts other entries than it covers")
-        return self
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
@@ -77,15 +66,6 @@ class Manifest:
     shards: tuple[Shard, ...] = ()
     broken: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _shards_follow_each_other(self) -> Self:
-        ends = [0, *(shard.next for shard in self.shards)]
-        if any(shard.first != end for shard, end in zip(self.shards, ends, strict=False)):
-            raise ValueError("its shards do not follow each other")
-        if len({shard.file for shard in self.shards}) < len(self.shards):
-            raise ValueError("it lists a shard twice")
-        return self
-
     @property
     def count(self) -> int:
         """Images in all shards."""
@@ -99,12 +79,7 @@ class Manifest:
     @property
     def next(self) -> int:
         """Source position after the last shard."""
-        return self.shards[-1].next if self.shards else 0
-
-    @property
-    def new(self) -> str:
-        """Name of the shard after the last one."""
-        return f"shard-{len(self.shards):05d}.parquet"
+        return self.count + self.broken_count
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -217,9 +192,13 @@ def read_shard(path: Path, count: int, length: int, vocab_size: int) -> CodedIma
     return CodedImages(table["key"].to_pylist(), table["caption"].to_pylist(), codes)
 
 
-def check_shard(directory: Path, shard: Shard) -> str | None:
+def shard_file(directory: Path, number: int) -> Path:
+    """The path of a shard."""
+    return directory / f"shard-{number:05d}.parquet"
+
+
+def check_shard(path: Path, shard: Shard) -> str | None:
     """What is wrong with a listed shard; None if it is intact."""
-    path = directory / shard.file
     if not path.is_file():
         return f"shard {path} is missing"
     if sha256_file(path) != shard.sha256:
@@ -250,7 +229,8 @@ def read_shards(
             f"they hold {rows}×{columns} codes below {manifest.vocab_size}, but the target draws "
             f"{grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target"
         )
-    damaged = (check_shard(directory, shard) for shard in manifest.shards)
+    shards = [(shard_file(directory, n), shard) for n, shard in enumerate(manifest.shards)]
+    damaged = (check_shard(*shard) for shard in shards)
     if problem is None and (damage := next(filter(None, damaged), None)):
         problem = f"{damage}: {again} rebuild it"
     if problem is None and not manifest.count:
@@ -258,7 +238,7 @@ def read_shards(
     if problem is not None:
         raise TemperaError(f"the shards in {directory} cannot be used: {problem}.")
     form = math.prod(grid), manifest.vocab_size
-    parts = [read_shard(directory / one.file, one.count, *form) for one in manifest.shards]
+    parts = [read_shard(path, shard.count, *form) for path, shard in shards]
     return CodedImages(
         [key for part in parts for key in part.keys],
         [caption for part in parts for caption in part.captions],

@@ -5,21 +5,19 @@ is read as prompt files are.
 
 import glob
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
 from huggingface_hub import HfFileSystem
 from numpy.typing import NDArray
-from pydantic import Field
 from typing_extensions import override
 
-from tempera.data.prompts import TEXT_NAMES, UNPRINTABLE, coco_captions, field_of, rows_of, text_of
+from tempera.data.prompts import TEXT_NAMES, UNPRINTABLE, field_of, rows_of, text_of
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_text, reason, regular_file
@@ -114,7 +112,7 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         path: the folder.
         caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
     """
-    folder = _existing(path, "an image folder")
+    folder = existing(path, "an image folder")
     files = sorted(one for one in folder.rglob("[!.]*") if _suffix(one) in SUFFIXES)
     named = {one.name.lower(): one for one in folder.glob("*")}
     metadata = next((named[name] for name in METADATA if name in named), None)
@@ -138,7 +136,7 @@ def _named(where: str, row: Any, caption: str | None, folder: Path, end: str) ->
     name = row.get("file_name") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name:
         return Broken(where, "no file_name")
-    return _entry(where, name + end, field_of(row, caption), name, folder)
+    return usable_entry(where, name + end, field_of(row, caption), name, folder)
 
 
 def _beside(image: Path, folder: Path) -> Entry | Broken:
@@ -147,34 +145,7 @@ def _beside(image: Path, folder: Path) -> Entry | Broken:
         text = text_of(read_text(image.with_suffix(".txt")))
     except TemperaError as problem:
         return Broken(str(image), str(problem))
-    return _entry(str(image), str(image.relative_to(folder)), text, image)
-
-
-def coco(
-    path: str, images: str | None = None, per_image: Annotated[int, Field(ge=0)] = 1
-) -> Listed:
-    """`source=coco`: an MS-COCO captions file.
-
-    Args:
-        path: the file.
-        images: the directory of its images; without it, entries are captions from which the target
-            generates images.
-        per_image: most captions per image; 0 keeps all.
-    """
-    captions, names = coco_captions(Path(path))
-    folder = _existing(images, "an image directory") if images else None
-    entries: list[Entry | Broken] = []
-    seen: Counter[str | None] = Counter()
-    for number, one in enumerate(captions):
-        seen[one.image] += one.text is not None
-        if one.image is None:
-            entries.append(Broken(one.where, "no image_id"))
-        elif one.text is None or not per_image or seen[one.image] <= per_image:
-            name = names.get(one.image, f"{one.image}.jpg") if folder else None
-            key = f"{one.image}#{one.id or number}"
-            entries.append(_entry(one.where, key, one.text, name, folder))
-    known = {"kind": "coco", "path": path, "images": images, "per_image": per_image}
-    return Listed(entries, {**known, "fingerprint": _fingerprint([Path(path)])})
+    return usable_entry(str(image), str(image.relative_to(folder)), text, image)
 
 
 class Stream(Source):
@@ -244,7 +215,7 @@ class Stream(Source):
             return Broken(where, "no image")
         if isinstance(image, str) and image.startswith("hf://"):  # of a data set on the hub
             image = bytes(HfFileSystem().cat_file(image))
-        return _entry(where, key, text, image, self.folder)
+        return usable_entry(where, key, text, image, self.folder)
 
     def _stream(self) -> Any:
         import datasets  # takes seconds
@@ -294,7 +265,7 @@ def dataset(
     return Stream(path, image, caption, name=name, split=split, data_files=data_files)
 
 
-def _entry(
+def usable_entry(
     where: str,
     key: str,
     caption: str | None,
@@ -330,7 +301,8 @@ def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
         return False
 
 
-def _existing(path: str, what: str) -> Path:
+def existing(path: str, what: str) -> Path:
+    """The path; raise TemperaError if nothing is there."""
     if not _is(Path(path), Path.exists):
         raise TemperaError(f"{shortened(path)} does not exist: give the path of {what}.")
     return Path(path)

@@ -19,9 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import create_json, read_json, writable_directory, write_json
+from tempera.runtime.files import (
+    check_same,
+    create_json,
+    read_json,
+    writable_directory,
+    write_json,
+)
 
 
 def shared_directory(processes: Processes, own: Path) -> Path:
@@ -56,19 +61,6 @@ def claim(
     new = write and create_json(writable_directory(directory) / "run.json", content)
     if not new and path.exists():
         known = read_json(path).get("identity")
-        for name in {**identity, **(known if isinstance(known, dict) else {})}:
-            then, now = known.get(name) if isinstance(known, dict) else None, identity.get(name)
-            if then != now:
-                raise TemperaError(
-                    f"{directory} holds a run made with {name}={_short(then)}, but this one has "
-                    f"{name}={_short(now)}: "
-                    "choose another directory (hydra.run.dir=DIR), or the same settings to "
-                    "continue it."
-                )
+        check_same(directory, known if isinstance(known, dict) else {}, identity)
         if write:
             write_json(path, content)
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -5,10 +5,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -184,6 +185,30 @@ def read_json(path: Path) -> dict[str, object]:
             f"{path} holds no JSON object: restore it, or delete it and build it again."
         )
     return value
+
+
+def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on in a directory with other facts than it was begun with.
+
+    Raises:
+        TemperaError: names the first fact that differs.
+    """
+    old, new = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            then, wanted = (shortened(str(facts.get(name)), 60) for facts in (old, new))
+            raise TemperaError(
+                f"{place} was made with {name}={then}, but this one has {name}={wanted}: give "
+                "another directory, delete this one, or use the original options."
+            )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {prefix + name: item}
+    return flat
 
 
 def writable_directory(path: Path) -> Path:

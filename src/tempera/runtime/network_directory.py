@@ -125,5 +125,5 @@ def check_files(directory: Path, advice: str) -> None:
         if not (directory / name).is_file():
             raise TemperaError(
                 f"the directory {directory} holds no {name}: {advice}; weights in a pickle (.bin, "
-                ".pt) are copied by `python -m tempera.runtime.convert_checkpoint`."
+                ".pt) must be converted to safetensors."
             )

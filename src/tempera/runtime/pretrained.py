@@ -2,9 +2,9 @@
 memory.
 
 `weights` is a local file, a local directory, the id of a hub repository (`owner/name`, or
-`owner/name@revision`), or `random`. Files are read with `weights_only` and memory-mapped: a network
-is built on the meta device and takes the mapped tensors as they are. Data is loaded only when the
-network moves to a device, parameter by parameter.
+`owner/name@revision`), or `random`. Files are read without running code from them, and
+memory-mapped: a network is built on the meta device and takes the mapped tensors as they are. Data
+is loaded only when the network moves to a device, parameter by parameter.
 """
 
 import re
@@ -250,7 +250,7 @@ def load_pretrained(
             blob = path.resolve().name  # the hub's cache names files by their SHA-256
             digest = f", sha256 {blob}" if re.fullmatch(r"[0-9a-f]{64}", blob) else ""
             print(f"weights: {path}, {path.stat().st_size / 1e9:.2f} GB{digest}")
-        state |= read_tensors(path)
+        state |= read_tensors(path, skip_objects=True)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(ignore))}
     fill(network, translate(state) if translate else state, found[0])
     finish(network, torch.device("cpu"))

@@ -1,56 +1,82 @@
 """Files of named tensors: read without running code, checked, and put into a network."""
 
-import argparse
 import pickle
-import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import check_readable, reason
 
 WRAPPERS = ("model_ema", "model", "module", "state_dict")
 """Entries in which trainers save the weights; averaged weights come first."""
+_REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
+_ALLOWED = {("collections", "OrderedDict"), *(("torch._utils", name) for name in _REBUILD)}
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors or PyTorch file, memory-mapped, by name. Of what a trainer saved
-    it takes the weights; averaged weights are preferred.
+class StandIn:
+    """Takes the place of an object of any class, and ignores its contents."""
+
+    def __init__(self, *given: object, **named: object) -> None:
+        pass
+
+    __setstate__ = __setitem__ = append = extend = __init__
+
+
+class TensorUnpickler(pickle.Unpickler):
+    """Builds tensors and plain containers; everything else becomes a `StandIn`."""
+
+    @override
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) in _ALLOWED:
+            return super().find_class(module_name, global_name)
+        return StandIn
+
+
+_ONLY_TENSORS = SimpleNamespace(
+    __name__=__name__,
+    Unpickler=TensorUnpickler,
+    load=lambda file, **options: TensorUnpickler(file, **options).load(),
+)
+
+
+def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
+    """All tensors of a safetensors or PyTorch file, memory-mapped, by name, without running code
+    from the file. Of what a trainer saved it takes the weights; averaged weights are preferred.
+
+    Args:
+        path: the file.
+        skip_objects: leave out what is no tensor, such as Lightning's callbacks. Otherwise such a
+            file is refused, for callers who give it to a library that would run it.
 
     Raises:
-        TemperaError: the file has another format, is truncated, or contains objects that would run
-            code when loaded.
+        TemperaError: the file has another format, is truncated, or contains objects.
     """
     check_readable(path)
-    if path.suffix == ".safetensors":
-        try:
+    refuse_programs(path)
+    objects: Any = {"pickle_module": _ONLY_TENSORS} if skip_objects else {}
+    try:
+        if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-        except SafetensorError as problem:
-            raise TemperaError(
-                f"{path} is cut off or no safetensors file ({problem}): get it again, or convert "
-                "it if it is a pickle."
-            ) from None
-    refuse_programs(path)
-    try:
-        # LlamaGen's trainer saves its options with the weights
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            mapped = zipfile.is_zipfile(path)  # the old format cannot be mapped
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
+        mapped = zipfile.is_zipfile(path)  # the old format cannot be mapped
+        loaded = torch.load(
+            path, map_location="cpu", mmap=mapped, weights_only=not skip_objects, **objects
+        )
+    except Exception as problem:  # what damaged pickles raise
+        told = reason(problem)
+        if isinstance(problem, pickle.UnpicklingError) and not skip_objects:
+            told = "it holds more than tensors, or is damaged"
         raise TemperaError(
-            f"{path} holds more than tensors or is no PyTorch file, and reading it could run "
-            "code: copy its tensors with `python -m tempera.runtime.convert_checkpoint "
-            f"{path} {path.with_suffix('.safetensors')}` and give that file, or download it again."
-        ) from None
-    except (RuntimeError, EOFError, LookupError, struct.error) as problem:
-        raise TemperaError(
-            f"{path} is cut off or no PyTorch file ({reason(problem)}): download it again."
+            f"{path} is cut off or no file of weights ({told}): download it again, or convert it "
+            "to safetensors."
         ) from None
     return named_tensors(loaded, path)
 
@@ -96,30 +122,19 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: Path | str) ->
             that are zero everywhere.
     """
     expected = network.state_dict()
-    missing = [name for name in expected if name not in state]
-    left = [name for name in state if name not in expected]
-    if missing and left:
+    wrong = [f"{name} is missing" for name in expected.keys() - state.keys()]
+    wrong += [f"{name} is unknown" for name in state.keys() - expected.keys()]
+    wrong += [
+        f"{name} is {tuple(state[name].shape)}, not {tuple(wanted.shape)}"
+        for name, wanted in expected.items()
+        if name in state and state[name].shape != wanted.shape
+    ]
+    if wrong:
         raise TemperaError(
-            f"{source} is in another layout (it holds {left[0]}, not {missing[0]}): give the "
-            "file as it was published."
+            f"{source} is cut off or belongs to another model ({len(wrong)} of {len(expected)} "
+            f"tensors differ; {min(wrong)}): choose the model of these weights, or download them "
+            "again."
         )
-    if missing:
-        raise TemperaError(
-            f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}: "
-            "download it again."
-        )
-    if left:
-        raise TemperaError(
-            f"{source} holds {len(left)} tensors that this model lacks, first {left[0]}: "
-            "choose the model that they belong to."
-        )
-    for name, wanted in expected.items():
-        if state[name].shape != wanted.shape:
-            raise TemperaError(
-                f"{source} is of another size ({name} is {tuple(state[name].shape)}, this "
-                f"model's is {tuple(wanted.shape)}): choose the model that it belongs to, or "
-                "another file."
-            )
     check_values({name: state[name] for name in expected if expected[name].is_floating_point()},
                  source)  # fmt: skip
     network.load_state_dict(state, assign=any(one.is_meta for one in expected.values()))

@@ -155,6 +155,14 @@ def mixed_codes(
     """
     source = WorldScenes(limit, seed, first=10**6)
     own = encoded_codes(
-        target, tokenizer, directory, source, None, True, processes, limit, batch_size, seed=seed
+        target,
+        tokenizer,
+        directory,
+        source,
+        draws=True,
+        processes=processes,
+        limit=limit,
+        batch_size=batch_size,
+        seed=seed,
     )
     return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import create_json, read_json, regular_file, replacing
+from tempera.runtime.files import check_same, create_json, read_json, regular_file, replacing
 
 LAST = "last.safetensors"
 RECORD = "training.json"
@@ -153,24 +153,5 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
         TemperaError: the directory holds a run with another configuration.
     """
     path = directory / RECORD
-    now: dict[str, Any] = json.loads(json.dumps(record))
-    if write and create_json(path, now):
-        return
-    if not path.exists():
-        return
-    before, after = _flat(read_json(path)), _flat(now)
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            raise TemperaError(
-                f"{directory} was started with {name}={before.get(name)}, now it is "
-                f"{after.get(name)}: give another run directory, delete this one, or use the "
-                "original options."
-            )
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for name, item in value.items():
-        flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, dict) else {prefix + name: item}
-    return flat
+    if not (write and create_json(path, record)) and path.exists():
+        check_same(directory, read_json(path), record)

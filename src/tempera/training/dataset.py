@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from tqdm import tqdm
+from pydantic import NonNegativeInt
 
 from tempera.data.encoders import CodeEncoder, target_encoder, vq_encoder
 from tempera.data.prepare import entries_to_read, prepare
-from tempera.data.shards import MANIFEST, CodedImages, Manifest, read_shards
+from tempera.data.prompts import CaptionCheck
+from tempera.data.shards import CodedImages, Manifest, Positive, read_shards
 from tempera.data.sources import Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
@@ -105,10 +106,11 @@ def encoded_codes(
     source: Source,
     path: str | None = None,
     draws: bool = False,
+    captions: CaptionCheck | None = None,
     processes: Processes | None = None,
-    limit: int | None = None,
-    batch_size: int = 32,
-    max_broken: int = 1000,
+    limit: Positive | None = None,
+    batch_size: Positive = 32,
+    max_broken: NonNegativeInt = 1000,
     seed: int = 0,
 ) -> ShardCodes:
     """Images of `source`, or those that the target draws for its captions, encoded once and kept as
@@ -119,6 +121,7 @@ def encoded_codes(
         path: the directory of shards, which may be complete, partial or missing; by default
             `directory/codes`.
         draws: the target draws the images; the seed and a caption's key determine one.
+        captions: entries whose captions it refuses are broken.
         processes: the processes that share the work; by default only this one.
         limit: number of images; None takes all.
         batch_size: images encoded or drawn at a time.
@@ -140,9 +143,5 @@ def encoded_codes(
     if draws:
         encoder = target_encoder(target, tokenizer, seed)
         options["shard_size"] = SHARD_BATCHES * batch_size
-    done = (shards / MANIFEST).is_file() and Manifest.load(shards).complete
-    main = processes is None or processes.is_main
-    with tqdm(desc="encode training images", unit="image", disable=not main or done) as bar:
-        options |= {"report": bar.write if main else lambda line: None, "bar": bar}
-        prepare(source, encoder, shards, processes=processes, **options)
+    prepare(source, encoder, shards, captions=captions, processes=processes, **options)
     return shard_codes(target, tokenizer, directory, str(shards), seed)
