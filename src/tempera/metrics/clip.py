@@ -1,9 +1,8 @@
 """CLIP score, computed by any model that open_clip knows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -12,17 +11,24 @@ from torch.nn.functional import normalize
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Networks, Score
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
 from tempera.runtime.files import reason
-from tempera.runtime.tensor_files import check_values, read_tensors
+from tempera.runtime.tensor_files import check_values
 from tempera.runtime.torchvision import import_open_clip
 
 Tokenizer = Callable[[list[str]], Tensor]
 Preprocess = Callable[[Any], Tensor]
-NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+NAME = "open_clip_model.safetensors"
+
+
+class OpenClip(NamedTuple):
+    """A network of open_clip, and what makes its inputs."""
+
+    network: Any
+    preprocess: Preprocess
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,83 +51,51 @@ class ClipScore(Adapter):
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:
-        """The model's configuration if it has one, then its weights."""
-        scheme, _, place = self.model.rpartition(":")
-        if scheme:
-            return WeightsFile(place, ("open_clip_config.json",)), WeightsFile(place, NAMES)
-        open_clip = import_open_clip()
-        if self.model not in open_clip.list_models():
-            raise TemperaError(
-                f"{self.model} is not a model that open_clip knows: give one that "
-                "open_clip.list_models() lists, or hf-hub:owner/name."
-            )
-        repository, _, name = self._tag.get("hf_hub", "").rpartition("/")
-        if repository:
-            return (WeightsFile(repository, (name,) if name else NAMES),)
-        place = self._tag.get("url", self.weights or "")
-        if not self._tag and not Path(place).expanduser().is_file():
-            tags = ", ".join(open_clip.list_pretrained_tags_by_model(self.model))
-            raise TemperaError(
-                f"{self.weights} is neither a file nor a tag of open_clip's {self.model}: give a "
-                f"file or one of its tags ({tags or 'it has none'})."
-            )
-        return (WeightsFile(place, (place.rpartition("/")[2],)),)
-
-    @property
-    def _tag(self) -> dict[str, Any]:
-        """open_clip's entry for the weights; empty for a file."""
-        tag: dict[str, Any] = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
-        return tag
-
-    @property
-    def _name(self) -> str:
-        """The model as open_clip finds it without a network."""
-        config, *weights = self.files
-        return f"local-dir:{config.path().parent}" if weights else self.model
+        """The weights of an architecture; open_clip finds those of other places."""
+        if ":" in self.model:
+            return ()
+        tag = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
+        repository, _, name = tag.get("hf_hub", "").rpartition("/")
+        return (WeightsFile(repository or str(self.weights), name or NAME),)
 
     @override
     def network(self) -> nn.Module:
-        return load_open_clip(self._name, self.files[-1].path(), self.model, self._tag)
+        network: nn.Module = load_open_clip(self.model, self.weights).network
+        return network
 
     @override
     def load(self, device: torch.device) -> Networks:
-        open_clip, network = import_open_clip(), self.network()
-        config = open_clip.transform.PreprocessCfg(**network.visual.preprocess_cfg)  # type: ignore[union-attr,arg-type]
-        preprocess = open_clip.transform.image_transform_v2(config, is_train=False)
-        tokenizer = open_clip.get_tokenizer(self._name)
+        network, preprocess, tokenizer = load_open_clip(self.model, self.weights)
         return Networks(scores=[clip_scorer(network, tokenizer, preprocess, device, self.prefix)])
 
 
-def load_open_clip(
-    name: str, weights: Path, what: str, tag: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """A frozen network of open_clip on the CPU, loaded by open_clip itself.
+def load_open_clip(model: str, weights: str | None, what: str | None = None) -> OpenClip:
+    """A frozen network on the CPU, loaded by open_clip itself, which downloads what is missing.
 
     Args:
-        name: an architecture, or `local-dir:DIRECTORY` with the weights.
-        weights: their file. It is looked at first: no pickle or TorchScript program is run.
-        what: the model, for errors.
-        tag: open_clip's entry for the weights, which states preprocessing and activation. (By
-            itself open_clip computes OpenAI's weights with the activation of the model's name.)
+        model: see `ClipScore`, as the next.
+        weights: a tag or a file. Of a pickle only tensors are read, and no program is run.
+        what: what the weights should be, for errors; the model by default.
 
     Raises:
-        TemperaError: the file is unreadable or holds the weights of another model.
+        TemperaError: they are unavailable or those of another model.
     """
-    values = read_tensors(weights)
-    tables = (torch.int64, torch.bool)  # position ids and masks
-    check_values({key: one for key, one in values.items() if one.dtype not in tables}, weights)
-    local, tag = name.startswith("local-dir:"), tag or {}
+    open_clip = import_open_clip()
+    tag = open_clip.get_pretrained_cfg(model, weights or "")
     try:
-        network: nn.Module = import_open_clip().create_model(
-            name,
-            None if local else str(weights),
+        network, _, preprocess = open_clip.create_model_and_transforms(
+            model,
+            weights,
+            # open_clip itself goes by the model's name, and computes OpenAI's weights otherwise
             force_quick_gelu=tag.get("quick_gelu", False),
-            force_preprocess_cfg=tag,
             pretrained_text=False,
+            require_pretrained=True,
         )
-    except Exception as problem:  # whatever torch and open_clip raise on another model's file
-        raise not_of(weights, what, reason(problem)) from None
-    return network.eval().requires_grad_(False)
+        tokenizer = open_clip.get_tokenizer(model)
+    except Exception as problem:  # whatever torch, open_clip and the hub raise
+        raise not_of(weights or model, what or model, reason(problem)) from None
+    check_values(dict(network.named_parameters()), weights or model)
+    return OpenClip(network.eval().requires_grad_(False), preprocess, tokenizer)
 
 
 def preprocessed(pictures: Tensor, preprocess: Preprocess) -> Tensor:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import LEVEL, Array, Interval
@@ -29,6 +31,10 @@ class Weighted:
     def finite(self) -> bool:
         """Whether no unit is infinite."""
         return bool(np.isfinite(self.numerators).all())
+
+    def only(self, keep: NDArray[np.bool_]) -> "Weighted":
+        """The metric of the units to keep; the others count as missing."""
+        return Weighted(*(np.where(keep, one, 0.0) for one in (self.numerators, self.denominators)))
 
     @property
     def mean(self) -> float:
@@ -77,49 +83,34 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
     if not pairs:
         return []
     resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
-    sides = [_columns(pairs, side) for side in (0, 1)]
-    drawn = _replicates(sides, resamples, seed)
-    values = _differences(np.ones(len(sides[0][0])), sides)
+    both = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
+    sides = [
+        [pair[side].only(keep) for pair, keep in zip(pairs, both, strict=True)] for side in (0, 1)
+    ]
+    n = len(both[0])
+
+    def differences(drawn: Array) -> Array:
+        return _means(drawn, sides[0]) - _means(drawn, sides[1])
+
+    values = differences(np.ones(n))
+    sizes = (min(CHUNK, resamples - first) for first in range(0, resamples, CHUNK))
+    parts = [
+        differences(bootstrap.counts(n, size, seed + CHUNK * part))
+        for part, size in enumerate(sizes)
+    ]
+    drawn = np.concatenate(parts, dtype=np.float32, casting="same_kind")
     outside = (1 - LEVEL) / len(pairs) / 2
     lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
     tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
     raw = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
-    known = (sides[0][1] > 0).sum(0)
     return [
-        Comparison(Interval(float(value), float(low), float(high), int(n)), float(p), float(held))
-        for value, low, high, n, p, held in zip(
-            values, lows, highs, known, raw, holm(raw), strict=True
+        Comparison(
+            Interval(float(value), float(low), float(high), int(known.sum())), float(p), float(held)
+        )
+        for value, low, high, known, p, held in zip(
+            values, lows, highs, both, raw, holm(raw), strict=True
         )
     ]
-
-
-def _columns(pairs: list[tuple[Weighted, Weighted]], side: int) -> tuple[Array, Array]:
-    """Numerators and denominators of one side, [n, pairs]; 0 where a pair lacks a unit."""
-    both = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
-    above = [
-        np.where(keep, pair[side].numerators, 0.0) for keep, pair in zip(both, pairs, strict=True)
-    ]
-    below = [
-        np.where(keep, pair[side].denominators, 0.0) for keep, pair in zip(both, pairs, strict=True)
-    ]
-    return np.stack(above, 1), np.stack(below, 1)
-
-
-def _replicates(sides: list[tuple[Array, Array]], resamples: int, seed: int) -> Array:
-    """Differences of all pairs in every resample, [resamples, pairs]."""
-    n = len(sides[0][0])
-    parts = [
-        _differences(bootstrap.counts(n, min(CHUNK, resamples - first), seed + first), sides)
-        for first in range(0, resamples, CHUNK)
-    ]
-    return np.concatenate(parts, dtype=np.float32, casting="same_kind")
-
-
-def _differences(drawn: Array, sides: list[tuple[Array, Array]]) -> Array:
-    """Left minus right under counts [..., n], [..., pairs]."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        left, right = ((drawn @ above) / (drawn @ below) for above, below in sides)
-    return np.asarray(left - right)
 
 
 def holm(p: Array) -> Array:
@@ -133,16 +124,10 @@ def holm(p: Array) -> Array:
     return corrected
 
 
-def ranks(values: Array) -> Array:
-    """Ranks along the last axis, from 1; equal values share the mean of their ranks."""
-    below = (values[..., :, None] > values[..., None, :]).sum(-1)
-    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
-    return np.asarray(below + (equal + 1) / 2)
-
-
 def spearman(left: Array, right: Array) -> Array:
     """Spearman's rank correlation along the last axis; NaN where all values of a side are equal."""
-    left, right = (ranks(side) - (side.shape[-1] + 1) / 2 for side in (left, right))
+    middle = (1 + left.shape[-1]) / 2
+    left, right = (rankdata(side, axis=-1) - middle for side in (left, right))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((left * right).sum(-1) / np.sqrt((left**2).sum(-1) * (right**2).sum(-1)))
 

@@ -63,34 +63,23 @@ def _pseudovalues(value: float, influence: Tensor) -> Array:
 
 
 def _root(features: Tensor) -> Tensor:
-    """A root of the features' covariance, [D, r]: root rootᵀ = Σ'. Any root will do: FID needs only
+    """A root of the features' covariance, [D, D]: root rootᵀ = Σ'. Any root will do: FID needs only
     the eigenvalues of rootᵀ Σ root, which are those of Σ'^½ Σ Σ'^½.
     """
-    centred: Tensor = (features - features.mean(0)) / (len(features) - 1) ** 0.5
-    if len(features) <= features.shape[1]:
-        return centred.T
-    covariance = centred.T @ centred
-    root: Tensor
-    root, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:  # the features are linearly dependent
-        values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp(min=0).sqrt()
+    centred = features - features.mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / (len(features) - 1))
+    root: Tensor = vectors * values.clamp(min=0).sqrt()
     return root
 
 
 def _root_trace(half: Tensor) -> tuple[Tensor, Tensor]:
-    """tr (halfᵀ half)^½, and hᵀ (halfᵀ half)^-½ h for every row h, which is twice the row's share
-    of the trace's derivative. Both come from the smaller of the two Gram matrices of half [n, D].
+    """tr (halfᵀ half)^½, and hᵀ (halfᵀ half)^-½ h for every row h of half [n, D], which is twice
+    the row's share of the trace's derivative.
     """
-    wide = len(half) <= half.shape[1]
-    values, vectors = torch.linalg.eigh(half @ half.T if wide else half.T @ half)
+    values, vectors = torch.linalg.eigh(half.T @ half)
     sizes = values.clamp(min=0).sqrt()
     present = values > 1e-10 * values.max()
-    if wide:
-        own = vectors[:, present].square() @ sizes[present]
-    else:
-        own = (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
-    return sizes.sum(), own
+    return sizes.sum(), (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
 
 
 def kernel(generated: Features, real: Features, resamples: int = 200, seed: int = 0) -> Interval:
@@ -136,8 +125,7 @@ def precision(
     ball reaches to its centre's k-th nearest neighbour.
     """
     x, y = _checked(generated, real, 2 * (neighbours + 1))
-    (radius,) = _radii(y, [torch.arange(len(y), device=y.device)], neighbours)
-    inside = torch.cat([(_apart(x[rows], y) <= radius).any(1) for rows in _rows(len(x))])
+    (inside,) = _inside(x, y, [torch.arange(len(y), device=y.device)], neighbours)
     values = inside.double().cpu().numpy()
     return replace(bootstrap.mean(values, resamples, seed), pseudovalues=values)
 
@@ -158,13 +146,7 @@ def recall(
     order = np.random.default_rng([seed, n])
     drawn = [np.sort(order.permutation(n)[:size]) for _ in range(min(resamples, SUBSETS))]
     members = [torch.as_tensor(part, device=x.device) for part in [np.arange(n), *drawn]]
-    manifolds = list(zip(members, _radii(x, members, neighbours), strict=True))
-    found = torch.zeros(len(manifolds), device=x.device)
-    for rows in _rows(len(y)):
-        distances = _apart(y[rows], x)
-        for place, (inside, radius) in enumerate(manifolds):
-            found[place] += (distances[:, inside] <= radius).any(1).sum()
-    shares = (found.double() / len(y)).cpu().numpy()
+    shares = _inside(y, x, members, neighbours).double().mean(1).cpu().numpy()
     scaled = (shares[1:] - shares[1:].mean()) * np.sqrt(size / (n - size))
     return bootstrap.centred(float(shares[0]), scaled, n, (0, 1))
 
@@ -224,23 +206,23 @@ def _rows(count: int) -> Iterator[slice]:
     return (slice(first, first + ROWS) for first in range(0, count, ROWS))
 
 
-def _radii(features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> list[Tensor]:
-    """Distance of every point of a subset to its k-th neighbour within it, for each subset.
-
-    Args:
-        features: [n, D].
-        subsets: the points' indices, in increasing order.
-        neighbours: k.
+def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> Tensor:
+    """Whether each point lies within the manifold of each subset of the features, bool
+    [subsets, points]; subsets are given by indices.
     """
-    parts: list[list[Tensor]] = [[] for _ in subsets]
-    for rows in _rows(len(features)):
-        distances = _apart(features[rows], features)
-        for part, subset in zip(parts, subsets, strict=True):
-            own = subset[(subset >= rows.start) & (subset < rows.stop)] - rows.start
-            if len(own):
-                inner = distances[own][:, subset]
-                part.append(inner.kthvalue(neighbours + 1, dim=1).values)
-    return [torch.cat(part) for part in parts]
+    radii = [_radii(features[members], neighbours) for members in subsets]
+    found = []
+    for rows in _rows(len(points)):
+        apart = _apart(points[rows], features)
+        balls = zip(subsets, radii, strict=True)
+        found.append(torch.stack([(apart[:, one] <= radius).any(1) for one, radius in balls]))
+    return torch.cat(found, 1)
+
+
+def _radii(features: Tensor, neighbours: int) -> Tensor:
+    """Distance of every point [n, D] to its k-th neighbour, [n]."""
+    parts = (_apart(features[rows], features) for rows in _rows(len(features)))
+    return torch.cat([part.kthvalue(neighbours + 1, dim=1).values for part in parts])
 
 
 def _apart(left: Tensor, right: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -53,19 +52,22 @@ class Networks:
 
 
 class Evaluator(Protocol):
-    """Measures the quality of a run's pictures."""
+    """Measures the quality of a run's pictures; by default not at all."""
 
     @property
     def identity(self) -> str:
         """Names networks and settings; scores computed under another identity are not reused."""
+        return "none"
 
     @property
     def resamples(self) -> int:
         """Number of bootstrap resamples for each interval."""
+        return 0
 
     @property
     def scores_clip(self) -> bool:
         """Whether every picture gets a CLIP score, the metric `clip_score`."""
+        return False
 
     def check(self, model: str) -> None:
         """Check, before anything is generated, that all files are available and that this
@@ -84,6 +86,7 @@ class Evaluator(Protocol):
 
     def load(self, device: torch.device) -> Iterator[Networks]:
         """Load the networks, one group after another."""
+        return iter(())
 
     def reference(self, edge: int) -> Iterator[Pictures]:
         """Real pictures in batches, uint8 [B, 3, h, w]; none if there is no reference.
@@ -91,6 +94,12 @@ class Evaluator(Protocol):
         Args:
             edge: edge length of the generated pictures, in pixels.
         """
+        return iter(())
+
+
+@dataclass(frozen=True)
+class NoEvaluator(Evaluator):
+    """`metrics=none`: acceptance and speed only."""
 
 
 def at_least_1(**numbers: int) -> None:
@@ -98,28 +107,3 @@ def at_least_1(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise TemperaError(f"{name}={number} is too small: give at least 1.")
-
-
-@dataclass(frozen=True)
-class NoEvaluator(Evaluator):
-    """`metrics=none`: acceptance and speed only."""
-
-    identity = "none"
-    resamples = 0
-    scores_clip = False
-
-    @override
-    def check(self, model: str) -> None:
-        pass
-
-    @override
-    def fetch(self) -> None:
-        pass
-
-    @override
-    def load(self, device: torch.device) -> Iterator[Networks]:
-        return iter(())
-
-    @override
-    def reference(self, edge: int) -> Iterator[Pictures]:
-        return iter(())

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.metrics.clip import preprocessed
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile, filled
+from tempera.metrics.weights import WeightsFile, not_of
 from tempera.runtime.pretrained import on_meta
-from tempera.runtime.tensor_files import read_tensors
+from tempera.runtime.tensor_files import fill, read_tensors
 from tempera.runtime.torchvision import import_open_clip
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
@@ -67,17 +68,21 @@ class ImageReward(Adapter):
     @override
     def files(self) -> tuple[WeightsFile, ...]:
         return (
-            WeightsFile(self.weights, ("ImageReward.pt",)),
-            WeightsFile(self.tokenizer, ("tokenizer.json",)),
+            WeightsFile(self.weights, "ImageReward.pt"),
+            WeightsFile(self.tokenizer, "tokenizer.json"),
         )
 
     @override
     def network(self) -> nn.Module:
         path = self.files[0].path()
-        network = filled(on_meta(Reward), renamed(read_tensors(path)), path, "ImageReward")
+        network = on_meta(Reward)
+        try:
+            fill(network, renamed(read_tensors(path)), path)
+        except TemperaError as problem:
+            raise not_of(path, "ImageReward", str(problem)) from None
         places = torch.arange(TEXT["max_position_embeddings"])  # in no file
         network.text.embeddings.position_ids = places[None]
-        return network
+        return network.float().eval().requires_grad_(False)
 
     @override
     def load(self, device: torch.device) -> Networks:

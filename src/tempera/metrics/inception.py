@@ -1,6 +1,8 @@
 """FID, KID, precision, recall and inception score, from the Inception network that defines FID."""
 
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from tempera.metrics.distances import feature_distances, inception_score
 from tempera.metrics.evaluators import Networks, at_least_1
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
+from tempera.runtime.files import reason
 from tempera.runtime.tensor_files import check_values, read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
@@ -44,24 +47,12 @@ class Inception(Adapter):
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:
-        return (WeightsFile(self.weights, (NAME,)),)
+        return (WeightsFile(self.weights, NAME),)
 
     @override
     def network(self) -> nn.Module:
-        import_torchvision()
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-        path = self.files[0].path()
-        state = read_tensors(path)  # refuses unsafe files, which the next call would load
-        check_values({key: one for key, one in state.items() if one.dtype != torch.int64}, path)
-        try:
-            network: nn.Module = FeatureExtractorInceptionV3(
-                "inception-v3-compat", ["2048", "logits_unbiased"], str(path)
-            )
-        except (RuntimeError, AttributeError):
-            found = next(iter(state), "nothing")
-            raise not_of(path, "torch-fidelity's Inception", f"it holds {found}") from None
-        return network
+        made: nn.Module = extractor("InceptionV3", ["2048", "logits_unbiased"], self.files[0])
+        return made
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -79,3 +70,25 @@ class Inception(Adapter):
                 )
             },
         )
+
+
+def extractor(kind: str, features: list[str], file: WeightsFile) -> Any:
+    """One of torch-fidelity's networks: pictures uint8 [B, 3, h, w] → tuple of features [B, D].
+
+    Args:
+        kind: the network, `InceptionV3` or `VGG16`.
+        features: torch-fidelity's names of the features.
+        file: its weights.
+
+    Raises:
+        TemperaError: they are unavailable or those of another network.
+    """
+    import_torchvision()  # torch-fidelity imports it
+    module = import_module(f"torch_fidelity.feature_extractor_{kind.lower()}")
+    path: Path = file.path()
+    state = read_tensors(path)  # refuses unsafe files, which the next call would load
+    check_values({key: one for key, one in state.items() if one.dtype != torch.int64}, path)
+    try:
+        return getattr(module, f"FeatureExtractor{kind}")(kind, features, str(path))
+    except (RuntimeError, AttributeError) as problem:
+        raise not_of(path, f"torch-fidelity's {kind}", reason(problem)) from None

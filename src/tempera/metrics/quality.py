@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from rich.progress import track
 
@@ -121,45 +122,20 @@ def quality(
     Raises:
         TemperaError: a distance has no entry in the table of metrics.
     """
-    of_sets = _of_sets(rows, networks, reference, min(resamples, 200), device)
-    return of_sets | _means(rows, resamples)
-
-
-def _of_sets(
-    rows: Sequence[Mapping[str, Any]],
-    networks: Networks,
-    reference: Array | None,
-    resamples: int,
-    device: torch.device | None,
-) -> dict[str, Interval]:
-    if len(rows) < ENOUGH or any(row.get("features") is None for row in rows):
-        return {}
-    place = device if device is not None and device.type == "cuda" else torch.device("cpu")
-    features = torch.tensor(np.array([row["features"] for row in rows], np.float64), device=place)
+    frame = pd.DataFrame(rows)
     found: dict[str, Interval] = {}
-    keys = [*networks.statistics, *(() if reference is None else networks.distances)]
-    for key in track(keys, "distances", disable=len(rows) < 1000, transient=True):
-        name = table.find(key).key
-        if key in networks.statistics:
-            found[name] = networks.statistics[key](features, resamples)
-        elif reference is not None:
-            found[name] = networks.distances[key](features, reference, resamples)
-    return found
-
-
-def _means(rows: Sequence[Mapping[str, Any]], resamples: int) -> dict[str, Interval]:
-    """The mean over prompts of every metric's scores; prompts that a score does not apply to do not
-    count.
-    """
-    metrics = {}
+    if len(frame) >= ENOUGH and "features" in frame and frame["features"].notna().all():
+        place = device if device is not None and device.type == "cuda" else torch.device("cpu")
+        features = torch.tensor(np.stack(frame["features"]), dtype=torch.float64, device=place)
+        few = min(resamples, 200)
+        for key, statistic in networks.statistics.items():
+            found[table.find(key).key] = statistic(features, few)
+        for key, distance in networks.distances.items():
+            if reference is not None:
+                found[table.find(key).key] = distance(features, reference, few)
     for metric in table.METRICS:
-        values = np.array([[_number(row.get(name)) for name in metric.columns] for row in rows])
-        known = ~np.isnan(values)
-        interval = bootstrap.ratio(np.nansum(values, 1), known.sum(1), resamples)
+        values = frame.reindex(columns=list(metric.columns)).to_numpy(np.float64)
+        interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
         if interval.n:
-            metrics[metric.key] = interval
-    return metrics
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
+            found[metric.key] = interval
+    return found

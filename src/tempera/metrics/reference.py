@@ -1,7 +1,6 @@
 """Real images that generated pictures are compared with."""
 
 import hashlib
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,8 +27,6 @@ COCO = Repository(
 )
 """MS-COCO 2017's validation images, 815 MB of Parquet."""
 _PARTS = "data/val*.parquet"
-_ARRAY = "arr_0"
-"""ADM's .npz files keep the pictures under this name, uint8 [n, h, w, 3]."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +61,20 @@ class Reference:
         if self._of_hub:
             COCO.to_download([_PARTS])
             return
+        if self.place is None:
+            raise TemperaError(
+                "there are no real images to compare with: give metrics.reference=DIR, or "
+                "metrics.reference=coco for MS-COCO's",
+                option="metrics.reference",
+            )
         files = self._files()
-        count = _check_array(files[0]) if self._array else len(files)
+        count = len(_array(files[0])) if self._is_array else len(files)
         if count < LEAST:
             raise TemperaError(
                 f"{self.place} holds {count} images: give a directory of {LEAST} or more real "
                 "images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
-        if not self._array:
+        if not self._is_array:
             with ThreadPoolExecutor() as pool:
                 checked = pool.map(lambda path: _read(path, str(path)).close(), files)
                 list(track(checked, "checking the reference", len(files), transient=True))
@@ -103,8 +106,8 @@ class Reference:
                 for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
                     for row in rows.to_pylist():
                         yield _read(row["image"]["bytes"], row["image"]["path"])
-        elif self._array:
-            yield from map(Image.fromarray, np.load(self._files()[0])[_ARRAY])
+        elif self._is_array:
+            yield from map(Image.fromarray, _array(self._files()[0]))
         else:
             yield from (_read(path, str(path)) for path in self._files())
 
@@ -113,43 +116,35 @@ class Reference:
         return self.place == "coco"
 
     @property
-    def _array(self) -> bool:
+    def _is_array(self) -> bool:
         return self.place is not None and self.place.endswith(".npz")
 
     def _files(self) -> list[Path]:
         if self.place is None or self._of_hub:
             return []
         place = Path(self.place).expanduser()
-        if self._array:
+        if self._is_array:
             return [place]
         return sorted(path for path in place.rglob("*") if path.suffix.lower() in ENDINGS)
 
 
-def _check_array(path: Path) -> int:
-    """Number of pictures in a file of ADM's, from its header; its bytes are compared with their
-    checksum.
+def _array(path: Path) -> Pictures:
+    """The pictures in a file of ADM's, uint8 [n, h, w, 3].
 
     Raises:
-        TemperaError: it holds no pictures.
+        TemperaError: it holds none.
     """
-    regular_file(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            with archive.open(f"{_ARRAY}.npy") as file:
-                np.lib.format.read_magic(file)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            damaged = archive.testzip()
-        problem = f"{damaged} is damaged" if damaged else ""
-        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape[1:]:
-            problem = f"{_ARRAY} is {dtype} {list(shape)}, not uint8 [n, h, w, 3]"
+        found: Pictures = np.load(regular_file(path))["arr_0"]  # compares its checksum
+        problem = f"arr_0 is {found.dtype} {list(found.shape)}, not uint8 [n, h, w, 3]"
+        if found.dtype == np.uint8 and found.ndim == 4 and found.shape[3] == 3 and found.size:
+            return found
     except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
         problem = reason(fault)
-    if problem:
-        raise TemperaError(
-            f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
-            "VIRTUAL_imagenet256_labeled.npz."
-        )
-    return int(shape[0])
+    raise TemperaError(
+        f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
+        "VIRTUAL_imagenet256_labeled.npz."
+    )
 
 
 def _read(image: Path | bytes, name: str) -> Image.Image:

@@ -1,12 +1,12 @@
 """Scores that another program computed from a run's images (`scores=FILE.csv`)."""
 
-import csv
-import math
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap, table
@@ -34,26 +34,23 @@ def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
         return {}
     try:
         text = regular_file(Path(path).expanduser()).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
+        rows = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+        if list(rows) != COLUMNS:
+            raise ValueError(f"it begins with {','.join(rows)}")
+        values = rows.assign(value=pd.to_numeric(rows["value"].str.strip())).pivot(
+            index="id", columns="name", values="value"
+        )
+    except (OSError, ValueError) as problem:
         raise _wrong(path, f"cannot be read ({reason(problem)})") from None
-    known, found = set(ids), Scores()
-    header, *rows = [row for row in csv.reader(text.splitlines()) if row] or [[]]
-    if header != COLUMNS:
-        raise _wrong(path, f"begins with {','.join(header) or 'nothing'}")
-    for row in rows:
-        if len(row) != len(COLUMNS):
-            raise _wrong(path, f"has the row {','.join(row)}")
-        prompt, name, value = row
-        scores = found.setdefault(name, {})
-        if prompt not in known or prompt in scores:
-            kind = "two values" if prompt in known else "no prompt of this run, but a value"
-            raise _wrong(path, f"has {kind} of {name} for {prompt}")
-        scores[prompt] = _number(path, name, prompt, value)
-    for name, scores in found.items():
+    if np.isinf(values.to_numpy(np.float64)).any():
+        raise _wrong(path, "has an infinite value")
+    for name in values:
         if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _taken():
             raise _wrong(path, f"names a score {name!r}, which is taken or no name")
-        if missing := [prompt for prompt in ids if prompt not in scores]:
-            raise _wrong(path, f"lacks {name} of {len(missing)} prompts, first {missing[0]}")
+    for wrong in rows.groupby("name")["id"].agg(lambda found: {*found} ^ {*ids}):
+        if wrong:
+            raise _wrong(path, f"lacks, or alone has, the prompts {', '.join(sorted(wrong)[:3])}")
+    found: Scores = values.to_dict()
     return found
 
 
@@ -68,18 +65,6 @@ def _taken() -> set[str]:
     own = {"id", "text", "tokens", "rounds", "seconds", "accepted", "tested", "features"}
     measured = (metric for metric in table.METRICS if not metric.imported)
     return own | {name for metric in measured for name in (metric.key, *metric.columns)}
-
-
-def _number(path: str, name: str, prompt: str, value: str) -> float:
-    if not value.strip():
-        return math.nan
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise _wrong(path, f"has {value} for {name} of {prompt}, which is no number")
-    return number
 
 
 def _wrong(path: str, problem: str) -> TemperaError:

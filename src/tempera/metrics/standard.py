@@ -2,9 +2,9 @@
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -13,13 +13,12 @@ from torch import nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.metrics import table
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, at_least_1
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
-"""What is measured by default, as far as its files are on this machine."""
+"""What is measured by default, as far as its files are available."""
 
 
 class Adapter(Protocol):
@@ -35,13 +34,13 @@ class Adapter(Protocol):
 
     @property
     def files(self) -> Sequence[WeightsFile]:
-        """All files that the network reads."""
+        """The files that the network reads, as far as their names are known."""
 
     def network(self) -> nn.Module:
-        """The network on the CPU with memory-mapped weights, which is quick.
+        """The network on the CPU; downloads what is missing.
 
         Raises:
-            TemperaError: the files are those of another network.
+            TemperaError: a file is unavailable, or is that of another network.
         """
 
     def load(self, device: torch.device) -> Networks:
@@ -96,8 +95,7 @@ class StandardEvaluator(Evaluator):
         if self._compares:
             self.images.fetch()
         for name in chosen:
-            for file in self.networks[name].files:
-                file.path()
+            self.networks[name].network()
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
@@ -122,63 +120,46 @@ class StandardEvaluator(Evaluator):
         Raises:
             TemperaError: a named metric is unknown or cannot be measured.
         """
-        wanted: dict[str, list[str]] = {}
+
+        @cache
+        def problem(network: str | None) -> TemperaError | None:
+            """What is wrong with a network's files, or with the reference."""
+            try:
+                for file in self.networks[network].files if network else ():
+                    file.size()
+                if network is None:
+                    self.images.check()
+            except TemperaError as found:
+                return found
+            return None
+
+        chosen, left_out = dict[str, list[str]](), list[str]()
         for name in USUAL if self.names is None else self.names:
             network, metrics = self._find(name)
-            wanted.setdefault(network, []).extend(metrics)
-        problems: list[TemperaError] = []
-
-        def passes(check: Callable[[], None]) -> bool:
-            try:
-                check()
-            except TemperaError as problem:
-                problems.append(problem)
-                return False
-            return True
-
-        compared = [key for each in wanted.items() for key in self._compared(*each)]
-        if compared and not passes(partial(self._check_reference, compared)):
-            wanted = {
-                name: [key for key in metrics if key not in compared]
-                for name, metrics in wanted.items()
-            }
-        wanted = {
-            name: metrics
-            for name, metrics in wanted.items()
-            if metrics and passes(partial(_check, self.networks[name]))
-        }
-        if problems and self.names is not None:
-            raise problems[0]
-        return wanted, [str(problem) for problem in problems]
-
-    def _check_reference(self, compared: Sequence[str]) -> None:
-        if self.images.place is None:
-            titles = ", ".join(table.find(key).title for key in compared)
-            raise TemperaError(
-                f"there are no real images for {titles}: give metrics.reference=DIR, or "
-                "metrics.reference=coco for MS-COCO's",
-                option="metrics.reference",
-            )
-        self.images.check()
+            compared = set(metrics) & set(self.networks[network].distances)
+            wrong = (problem(None) if compared else None) or problem(network)
+            if wrong is None:
+                chosen.setdefault(network, []).extend(metrics)
+            elif self.names is not None:
+                raise wrong
+            else:
+                left_out.append(str(wrong))
+        return chosen, list(dict.fromkeys(left_out))
 
     @property
     def _compares(self) -> bool:
         """Whether a chosen metric needs the reference."""
-        return any(self._compared(*each) for each in self._chosen[0].items())
-
-    def _compared(self, name: str, metrics: Sequence[str]) -> list[str]:
-        """The network's metrics that need the reference."""
-        return [key for key in metrics if key in self.networks[name].distances]
+        chosen = self._chosen[0].items()
+        return any({*metrics} & {*self.networks[name].distances} for name, metrics in chosen)
 
     def _find(self, name: str) -> tuple[str, list[str]]:
         """The network that a name refers to, and the metrics that it selects."""
         if name in self.networks:
             return name, list(self.networks[name].metrics)
-        for network, adapter in self.networks.items():
-            if name in adapter.metrics:
-                return network, [name]
-        singles = [key for adapter in self.networks.values() for key in adapter.metrics]
-        known = list(dict.fromkeys([*self.networks, *singles]))
+        of = {key: network for network, one in self.networks.items() for key in one.metrics}
+        if name in of:
+            return of[name], [name]
+        known = list(dict.fromkeys([*self.networks, *of]))
         near = difflib.get_close_matches(str(name), known, n=1)
         meant = f"did you mean {near[0]}? The names are" if near else "the names are"
         raise TemperaError(
@@ -203,14 +184,6 @@ def standard_evaluator(
     """
     images = Reference(reference, reference_size)
     return StandardEvaluator(networks, names, images, resamples)
-
-
-def _check(adapter: Adapter) -> None:
-    """Check that all files are available; those on this machine are checked against the network."""
-    for file in adapter.files:
-        file.size()
-    if all(file.local for file in adapter.files):
-        adapter.network()
 
 
 def _identity(adapter: Adapter) -> str:

@@ -1,30 +1,25 @@
-"""Precision and recall from VGG-16 features, as LANTERN measures them."""
+"""Precision and recall from VGG-16 features."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 from typing_extensions import override
 
 from tempera.metrics.distances import manifold_distances
 from tempera.metrics.evaluators import Networks, at_least_1
+from tempera.metrics.inception import extractor
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile, filled
-from tempera.runtime.pretrained import on_meta
-from tempera.runtime.tensor_files import read_tensors
-from tempera.runtime.torchvision import import_torchvision
+from tempera.metrics.weights import WeightsFile
 
 NAME = "vgg16-397923af.pth"
-EDGE = 224
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class VGG(Adapter):
-    """torchvision's VGG-16 up to its second fully connected layer (`classifier[:4]`): 4,096
-    features. (torch-fidelity's extractor ends there too, but resizes without antialiasing.)
+    """torchvision's VGG-16 in torch-fidelity, up to its second fully connected layer: 4,096
+    features, those of LANTERN. (LANTERN resizes with antialiasing, torch-fidelity without.)
 
     Kynkäänniemi et al. (2019) use the same layer, after its ReLU, of a differently trained VGG-16;
     their numbers are close to these, but not equal.
@@ -45,28 +40,19 @@ class VGG(Adapter):
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:
-        return (WeightsFile(self.weights, (NAME,)),)
+        return (WeightsFile(self.weights, NAME),)
 
     @override
     def network(self) -> nn.Module:
-        path = self.files[0].path()
-        whole: Any = on_meta(import_torchvision().models.vgg16)
-        network: Any = filled(whole, read_tensors(path), path, "torchvision's VGG-16")
-        network.classifier = network.classifier[:4]
-        found: nn.Module = network
-        return found
+        made: nn.Module = extractor("VGG16", ["fc2"], self.files[0])
+        return made
 
     @override
     def load(self, device: torch.device) -> Networks:
-        network = self.network().to(device)
+        network: Any = self.network().to(device)
 
         def features(pictures: Tensor) -> Tensor:
-            images = pictures.to(device).float() / 255
-            images = interpolate(images, EDGE, mode="bilinear", antialias=True)
-            mean, deviation = (
-                images.new_tensor(values)[:, None, None] for values in (MEAN, DEVIATION)
-            )
-            found: Tensor = network((images - mean) / deviation)
+            found: Tensor = network(pictures.to(device))[0]
             return found
 
         return Networks(features, distances=manifold_distances(self.neighbours, "_vgg"))

@@ -1,0 +1,142 @@
+"""Real images: opened before anything is generated, then cropped and resized."""
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub import Hub
+from PIL import Image
+
+from tempera.errors import TemperaError
+from tempera.metrics import reference as references
+from tempera.metrics.reference import Reference
+from tempera.runtime.hub import Repository
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), np.uint8)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Twenty pictures that have a darker edge beyond their central square."""
+    directory = tmp_path / "real" / "deeper"
+    directory.mkdir(parents=True)
+    for number in range(20):
+        size = (40, 30) if number % 2 else (30, 40)
+        picture = Image.new("RGB", size)
+        inner = ((size[0] - 30) // 2, (size[1] - 30) // 2)
+        picture.paste(Image.new("RGB", (30, 30), (10 * number,) * 3), inner)
+        picture.save(directory / f"{number:02}.png")
+    return tmp_path / "real"
+
+
+def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
+    for edge in (24, 45):
+        (batch,) = Reference(str(images)).pictures(edge)
+        assert batch.shape == (20, 3, edge, edge)
+        assert all((batch[number] == 10 * number).all() for number in range(20))
+    assert [batch.shape for batch in Reference(str(images), 12).pictures(24)] == [(20, 3, 12, 12)]
+    one = Reference(str(images)).identity
+    assert one != Reference(str(images), 12).identity
+    Image.new("I;16", (30, 30), 128 * 257).save(images / "grey.png")
+    assert one != Reference(str(images)).identity
+    (batch,) = Reference(str(images)).pictures(8)
+    assert batch[-1].min() == batch[-1].max() == 128
+    with pytest.raises(TemperaError, match="size=0 is too small"):
+        Reference(str(images), 0).check()
+
+
+def cut_off(path: Path) -> None:
+    made = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(made, "JPEG")
+    path.write_bytes(made.getvalue()[: len(made.getvalue()) // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("z.png", lambda path: path.write_bytes(b"junk")),
+        ("z.jpg", cut_off),
+        ("z.png", os.mkfifo),
+        ("z.png", lambda path: path.symlink_to("nowhere")),
+        ("z.PNG", lambda path: Image.new("1", (20_000, 20_000)).save(path)),
+    ],
+)
+def test_every_image_is_opened_first(
+    name: str, write: Callable[[Path], None], images: Path
+) -> None:
+    Reference(str(images)).check()
+    write(images / name)
+    with pytest.raises(TemperaError, match=f"{name} cannot be read as an image"):
+        Reference(str(images)).check()
+
+
+def test_a_batch_of_adms(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "batch.npz", PICTURES, np.arange(60))
+    reference = Reference(str(tmp_path / "batch.npz"))
+    reference.check()
+    batches = list(reference.pictures(8))
+    assert [len(batch) for batch in batches] == [50, 10]
+    assert np.array_equal(np.concatenate(batches), PICTURES.transpose(0, 3, 1, 2))
+
+
+def damaged(path: Path) -> None:
+    np.savez_compressed(path, PICTURES)
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 255
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"other": PICTURES}, "holds no pictures .*arr_0"),
+        ({"arr_0": PICTURES[:15]}, "holds 15 images"),
+        ({"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
+        ({"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
+        ({"arr_0": PICTURES[..., [0, 0, 0, 0]]}, r"uint8 \[60, 8, 8, 4\], not"),
+        ({"arr_0": np.array([{}])}, "holds no pictures"),
+        (lambda path: path.write_bytes(b"junk"), "holds no pictures"),
+        (damaged, "holds no pictures"),
+        (os.mkfifo, "is a pipe or a device"),
+        (str, "there is no file"),
+    ],
+)
+def test_a_batch_of_adms_is_opened_first(content: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "batch.npz"
+    np.savez(path, **content) if isinstance(content, dict) else content(path)
+    with pytest.raises(TemperaError, match=words):
+        Reference(str(path)).check()
+
+
+@pytest.mark.slow
+def test_coco_from_the_hub(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two Parquet files with every other picture, read part by part."""
+    rows = [{"image": {"bytes": path.read_bytes(), "path": path.name}, "answer": [""]}
+            for path in sorted(images.rglob("*.png"))]  # fmt: skip
+    parts = {f"data/val-0000{number}-of-00002.parquet": tmp_path / f"{number}.parquet"
+             for number in range(2)}  # fmt: skip
+    for number, path in enumerate(parts.values()):
+        pq.write_table(pa.Table.from_pylist(rows[number::2]), path)
+    with Hub(tmp_path / "hub") as hub:
+        hub.here(monkeypatch)
+        commit = hub.add("some/coco", {**parts, "data/test-0.parquet": b""}, kind="datasets")
+        monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", commit))
+        reference = Reference("coco")
+        reference.check()
+        assert reference.to_download() == sum(part.stat().st_size for part in parts.values())
+        assert hub.downloads() == []
+        reference.fetch()
+        assert sorted(hub.downloads()) == sorted(parts) and reference.to_download() == 0
+        hub.here(monkeypatch, offline=True)
+        reference.check()
+        (batch,) = reference.pictures(8)
+        assert batch[:, 0, 0, 0].tolist() == [*range(0, 200, 20), *range(10, 200, 20)]
+        monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", "0" * 40))
+        with pytest.raises(TemperaError, match="some/coco is not in the hub's cache"):
+            reference.check()
