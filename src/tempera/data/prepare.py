@@ -84,15 +84,7 @@ def prepare(
     ) as bar:  # fmt: skip
         while manifest.broken_count <= max_broken and (items := list(islice(entries, shard_size))):
             images, broken = _encoded(encoder, items, batch_size, bar, processes)
-            digest = ""
-            if processes.is_main:
-                for line in broken:
-                    bar.write(f"skipped a broken entry: {line}")
-                digest = write_shard(shard_file(directory, len(manifest.shards)), images)
-            shard = Shard(len(images), len(broken), digest)
-            listed = (*manifest.broken, *map(str, broken))[:LISTED]
-            manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
-            _save(manifest, directory, processes)
+            manifest = _grown(manifest, directory, images, broken, processes)
     problem = _refusal(manifest, max_broken)
     if problem is None:
         manifest = replace(manifest, complete=True)
@@ -100,6 +92,26 @@ def prepare(
     processes.wait()
     if problem is not None:
         raise problem
+    return manifest
+
+
+def _grown(
+    manifest: Manifest,
+    directory: Path,
+    images: CodedImages,
+    broken: list[Broken],
+    processes: Processes,
+) -> Manifest:
+    """The manifest with one more shard, both written."""
+    digest = ""
+    if processes.is_main:
+        for line in broken:
+            tqdm.write(f"skipped a broken entry: {line}")
+        digest = write_shard(shard_file(directory, len(manifest.shards)), images)
+    shard = Shard(len(images), len(broken), digest)
+    listed = (*manifest.broken, *map(str, broken))[:LISTED]
+    manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
+    _save(manifest, directory, processes)
     return manifest
 
 
