@@ -69,7 +69,8 @@ def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_vgg_is_torch_fidelitys(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    torch.save(import_torchvision().models.vgg16(init_weights=False).state_dict(), tmp_path / "vgg16-397923af.pth")
+    network = import_torchvision().models.vgg16(init_weights=False)
+    torch.save(network.state_dict(), tmp_path / "vgg16-397923af.pth")
     networks = VGG(str(tmp_path)).load(CPU)
     found = features(networks, torch.randint(0, 256, (2, 3, 40, 40)).to(torch.uint8))
     assert found.shape == (2, 4096) and (found < 0).any()  # before the ReLU

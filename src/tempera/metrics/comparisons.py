@@ -87,18 +87,8 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
     sides = [
         [pair[side].only(keep) for pair, keep in zip(pairs, both, strict=True)] for side in (0, 1)
     ]
-    n = len(both[0])
-
-    def differences(drawn: Array) -> Array:
-        return _means(drawn, sides[0]) - _means(drawn, sides[1])
-
-    values = differences(np.ones(n))
-    sizes = (min(CHUNK, resamples - first) for first in range(0, resamples, CHUNK))
-    parts = [
-        differences(bootstrap.counts(n, size, seed + CHUNK * part))
-        for part, size in enumerate(sizes)
-    ]
-    drawn = np.concatenate(parts, dtype=np.float32, casting="same_kind")
+    values = _differences(np.ones(len(both[0])), sides)
+    drawn = _replicates(sides, resamples, seed)
     outside = (1 - LEVEL) / len(pairs) / 2
     lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
     tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
@@ -111,6 +101,21 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
             values, lows, highs, both, raw, holm(raw), strict=True
         )
     ]
+
+
+def _replicates(sides: list[list[Weighted]], resamples: int, seed: int) -> Array:
+    """Differences of all pairs in every resample, [resamples, pairs]."""
+    n = len(sides[0][0].numerators)
+    parts = [
+        _differences(bootstrap.counts(n, min(CHUNK, resamples - first), seed + first), sides)
+        for first in range(0, resamples, CHUNK)
+    ]
+    return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _differences(drawn: Array, sides: list[list[Weighted]]) -> Array:
+    """Left minus right under counts [..., n], [..., pairs]."""
+    return _means(drawn, sides[0]) - _means(drawn, sides[1])
 
 
 def holm(p: Array) -> Array:
