@@ -22,7 +22,7 @@ MODULES = {
     "open-clip": "open-clip-torch",
     "vl-convert": "vl-convert-python",
 }  # where a module is not called as its package
-LAZY = {"open-clip", "wandb-workspaces"}
+LAZY = {"open-clip"}
 
 
 def normal(name: str) -> str:

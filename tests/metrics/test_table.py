@@ -23,7 +23,6 @@ from tempera.reporting import paper_tables, pareto
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import _paired, collect, results
 from tempera.reporting.report import sections_of
-from tempera.reporting.wandb_report import blocks
 from tempera.runtime.tracking import NoTracker
 
 SHOWN = {"in_report": True, "higher_is_better": True}
@@ -61,13 +60,6 @@ class Spy(NoTracker):
         self.logged |= values
 
 
-class Reports:
-    """Stands in for wandb_workspaces.reports.v2."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda **values: {"block": name, **values}
-
-
 @pytest.mark.slow
 def test_a_new_metric_is_one_entry_and_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -98,8 +90,6 @@ def test_a_new_metric_is_one_entry_and_a_function(
     gain, quality = table.find("accepted_length"), table.find("brightness")
     assert len(pareto.points(frame, gain, quality)) == 2
     assert quality in pareto.axes("quality") and table.find("shift") in pareto.axes("more")
-    panels = blocks(Reports(), runs, "", [], "tempera", None)[-1]["panels"]
-    assert {"block": "ScatterPlot", "x": "speedup", "y": "brightness"} in panels
     found = paper_tables.quantity("brightness").of(runs[1:])
     assert found.tolist() == [known["brightness"]["value"]]
 

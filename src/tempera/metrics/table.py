@@ -1,5 +1,5 @@
 """The table of metrics, which lies in metrics.yaml. The console, report.md, results.csv, the Pareto
-plots, the paper tables and the W&B report are all derived from its entries.
+plots, the paper tables and the W&B table are all derived from its entries.
 
 A new metric is one entry there and the function that computes it: a score of each picture or a
 distance between sets of pictures (`tempera.metrics.evaluators.Networks`), or a number from the
