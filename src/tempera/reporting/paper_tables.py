@@ -6,9 +6,9 @@ them on its model, and changes nothing else in its method's preset.
 """
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -71,23 +71,19 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
     """
     rows = []
     for run in runs:
-        own = {key: run.value(key) for key in run.metrics}
-        profiles = {
-            "acceptance": run.acceptance_by_depth,
-            "tenth": run.acceptance_by_tenth,
-            "tv": run.tv_by_depth,
-        }
-        own |= {
-            f"{name}_{place}": np.nan if one is None else one
-            for name, profile in profiles.items()
-            for place, one in enumerate(profile, 1)
-        }
+        own: dict[str, float | None] = {key: run.value(key) for key in run.metrics}
+        for name, profile in (
+            ("acceptance", run.acceptance_by_depth),
+            ("tenth", run.acceptance_by_tenth),
+            ("tv", run.tv_by_depth),
+        ):
+            own |= {f"{name}_{place}": one for place, one in enumerate(profile, 1)}
         parts = run.time.get("parts", {})
         own |= {f"{part}_ms": one["ms_per_round"] for part, one in parts.items()}
         if run.proximity_by_place:
-            sizes = pd.DataFrame(np.array(run.proximity_by_place, float).reshape(run.grid))
-            own |= {"proximity_first": np.nanmean(sizes[0])}
-            own |= {"proximity_others": float(sizes.drop(columns=0).stack().mean())}
+            sizes = np.array(run.proximity_by_place, float).reshape(run.grid)
+            own |= {"proximity_first": np.nanmean(sizes[:, 0])}
+            own |= {"proximity_others": np.nanmean(sizes[:, 1:])}
         rows.append(own)
     return pd.DataFrame(rows, dtype=float)
 
@@ -117,50 +113,97 @@ def beside(runs: Sequence[Run]) -> list[Section]:
     ]
 
 
+def paper_values(run: Run) -> dict[str, float]:
+    """The paper's numbers for what a run reproduces, as `paper/GROUP/QUANTITY`, for W&B."""
+    if not run.paper:
+        return {}
+    data = find(run.paper["table"])
+    return {
+        f"paper/{title}/{name}": value
+        for title, row in _places(run, data)[0]
+        for name, value in data["models"][title][row].items()
+        if name != "run"
+    }
+
+
 def _tables(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
     """A group's cells are filled by runs on its own model and prompts, and, in columns of their
     own, by those on a shipped model. Runs that match no row follow the rows of the last group, and
     runs that differ from a row's in anything else are left out with the difference named.
     """
-    groups = data.get("models") or {"": []}
-    lines = [line for rows in groups.values() for line in rows]
-    kept, refused = _alike(runs, lines, data)
-    last = [*groups][-1]
-    sections, notes = [], dict[str, None]()
-    placed: list[Run] = []
-    for title, rows in groups.items():
-        names = [*(data.get("columns") or []), *(key for line in rows for key in line)]
+    groups: Mapping[str, Any] = data.get("models") or {"": []}
+    cells: dict[tuple[str, int | str], list[Run]] = {}
+    refused, notes = dict[str, None](), dict[str, None]()
+    for run in runs:
+        places, why = _places(run, data)
+        usual = mode(other.images for other in runs if other.model == run.model)
+        if run.images != usual and "captions" not in str(groups):
+            places, why = [], f"has {run.images} images, and the others {usual}"
+        for place in places if places or why else [([*groups][-1], run.name)]:
+            same = cells.setdefault(place, [])
+            first = next((one for one in same if one.model == run.model), run)
+            why = _differing(first, run)
+            same += [] if why else [run]
+        if why:
+            refused[f"Left out: {run.name} in {run.directory} {why}."] = None
+    sections = []
+    for title, lines in groups.items():
+        names = [*(data.get("columns") or []), *(key for line in lines for key in line)]
         shown = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
-        here = [run for run in kept if _belongs(run, title, refused)]
-        filled = []
-        for line in rows:
-            fitting = [run for run in here if _more(run, wanted(data, line)) == {}]
-            placed += fitting
-            text = _label(line["run"], dict.fromkeys(str(run.model) for run in here))
-            filled.append((text, line, _one_kind(fitting, refused)))
-        if title == last:
-            out = " ".join(refused)
-            others = [run for run in kept if all(run is not one for one in placed)]
-            others = [run for run in others if _where(run) not in out]
-            for name in dict.fromkeys(run.name for run in others):
-                same = [run for run in others if run.name == name]
-                filled.append((name, {}, _one_kind(same, refused)))
-            here = [*here, *others]
-        heading = f"{data['title']}{f', {title}' if title else ''}"
-        sections.append((heading, _cells(shown, filled, dict.fromkeys(r.model for r in here))))
+        mine = {place: same for (group_, place), same in cells.items() if group_ == title}
+        models = dict.fromkeys(str(run.model) for same in mine.values() for run in same)
+        filled = [(_label(line["run"], models), line, mine.pop(row, []))
+                  for row, line in enumerate(lines)]  # fmt: skip
+        filled += [(str(name), {}, same) for name, same in mine.items()]
+        heading = f"Beside the paper: {data['title']}{f', {title}' if title else ''}"
+        sections.append(Section(heading, _cells(shown, filled, models)))
         notes |= dict.fromkeys(one.note for one in shown.values() if one.note)
     below = [f"Paper: {results()['papers'][data['paper']]}", *(data.get("notes") or [])]
-    below += [*_about(runs), *(f"Left out: {one}." for one in dict.fromkeys(refused)), *notes]
-    return [
-        Section(f"Beside the paper: {title}", cells, notes=below if place == len(sections) else ())
-        for place, (title, cells) in enumerate(sections, 1)
+    sections[-1] = replace(sections[-1], notes=[*below, *_about(runs), *refused, *notes])
+    return sections
+
+
+def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int | str]], str]:
+    """The rows that a run belongs to, by group and number, and why it is in no other that has its
+    options: it changes something else, or has other prompts. On a shipped model it belongs to every
+    group, which its column says.
+    """
+    places: list[tuple[str, int | str]] = []
+    reasons = []
+    for title, lines in (data.get("models") or {}).items():
+        its = group(title)
+        drafter = its.get("drafter", run.settings.get("drafter"))
+        own = (run.model, run.settings.get("drafter")) == (its.get("model"), drafter)
+        for row, line in enumerate(lines):
+            options = wanted(data, line)
+            settings = {name: ours(str(run.model), name, one) for name, one in options.items()}
+            if any(run.settings.get(name) != value for name, value in settings.items()):
+                continue
+            more = [f"{name}={one}" for name, one in run.changes.items() if name not in options]
+            if more:
+                reasons.append(f"also has {', '.join(more)}")
+            elif own and run.data != its["data"]:
+                reasons.append(f"has data={run.data}, and {title} data={its['data']}")
+            elif own or run.model in SHIPPED:
+                places.append((title, row))
+    return places, "" if places else min(reasons, key=len, default="")
+
+
+def _differing(one: Run, other: Run) -> str:
+    """In what two runs of a row differ beside their seeds; empty if in nothing."""
+    left, right = (each.settings | {"machine": each.machine} for each in (one, other))
+    differing = [
+        f"{name} ({left.get(name)} and {right.get(name)})"
+        for name in {**left, **right}
+        if name != "seed" and left.get(name) != right.get(name)
     ]
+    return f"differs from {one.directory} in {', '.join(differing)}" if differing else ""
 
 
 def _cells(
     shown: Mapping[str, Quantity],
     filled: Sequence[tuple[str, Mapping[str, Any], Sequence[Run]]],
-    models: Mapping[str | None, None],
+    models: Iterable[str],
 ) -> pd.DataFrame:
     """Per quantity the paper's value, and the mean of each model's runs over seeds."""
     columns: dict[str, list[str]] = {"run": [text for text, _, _ in filled]}
@@ -169,86 +212,15 @@ def _cells(
             number(line.get(name), one.format) for _, line, _ in filled
         ]
         for model in models:
-            head = f"{model} (shipped)" if model in SHIPPED else str(model)
+            head = f"{model} (shipped)" if model in SHIPPED else model
+            mine = [[run for run in runs if run.model == model] for _, _, runs in filled]
             columns[f"{one.title}: {head}"] = [
-                number(one.of(mine).mean() if mine else None, one.format)
-                for _, _, runs in filled
-                for mine in [[run for run in runs if run.model == model]]
+                number(one.of(same).mean() if same else None, one.format) for same in mine
             ]
     return pd.DataFrame(columns)
 
 
-def _more(run: Run, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a run changes beside a row's options; None if it does not have these options."""
-    for option, value in options.items():
-        if run.settings.get(option) != ours(str(run.model), option, value):
-            return None
-    return {name: one for name, one in run.changes.items() if name not in options}
-
-
-def _belongs(run: Run, title: str, refused: list[str]) -> bool:
-    """Whether a run can fill a group: on a shipped model it can, which its column says."""
-    if run.model in SHIPPED or not title:
-        return True
-    its = group(title)
-    if run.model != its.get("model"):
-        return False
-    if run.settings.get("drafter") != its.get("drafter", run.settings.get("drafter")):
-        return False
-    if run.data != its["data"]:
-        refused.append(f"{_where(run)} has data={run.data}, and {title} data={its['data']}")
-        return False
-    return True
-
-
-def _alike(
-    runs: Sequence[Run], lines: Sequence[Mapping[str, Any]], data: Mapping[str, Any]
-) -> tuple[list[Run], list[str]]:
-    """The runs without those whose number of images is not that of most on their model, unless a
-    row gives it, or that change something else beside a row's options; and what they differ in.
-    """
-    kept, refused = [], []
-    for run in runs:
-        peers = Counter(other.images for other in runs if other.model == run.model)
-        usual = peers.most_common(1)[0][0]
-        near = [more for line in lines if (more := _more(run, wanted(data, line))) is not None]
-        if run.images != usual and "captions" not in str(lines):
-            refused.append(f"{_where(run)} has {run.images} images, and the others {usual}")
-        elif near and all(near):
-            refused.append(f"{_where(run)} also has {_options(min(near, key=len))}")
-        else:
-            kept.append(run)
-    return kept, refused
-
-
-def _one_kind(runs: Sequence[Run], refused: list[str]) -> list[Run]:
-    """The runs that differ from the first one on their model in nothing but their seeds."""
-    first: dict[str | None, Run] = {}
-    kept = []
-    for run in runs:
-        one = first.setdefault(run.model, run)
-        left, right = (each.settings | {"machine": each.machine} for each in (one, run))
-        differing = [
-            f"{name} ({left.get(name)} and {right.get(name)})"
-            for name in {**left, **right}
-            if name != "seed" and left.get(name) != right.get(name)
-        ]
-        if differing:
-            refused.append(f"{_where(run)} differs from {one.directory} in {', '.join(differing)}")
-        else:
-            kept.append(run)
-    return kept
-
-
-def _where(run: Run) -> str:
-    return f"{run.name} in {run.directory}"
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
-def _label(shown: Mapping[str, Any], models: Mapping[str, None]) -> str:
+def _label(shown: Mapping[str, Any], models: Iterable[str]) -> str:
     """A row's options; in brackets the values that stand for the paper's on these models."""
     parts = []
     for name, value in shown.items():

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tempera.reporting import figures, page
-from tempera.reporting.collect import read_run
+from tempera.reporting.collect import Run, read_run
 from tempera.reporting.console import print_run
+from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import sections_of
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Row, read_table
@@ -31,53 +32,48 @@ def write(
         verbose: print all metrics.
     """
     rows = read_table(directory / "results.parquet", most=LOGGED)
-    _draw(directory, result, rows[:SHOWN])
-    runs = [read_run(directory)]
-    page.write(directory / "report.html", runs, sections_of(runs))
-    only = picture_path(directory, rows[0]["id"]) if result["images"] == 1 else None
+    run = read_run(directory)
+    _draw(run, result, rows[:SHOWN])
+    page.write(directory / "report.html", [run], sections_of([run]))
+    only = picture_path(directory, rows[0]["id"]) if run.images == 1 else None
     print_run(result, verbose)
     print(f"pictures: {only or directory / 'grid.png'}")
     print(f"report: {directory / 'report.html'}")
-    _track(directory, result, rows, tracker)
+    _track(run, rows, tracker)
 
 
-def _draw(directory: Path, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    title, grid = _title(result), result["grid"]
+def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    directory = Path(run.directory)
+    own = [f"{one} {run.settings[one]}" for one in ("model", "guidance", "seed")
+           if one in run.settings]  # fmt: skip
+    speed = [f"speed-up {run.value('speedup'):.2f}×"] if "speedup" in run.metrics else []
+    length = f"accepted length {run.value('accepted_length'):.2f}"
+    title = " · ".join([run.name, *own, length, *speed])
     pictures = [read_picture(picture_path(directory, row["id"])) for row in rows]
     figures.grid(directory / "grid.png", title, pictures, [row["text"] for row in rows])
     figures.acceptance_map(directory / "acceptance_map.png", title, result)
-    if result["proximity_by_place"]:
-        sizes = result["proximity_by_place"]
-        figures.proximity_map(directory / "proximity_map.png", title, sizes, grid)
-    if result["acceptance_by_depth"]:
-        figures.accepted(directory / "accepted.png", title, pictures, rows, grid)
+    if sizes := run.proximity_by_place:
+        figures.proximity_map(directory / "proximity_map.png", title, sizes, run.grid)
+    if run.acceptance_by_depth:
+        figures.accepted(directory / "accepted.png", title, pictures, rows, run.grid)
 
 
-def _title(result: Mapping[str, Any]) -> str:
-    """Heading of the figures."""
-    settings, metrics = result["settings"], result["metrics"]
-    own = [f"{name} {settings[name]}" for name in ("model", "guidance", "seed") if name in settings]
-    speed = [f"speed-up {metrics['speedup']['value']:.2f}×"] if "speedup" in metrics else []
-    length = f"accepted length {metrics['accepted_length']['value']:.2f}"
-    return " · ".join([result["name"], *own, length, *speed])
-
-
-def _track(
-    directory: Path, result: Mapping[str, Any], rows: Sequence[Row], tracker: Tracker
-) -> None:
-    """Send a finished run's numbers, pictures and files to the tracker."""
-    name, metrics = result["name"], result["metrics"]
-    values = {key: one["value"] for key, one in metrics.items()}
-    spans = {f"{key}_{end}": one[end] for key, one in metrics.items() for end in ("low", "high")}
+def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
+    """Send a finished run's numbers, pictures and files to the tracker, and the paper's numbers."""
+    directory = Path(run.directory)
+    values = {key: one["value"] for key, one in run.metrics.items()}
+    spans = {
+        f"{key}_{end}": one[end] for key, one in run.metrics.items() for end in ("low", "high")
+    }
     tracker.log({key: value for key, value in values.items() if value is not None})
-    tracker.summary({**values, **spans, "images": result["images"]})
+    tracker.summary({**values, **spans, "images": run.images, **paper_values(run)})
     for picture in ("grid", "acceptance_map"):
-        tracker.image(picture, directory / f"{picture}.png", name)
+        tracker.image(picture, directory / f"{picture}.png", run.name)
     tracker.html("report", directory / "report.html")
     columns = [key for key in ("id", "text", "accepted_length", "tau", "logprob") if key in rows[0]]
     shown = [[*(row[key] for key in columns), picture_path(directory, row["id"])] for row in rows]
     tracker.table("images", [*columns, "image"], shown)
     files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance_map.png")
     kept = [directory / file for file in files]
-    tracker.artifact(f"{result['settings'].get('model', '')}-{name}", "evaluation", kept)
+    tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
     tracker.finish()
