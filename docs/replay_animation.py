@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from tempera.decoding.replay import COLUMNS, REPLAYS
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 from tempera.reporting.collect import Run, collect, find_runs
-from tempera.reporting.figures import GAP, INK, MUTED, PAPER, enlarged, font
 from tempera.reporting.page import blank_columns
 from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
 
+INK, PAPER, MUTED, GAP = (26, 26, 30), (255, 255, 255), (110, 110, 118), 12
+FONT = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 SIDE = 264
 """Pixels of a picture's side."""
 MILLISECONDS, LAST = 110, 3500
@@ -108,7 +111,7 @@ def _decode(run: Run, name: str) -> Decode | None:
     starts = [at for at, place in enumerate(replay["place"]) if place == 1]
     return Decode(
         run.name,
-        enlarged(picture, SIDE),
+        Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).resize((SIDE, SIDE)),
         (rows, columns - blank),
         [divmod(cell, columns) for cell in order],
         replay["origin"],
@@ -118,7 +121,7 @@ def _decode(run: Run, name: str) -> Decode | None:
 
 def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
     """All decodes after `turn` rounds; one that has ended stays as it is."""
-    name, note = font(NAME), font(NOTE)
+    name, note = (ImageFont.truetype(FONT, size) for size in (NAME, NOTE))
     width = GAP + len(decodes) * (SIDE + GAP)
     title = textwrap.wrap(text, width // 9, max_lines=2, placeholder="…")
     top = GAP + 20 * len(title) + 8

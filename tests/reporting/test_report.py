@@ -22,7 +22,6 @@ from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
 from tempera.reporting.report import report_markdown, sections_of, write_report
-from tempera.reporting.wandb_report import blocks, publish
 from tempera.runtime.image_files import picture_path
 from tempera.runtime.tracking import NoTracker
 
@@ -69,14 +68,14 @@ def test_a_report_of_many_runs(made: Path) -> None:
     assert list(known["name"]) == ["ar", "eagle", "coolsd δ=1.1", "coolsd δ=2"]
     assert "## Difference from plain autoregression" in text
     assert "Left out because unfinished" in text
-    assert "](../3_coolsd/grid.png)" in text
+    assert "](../3_coolsd/report.html)" in text
 
 
 def test_names_do_not_break_the_report(tmp_path: Path) -> None:
     run = finished("eagle", changes={"tree": "a|b*c"}, directory="x (y) [z]")
     text = report_markdown([run], sections_of([run]), tmp_path, [], ["x`y"])
     assert "| eagle tree=a\\|b\\*c " in text and "> x\\`y" in text
-    assert "x%20%28y%29%20%5Bz%5D/grid.png" in text
+    assert "x%20%28y%29%20%5Bz%5D/report.html" in text
 
 
 def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
@@ -186,12 +185,12 @@ def test_the_console_begins_with_gain_cost_and_break_even() -> None:
     assert headline(draft, 144) == ["The draft's own images, without the target."]
 
 
-@pytest.mark.parametrize("images", [255, 256])
-def test_the_console_shows_ten_metrics_and_fid_of_many_images(images: int) -> None:
-    every = {metric.key: {"n": images} for metric in table.METRICS}
-    shown = [metric.key for metric in main_metrics(table.METRICS, every)]
-    assert len(shown) == 10 and {"accepted_length", "speedup", "clip_score"} <= {*shown}
-    assert ("fid" in shown) == (images == 256)
+def test_the_console_shows_ten_metrics_and_fid_of_many_images() -> None:
+    for images in (255, 256):
+        every = {metric.key: {"n": images} for metric in table.METRICS}
+        shown = [metric.key for metric in main_metrics(table.METRICS, every)]
+        assert len(shown) == 10 and {"accepted_length", "speedup", "clip_score"} <= {*shown}
+        assert ("fid" in shown) == (images == 256)
 
 
 def test_bad_directories(tmp_path: Path) -> None:
@@ -217,14 +216,14 @@ def test_a_damaged_run_is_named_and_left_out(
     damage(tmp_path)
     runs, problems = collect(find_runs([tmp_path])[0])
     assert [run.name for run in runs] == ["coolsd δ=3"]
-    names = ("0_ar/metrics.json", "1_eagle/metrics.json", "2_coolsd/results.parquet", "fid.value")
+    names = ("0_ar/metrics.json", "1_eagle/metrics.json", "2_coolsd/results.parquet", "fid")
     assert [name in line for name, line in zip(names, problems, strict=True)] == [True] * 4
     monkeypatch.setattr(report, "write_report", lambda *_: [])
     report_command.main(composed("report", [f"runs={tmp_path}"]))
     assert capsys.readouterr().out.splitlines() == [f"left out: {line}" for line in problems]
     picture_path(tmp_path / "4_coolsd", "world-000000").write_bytes(b"half")
-    (problem,) = report._comparison(tmp_path / "grid.png", runs)
-    assert "4_coolsd/images" in problem and (tmp_path / "grid.png").is_file()
+    report._comparison(tmp_path / "grid.png", runs)
+    assert (tmp_path / "grid.png").is_file()
     (tmp_path / "4_coolsd" / "metrics.json").write_text("[]")
     with pytest.raises(TemperaError, match=r"no run can be read; .*metrics\.json"):
         collect(find_runs([tmp_path])[0])
@@ -247,59 +246,30 @@ def test_a_stop_leaves_the_last_report_whole(made: Path, monkeypatch: pytest.Mon
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
 
-class Reports:
-    """Replaces wandb_workspaces.reports.v2: each block stores its arguments."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda **values: {"block": name, **values}
-
-
-def test_publishing_sends_what_report_md_shows(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_sends_the_report(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, sent = read(made), dict[str, Any]()
 
     class Online(NoTracker):
         def image(self, name: str, path: Path, caption: str = "") -> None:
-            sent.setdefault("images", []).append(name)
+            sent.setdefault("images", set()).add(name)
 
         def artifact(self, name: str, kind: str, paths: Any) -> None:
-            sent[name] = {path.name for path in paths}
+            sent["files"] = {path.name for path in paths}
 
         def table(self, name: str, columns: Any, rows: Any) -> None:
             sent["rows"] = len(rows)
 
-    class Published:
-        url = "https://wandb.test/report"
-
-        def __init__(self, **values: Any) -> None:
-            sent.update(values)
-
-        def save(self) -> None:
-            sent["saved"] = True
-
-    def tracker(**settings: Any) -> NoTracker:
-        sent.update(settings)
-        return Online()
-
-    monkeypatch.setattr(Reports, "Report", Published, raising=False)
-    monkeypatch.setattr(wandb_report, "_reports", Reports)
-    monkeypatch.setattr(wandb_report, "wandb_tracker", tracker)
+    monkeypatch.setattr(
+        wandb_report, "wandb_tracker", lambda **settings: sent.update(settings) or Online()
+    )
     monkeypatch.setattr("wandb.login", lambda **_: True)
-    assert publish(runs, made / "out", "mine", "me") == Published.url
+    wandb_report.publish(runs, made / "out", "mine", "me")
     assert (sent["job_type"], sent["mode"], sent["entity"]) == ("report", "online", "me")
-    assert set(sent["images"]) == {"pareto", "comparison"} and sent["saved"]
-    assert sent["report"] >= {"report.md", "report.html", "results.csv"} and sent["rows"] == 4
-    text = (made / "out" / "report.md").read_text(encoding="utf-8")
-    markdown, _, evaluations = blocks(Reports(), runs, text, sent["images"], "mine", "me")
-    assert "| coolsd" in markdown["text"] and "![" not in markdown["text"]
-    assert {"block": "ScatterPlot", "x": "speedup", "y": "fid"} in evaluations["panels"]
-
-
-def test_publishing_without_its_library_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
-    with pytest.raises(TemperaError, match="pip install wandb-workspaces"):
-        publish([], tmp_path)
+    assert sent["images"] == {"pareto", "comparison"} and sent["rows"] == 4
+    assert sent["files"] >= {"report.md", "report.html", "results.csv", "pareto.png"}
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    with pytest.raises(TemperaError, match="wandb login"):
+        wandb_report.publish(runs, made / "out")
 
 
 def test_an_option_may_have_the_name_of_a_metric() -> None:

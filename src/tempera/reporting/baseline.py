@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap, table
@@ -45,12 +46,11 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
         run.baseline, run.baseline_length, run.differences = None, None, {}
         known = [other for other in chosen if same_draws(other, run)]
         if known and not _is_baseline(run, baseline):
-            gaps = [
-                abs(one.value("accepted_length") - run.value("accepted_length")) for one in known
-            ]
-            nearest = known[int(np.argmin(np.nan_to_num(gaps, nan=np.inf)))]
-            run.baseline, run.baseline_length = nearest.name, nearest.value("accepted_length")
-            run.differences = _differences(run, nearest)
+            lengths = np.array([one.value("accepted_length") for one in known])
+            gaps = np.abs(lengths - run.value("accepted_length"))
+            nearest = int(np.argmin(np.nan_to_num(gaps, nan=np.inf)))
+            run.baseline, run.baseline_length = known[nearest].name, float(lengths[nearest])
+            run.differences = _differences(run, known[nearest])
 
 
 def _is_baseline(run: Run, baseline: str | None) -> bool:
@@ -76,26 +76,17 @@ def _differences(run: Run, other: Run) -> dict[str, Values]:
     shared = run.values.index.intersection(other.values.index)
     same = set(run.values.index) == set(other.values.index)
     result: dict[str, Values] = {}
-    for key in (key for key in run.values if key in other.values):
-        if table.find(key).of_set and not same:
-            continue
-        left, right = (
-            np.stack([one.values.loc[shared, key], one.weights.loc[shared, key]], 1)
-            for one in (run, other)
-        )
-        interval = _difference(left, right)
-        if interval.n:
-            result[key] = {**interval.as_dict(), "t": _paired_t(left[:, 0] - right[:, 0])}
+    for key in run.values.columns.intersection(other.values.columns):
+        sides = [
+            (one.values.loc[shared, key], one.weights.loc[shared, key]) for one in (run, other)
+        ]
+        differences = (sides[0][0] - sides[1][0]).dropna()
+        if len(differences) and (same or not table.find(key).of_set):
+            pairs = [pd.concat(side, axis=1).loc[differences.index].to_numpy() for side in sides]
+            with np.errstate(invalid="ignore", divide="ignore"):  # of few, equal, infinite values
+                t = float(np.divide(differences.mean(), differences.sem()))
+            result[key] = {**_difference(*pairs).as_dict(), "t": t}
     return result
-
-
-def _paired_t(differences: Array) -> float:
-    """Mean ÷ standard error, NaN for fewer than two prompts or equal differences."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        known = differences[~np.isnan(differences)]
-        if len(known) < 2:
-            return float("nan")
-        return float(known.mean() / (known.std(ddof=1) / np.sqrt(len(known))))
 
 
 def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:
@@ -105,16 +96,9 @@ def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:
         left, right: [n, 2], values and weights in columns.
         resamples: number of bootstrap resamples.
     """
+    n = len(left)
+    drawn = np.vstack([np.ones(n), bootstrap.counts(n, resamples)])
     with np.errstate(invalid="ignore"):  # log-probabilities may be -inf
-        keep = ~np.isnan(left[:, 0] - right[:, 0])
-        left, right = left[keep], right[keep]
-
-        def difference(drawn: Array) -> Array:
-            means = [drawn @ side.prod(1) / (drawn @ side[:, 1]) for side in (left, right)]
-            return np.asarray(means[0] - means[1])
-
-        if not keep.any():
-            return Interval(float("nan"), float("nan"), float("nan"), 0)
-        n = len(left)
-        value = float(difference(np.ones(n)))
-        return bootstrap.percentile(value, difference(bootstrap.counts(n, resamples)), n)
+        means = [drawn @ side.prod(1) / (drawn @ side[:, 1]) for side in (left, right)]
+        differences = means[0] - means[1]
+        return bootstrap.percentile(float(differences[0]), differences[1:], n)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
@@ -19,6 +19,11 @@ from tempera.runtime.installation import command
 Values = dict[str, Any]
 Numbers = dict[str, float | int | None]
 Profile = list[float | None]
+
+
+def _of(*path: str, default: Any = None) -> Any:
+    """A field that lies at this path of metrics.json."""
+    return Field(default, validation_alias=AliasPath(*path))
 
 
 class Matched(BaseModel):
@@ -43,38 +48,38 @@ class Run(BaseModel):
         differences: by metric, the mean difference from that run.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
     directory: str
-    method: str
-    model: str | None = ""
-    delta: float | None = None
-    seed: int | str | None = None
-    expected_length: float | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    changes: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any]
+    method: str = _of("settings", "method", default=...)
+    model: str | None = _of("settings", "model", default="")
+    delta: float | None = _of("settings", "delta")
+    seed: int | str | None = _of("settings", "seed")
+    expected_length: float | None = _of("settings", "expected_length")
+    changes: dict[str, Any] = _of("about", "changes", default={})
+    machine: str = _of("about", "machine", default="")
+    data: str | None = _of("about", "data", "preset", default="")
+    paper: dict[str, str] | None = _of("about", "paper")
+    matched: Matched | None = _of("about", "matched")
     images: int = 0
-    machine: str = ""
-    data: str | None = ""
-    paper: dict[str, str] | None = None
-    matched: Matched | None = None
-    metrics: dict[str, Numbers] = Field(default_factory=dict)
-    grid: list[int] = Field(default_factory=lambda: [1, 1])
-    acceptance_by_depth: Profile = Field(default_factory=list)
-    acceptance_by_tenth: Profile = Field(default_factory=list)
-    tv_by_depth: Profile = Field(default_factory=list)
-    proximity_by_place: Profile = Field(default_factory=list)
-    time: dict[str, Any] = Field(default_factory=dict)
-    texts: dict[str, str] = Field(default_factory=dict)
+    metrics: dict[str, Numbers] = {}
+    grid: list[int] = [1, 1]
+    acceptance_by_depth: Profile = []
+    acceptance_by_tenth: Profile = []
+    tv_by_depth: Profile = []
+    proximity_by_place: Profile = []
+    time: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     values: pd.DataFrame = Field(default_factory=pd.DataFrame)
     weights: pd.DataFrame = Field(default_factory=pd.DataFrame)
     baseline: str | None = None
     baseline_length: float | None = None
-    differences: dict[str, Values] = Field(default_factory=dict)
+    differences: dict[str, Values] = {}
 
     @property
     def family(self) -> str:
         """The curve that the run lies on: its name without the value that tells points apart."""
-        matched = None if self.matched is None else self.matched.model_dump()
+        matched = self.matched.model_dump() if self.matched else None
         return family_name(self.method, self.changes, matched)
 
     @property
@@ -102,14 +107,10 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
         TemperaError: a path is not a directory, or there is no finished run.
     """
     places = [Path(path) for path in paths]
-    if not places:
-        raise TemperaError("the list of runs is empty: give run directories.", option="runs")
     for path in places:
         if not path.is_dir():
             raise TemperaError(
-                f"{path} is not a directory: give run directories, or a directory that contains "
-                "some.",
-                option="runs",
+                f"{path} is not a directory: give directories of runs.", option="runs"
             )
     runs = sorted({found.parent for path in places for found in path.rglob("run.json")})
     finished = [run for run in runs if (run / "metrics.json").is_file()]
@@ -150,31 +151,17 @@ def read_run(directory: Path) -> Run:
     path = directory / "metrics.json"
     content: Any = read_json(path)
     try:
-        settings, about = content["settings"], content["about"]
-        own = {name: settings.get(name) for name in ("method", "delta", "seed", "expected_length")}
-        found = {name: content[name] for name in content if name in Run.model_fields} | own
-        found |= {"directory": str(directory), "model": settings.get("model", "")}
-        found |= {name: about.get(name) for name in ("paper", "matched", "changes")}
-        found["machine"] = about.get("machine", "")
-        run = Run.model_validate(found | {"data": about.get("data", {}).get("preset")})
-    except (KeyError, TypeError, AttributeError, ValidationError) as problem:
-        raise TemperaError(
-            f"{path} is not an evaluation's result ({_misfit(problem)}): run it again."
-        ) from None
+        run = Run.model_validate({**content, "directory": str(directory)})
+    except (TypeError, ValidationError) as problem:
+        why = "it is another kind of file"
+        if isinstance(problem, ValidationError):
+            why = "{loc}: {msg}".format_map(problem.errors()[0])
+        raise TemperaError(f"{path} is not an evaluation's result ({why}): run it again.") from None
     table.include(run.metrics)
     frame = _prompts(directory / "results.parquet")
     run.texts = dict(zip(frame["id"], frame["text"], strict=True))
     run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
     return run
-
-
-def _misfit(problem: Exception) -> str:
-    if isinstance(problem, ValidationError):
-        first = problem.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return (
-        f"{problem} is missing" if isinstance(problem, KeyError) else "it is another kind of file"
-    )
 
 
 def _prompts(path: Path) -> pd.DataFrame:
@@ -206,9 +193,8 @@ def _paired(frame: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFram
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    exact = run.method != "eagle"
-    return (run.model, not run.plain, exact, run.family, run.delta or 0, str(run.seed or 0),
-            run.directory)  # fmt: skip
+    first = (run.model, not run.plain, run.method != "eagle")
+    return (*first, run.family, run.delta or 0, str(run.seed or 0), run.directory)
 
 
 def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
@@ -219,25 +205,21 @@ def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
         part: `metrics` or `differences`.
     """
     keys = [metric.key for metric in table.report_order()]
-    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high", "_n")]
+    ends = {"": "value", "_low": "low", "_high": "high", "_n": "n"}
+    names = [f"{key}{end}" for key in keys for end in ends]
     rows = []
     for run in runs:
         known: Mapping[str, Values] = getattr(run, part)
-        own = {name: getattr(run, name) for name in ("directory", "name", "family", "plain")}
-        about = {"images": run.images, "machine": run.machine, "data": run.data}
-        found = {
-            f"{key}{end}": known[key].get(name)
-            for key in keys
-            if key in known
-            for end, name in (("", "value"), ("_low", "low"), ("_high", "high"), ("_n", "n"))
-        }
+        own = ("directory", "name", "family", "plain", "model", "images", "machine", "data")
         settings = {  # LANTERN has an option and a metric `proximity`
             f"option_{name}" if name in names else name: value
             for name, value in run.settings.items()
         }
-        rows.append({**own, "model": run.model, **settings, **about, **found})
+        measured = {
+            f"{key}{end}": known[key].get(name) for key in known for end, name in ends.items()
+        }
+        rows.append({name: getattr(run, name) for name in own} | settings | measured)
     frame = pd.DataFrame(rows, dtype=object)
     last = [name for name in names if name in frame]
-    return frame[[*(name for name in frame if name not in last), *last]].astype(
-        dict.fromkeys(last, float)
-    )
+    frame = frame[[*(name for name in frame if name not in last), *last]]
+    return frame.astype(dict.fromkeys(last, float))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tempera.metrics import table
 from tempera.metrics.quality import ENOUGH
-from tempera.reporting.tables import interval, number, show
+from tempera.reporting.tables import cell, show
 
 FOR_FID = 256
 """Images below which the console shows no FID: it would be mostly bias."""
@@ -29,17 +29,17 @@ def print_run(
     """
     console = console or Console()
     metrics = result["metrics"]
-    for line in headline(metrics, math.prod(result["grid"])):
-        console.print(line, highlight=False, soft_wrap=True)
     known = [metric for metric in table.METRICS if metric.key in metrics]
     lines = []
     for metric in known if verbose else main_metrics(known, metrics):
         value, low, high, n = (
             metrics[metric.key].get(end) for end in ("value", "low", "high", "n")
         )
-        span = interval(low, high, n, metric.format) or "–"
-        lines.append([metric.heading, number(value, metric.format), span, str(int(n)), metric.unit])
-    shown = pd.DataFrame(lines, columns=["metric", "value", "95% interval", "n", ""])
+        text = cell(value, low, high, n, metric.format)
+        lines.append([metric.heading, text, str(int(n)), metric.unit])
+    shown = pd.DataFrame(lines, columns=["metric", "value (95% interval)", "n", ""])
+    for line in headline(metrics, math.prod(result["grid"])):
+        console.print(line, highlight=False, soft_wrap=True)
     show(shown if console.width >= 105 else shown.drop(columns=""), result["name"], console)
     for note in _notes(result, verbose):
         console.print(note, highlight=False, soft_wrap=True)
@@ -53,20 +53,17 @@ def headline(metrics: Metrics, length: int) -> list[str]:
         length: tokens of an image.
     """
     value = {key: one["value"] for key, one in metrics.items() if one["value"] is not None}
-    tokens = value["accepted_length"]
-    passes = value.get("target_passes", length / tokens)
+    passes = value.get("target_passes", length / value["accepted_length"])
     if not passes:
         return ["The draft's own images, without the target."]
     instead = "" if passes == length else f" instead of {length}"
     lines = [
         f"{length / passes:.2f} tokens per target pass: {passes:.0f} passes an image{instead}."
     ]
-    if value.get("efficiency") and tokens != 1:
+    if value.get("efficiency") and value["accepted_length"] != 1:
         cost = 1 / value["efficiency"]
-        lines += [
-            f"Here a round costs {cost:.1f} AR rounds: {value['speedup']:.1f}×.",
-            f"Break-even {cost:.1f} tokens.",
-        ]
+        lines.append(f"Here a round costs {cost:.1f} AR rounds: {value['speedup']:.1f}×.")
+        lines.append(f"Break-even {cost:.1f} tokens.")
     return lines
 
 
@@ -86,10 +83,8 @@ def _notes(result: Mapping[str, Any], verbose: bool) -> list[str]:
     notes = []
     images, time = result["images"], result["time"]
     measured = any(table.find(key).section == "quality" for key in result["metrics"])
-    if measured and images < ENOUGH:
+    if measured and images < FOR_FID:
         notes.append(f"KID, precision and recall need {ENOUGH} images, FID {FOR_FID}.")
-    elif measured and images < FOR_FID:
-        notes.append(f"FID needs {FOR_FID} images to mean something; this run has {images}.")
     if time:
         parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in time["parts"].items())
         notes.append(f"Time of a round: {parts}.")

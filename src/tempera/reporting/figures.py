@@ -5,22 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from tempera.runtime.files import replacing
 
-INK, PAPER, MUTED = (26, 26, 30), (255, 255, 255), (110, 110, 118)
 KEPT, DRAWN = (27, 94, 42), (178, 223, 165)
-COLUMNS, TILE, GAP, LINE, LINES = 6, 192, 12, 17, 4
-LETTER = 8
-"""Pixels that a letter of a caption takes, on average."""
+COLUMNS = 6
 
 
 def grid(
@@ -30,45 +25,17 @@ def grid(
     captions: Sequence[str],
     columns: int = COLUMNS,
 ) -> None:
-    """Write a titled grid of pictures (uint8 [3, H, W]), each above its caption."""
-    columns = max(1, min(columns, len(pictures)))
-    width = GAP + columns * (TILE + GAP)
-    heading = textwrap.wrap(title, max(20, width // 11))
-    texts = [_lines(caption) for caption in captions]
-    top, height = GAP + 26 * len(heading), TILE + LINE * max(map(len, texts)) + 2 * GAP
-    page = Image.new("RGB", (width, top + height * -(-len(pictures) // columns) + GAP), PAPER)
-    draw = ImageDraw.Draw(page)
-    draw.multiline_text((GAP, GAP - 4), "\n".join(heading), INK, font(18), spacing=6)
-    for place, (picture, lines) in enumerate(zip(pictures, texts, strict=True)):
-        row, column = divmod(place, columns)
-        x, y = GAP + column * (TILE + GAP), top + GAP + row * height
-        page.paste(enlarged(picture, TILE), (x, y))
-        draw.multiline_text((x, y + TILE + 5), "\n".join(lines), MUTED, font(13), spacing=3)
-    with replacing(path) as temporary:
-        page.save(temporary, format="PNG")
-
-
-def _lines(caption: str) -> list[str]:
-    """A caption that fits below a picture."""
-    wide = TILE // LETTER
-    return textwrap.wrap(caption[: wide * LINES * 2], wide, max_lines=LINES, placeholder="…") or [
-        ""
-    ]
-
-
-def enlarged(picture: NDArray[np.uint8], size: int) -> Image.Image:
-    """A picture (uint8 [3, H, W]) resized to a square of `size` pixels. Whole-number enlargements
-    keep sharp pixels; other sizes are smoothed.
-    """
-    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    smooth = image.width > size or size % image.width
-    way = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
-    return image.resize((size, size), way)
-
-
-def font(size: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's DejaVu Sans; unlike Pillow's default font it has Greek letters and signs."""
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
+    """Write a titled grid of pictures (uint8 [3, H, W]), each below its caption."""
+    columns = min(columns, len(pictures))
+    rows = -(-len(pictures) // columns)
+    figure = _figure(max(4, 1.6 * columns), 0.6 + 2 * rows, title)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel in panels:
+        panel.set_axis_off()
+    for panel, picture, caption in zip(panels, pictures, captions, strict=False):
+        panel.imshow(picture.transpose(1, 2, 0))
+        panel.set_title(textwrap.fill(caption, 26, max_lines=3, placeholder="…"), size=7)
+    _save(path, figure)
 
 
 def acceptance_map(path: Path, title: str, result: Mapping[str, Any]) -> None:

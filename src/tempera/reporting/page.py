@@ -1,7 +1,7 @@
 """report.html: runs on one self-contained page, which needs no network and no server.
 
 The page is page.html with its style, script, tables and, for several runs, the Vega chart inlined,
-and one JSON object that holds the runs, pictures and replays. Integer arrays are packed (`packed`).
+and one JSON object that holds the runs, pictures and replays.
 """
 
 import base64
@@ -29,14 +29,13 @@ from tempera.runtime.row_store import Row, Store
 
 SHOWN = 24
 """The page shows the pictures of this many prompts of each run, its first ones."""
-PICTURE_BUDGET, REPLAY_BUDGET = 6_000_000, 3_000_000
-"""Characters for pictures and for replays; they keep the whole page below 11 MB."""
-SCALE, LEAST = 1000, -65.535
-"""Log-probabilities are packed as thousandths of a nat, and clipped below at `LEAST`."""
-ENCODINGS = ((None, 100), (512, 80), (256, 80), (128, 75), (64, 60), (32, 10))
-"""Longest edge in pixels and quality of WebP, from the best to the smallest; 100 is lossless."""
-LOSSLESS_PIXELS = 128 * 128
-"""Pictures with more pixels are never stored losslessly."""
+REPLAY_BUDGET = 6_000_000
+"""Characters for replays, about as many as the pictures of 30 runs take."""
+REPLAYED = ("rows", "columns", "place", "origin", "nodes", "proposed", "order", "tokens", "drafted",
+            "parent", "fate")  # fmt: skip
+MOST = 65_535
+SMALL, EDGE = 128, 256
+"""Longest edge in pixels of pictures that are stored without loss, and of all."""
 
 
 def write(
@@ -86,35 +85,32 @@ def _embedded(value: object) -> str:
 def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     """The data that the page's script shows, and sentences about what is left out."""
     problems: list[str] = []
-    stored = [_stored(run, problems) for run in runs]
-    count = sum(len(run.texts) for run in runs)
-    size = sum(len(json.dumps(packed_replay(one, None))) for rows in stored for one in rows[:1])
-    kept = min(SHOWN, REPLAY_BUDGET // max(size, 1))
-    if any(len(rows) > kept for rows in stored):
+    replays = [_replays(run, problems) for run in runs]
+    size = sum(len(json.dumps(one)) for rows in replays for one in [*rows.values()][:1])
+    kept = REPLAY_BUDGET // max(size, 1)
+    if any(len(rows) > kept for rows in replays):
         problems.append(f"Replays of the first {kept} prompts only, to keep the page small.")
     numbers: dict[str, int] = {}
     shown = []
-    for run, rows in zip(runs, stored, strict=True):
-        replays = {row["id"]: row for row in rows[:kept]}
+    for run, rows in zip(runs, replays, strict=True):
         prompts = []
-        for name, text in _first(run):
-            prompt: dict[str, Any] = {"id": name, "text": text, "picture": None, "replay": None}
-            size_of = None
+        for place, (name, text) in enumerate(_first(run)):
+            prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
+            prompt["replay"] = replay = rows.get(name) if place < kept else None
             try:
                 picture = read_picture(picture_path(Path(run.directory), name))
-                address = _address(picture, PICTURE_BUDGET // min(count, SHOWN * len(runs)))
-                prompt["picture"] = numbers.setdefault(address, len(numbers))
-                size_of = picture.shape[1:]
+                prompt["picture"] = numbers.setdefault(_address(picture), len(numbers))
+                if replay:
+                    replay["blank"] = blank_columns(replay, picture.shape[1:])
             except TemperaError as problem:
                 problems.append(f"Not shown: {problem}")
-            if name in replays:
-                prompt["replay"] = packed_replay(replays[name], size_of)
             prompts.append(prompt | {"length": _length(run, name)})
         shown.append(_run(run, runs) | {"prompts": prompts})
+    known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
     metrics = [
         {"key": metric.key, "heading": metric.heading}
         for metric in table.report_order()
-        if any(np.isfinite(run.value(metric.key)) for run in runs)
+        if metric.key in known
     ]
     chart = None
     if len(runs) > 1 and metrics:
@@ -152,75 +148,43 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _stored(run: Run, problems: list[str]) -> list[Row]:
-    """The replays of the prompts that a run shows."""
+def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
+    """The replays of the prompts that a run shows, by id: what `REPLAYED` names of the rows of
+    `tempera.decoding.replay.replays`. Of continuous tokens there are neither ids nor probabilities.
+    """
     try:
         rows = Store(Path(run.directory) / REPLAYS, COLUMNS).rows()
-        found = [rows[name] for name, _ in _first(run) if name in rows]
-        for row in found:
-            packed_replay(row, None)
-    except (TemperaError, KeyError, TypeError, ValueError, OverflowError) as problem:
+        return {name: _replay(rows[name]) for name, _ in _first(run) if name in rows}
+    except (TemperaError, KeyError, TypeError, ValueError) as problem:
         why = problem if isinstance(problem, TemperaError) else misfit(problem)
         problems.append(f"Replays of {run.directory} left out: {why}")
-        return []
-    return found
+        return {}
 
 
-def packed(values: Sequence[int]) -> str:
-    """Pack non-negative integers: their width in bytes (1, 2 or 4), a colon, and base64 of the
-    little-endian array. [1, 2] in two bytes each is `2:AQACAA==`.
+def _replay(row: Row) -> Row:
+    """A replay as JSON, with log-probabilities as positive thousandths of a nat, at most `MOST`."""
+    shown = {name: row[name] for name in REPLAYED if row.get(name)} | {"blank": 0}
+    if "tokens" in row:
+        nats = np.nan_to_num(-1000 * np.array(row["logprob"], float), nan=MOST, posinf=MOST)
+        shown["logprob"] = nats.clip(0, MOST).astype(int).tolist()
+    return shown
+
+
+def blank_columns(replay: Row, size: tuple[int, ...]) -> int:
+    """Token columns at the right that have no pixels, as the proportions of the picture show: 1 if
+    lines end with a token, else 0.
     """
-    largest = max(values, default=0)
-    width = 1 if largest < 2**8 else 2 if largest < 2**16 else 4
-    numbers = np.array(values, np.int64).astype(f"<u{width}")
-    return f"{width}:" + base64.b64encode(numbers.tobytes()).decode("ascii")
-
-
-PACKED = ("place", "origin", "nodes", "proposed", "order", "tokens", "drafted", "fate")
-
-
-def packed_replay(replay: Row, size: tuple[int, ...] | None) -> dict[str, Any]:
-    """A row of `tempera.decoding.replay.replays` for the page. Of continuous tokens there are
-    neither ids nor probabilities.
-
-    Args:
-        replay: the row.
-        size: height and width of the picture. Its proportions show whether the last column of
-            tokens has no pixels (line ends).
-    """
-    result: dict[str, Any] = {name: replay[name] for name in ("rows", "columns")}
-    result["blank"] = blank_columns(replay, size)
-    result |= {name: packed(replay[name]) for name in PACKED if replay.get(name)}
-    if replay.get("drafted"):
-        result["parent"] = packed([1 + parent for parent in replay["parent"]])
-    if "tokens" in replay:
-        logprobs = [LEAST if one is None else min(max(one, LEAST), 0) for one in replay["logprob"]]
-        result["logprob"] = packed([round(-SCALE * one) for one in logprobs])
-    return result
-
-
-def blank_columns(replay: Row, size: tuple[int, ...] | None) -> int:
-    """Token columns at the right that have no pixels: 1 if lines end with a token, else 0."""
-    if size is None:
-        return 0
     return int(round(size[1] * replay["rows"] / size[0]) == replay["columns"] - 1)
 
 
-def _address(picture: Picture, room: int) -> str:
-    """A picture as a `data:` URL, in the best encoding that takes no more than `room` characters,
-    or in the smallest.
-    """
-    large = picture[0].size > LOSSLESS_PIXELS
-    for edge, quality in ENCODINGS[large:]:
-        image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-        if edge is not None:
-            image.thumbnail((edge, edge), Image.Resampling.LANCZOS)
-        file = io.BytesIO()
-        image.save(file, "WEBP", lossless=quality == 100, quality=quality)
-        text = base64.b64encode(file.getvalue()).decode("ascii")
-        if len(text) <= room:
-            break
-    return f"data:image/webp;base64,{text}"
+def _address(picture: Picture) -> str:
+    """A picture as a `data:` URL: a small one as it is, another within `EDGE` pixels."""
+    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    small = max(image.size) <= SMALL
+    image.thumbnail((EDGE, EDGE), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    image.save(file, "WEBP", lossless=small, quality=100 if small else 75)
+    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _first(run: Run) -> list[tuple[str, str]]:

@@ -21,14 +21,6 @@
     node.append(...children.filter((child) => child !== null));
     return node;
   }
-  function unpack(text) {
-    const [width, body] = text.split(":");
-    const bytes = Uint8Array.from(atob(body), (sign) => sign.charCodeAt(0));
-    const kinds = { 1: "getUint8", 2: "getUint16", 4: "getUint32" };
-    const view = new DataView(bytes.buffer);
-    const count = bytes.length / width;
-    return Array.from({ length: count }, (_, i) => view[kinds[width]](i * width, true));
-  }
   const unique = (values) => [...new Set(values)];
   const models = unique(data.runs.map((run) => run.model));
   const seeds = unique(data.runs.map((run) => run.seed));
@@ -135,9 +127,8 @@
   // ---- one picture: its tokens and its replay --------------------------------------------------
 
   class Replay {
-    constructor(packed) {
-      for (const [name, value] of Object.entries(packed))
-        this[name] = typeof value === "string" ? unpack(value) : value;
+    constructor(columns) {
+      Object.assign(this, columns);
       const firsts = this.place.flatMap((place, token) => (place === 1 ? [token] : []));
       this.length = this.place.length;
       this.rounds = firsts.length;
@@ -164,7 +155,7 @@
       const [from, to] = [this.nodeStarts[round - 1], this.nodeStarts[round]];
       const found = [];
       for (let node = from; node < to; node++) {
-        const parent = this.parent[node] - 1;
+        const parent = this.parent[node];
         const depth = parent < 0 ? 1 : found[parent].depth + 1;
         found.push({ depth, token: this.drafted[node], fate: this.fate[node] });
       }

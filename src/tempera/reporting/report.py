@@ -7,12 +7,12 @@ the same files.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
@@ -22,12 +22,10 @@ from tempera.reporting.collect import Run, results
 from tempera.reporting.figures import grid
 from tempera.reporting.tables import Section, escaped, markdown, texts
 from tempera.runtime.files import replacing_all, write_text
-from tempera.runtime.image_files import picture_path, read_picture
+from tempera.runtime.image_files import Picture, picture_path, read_picture
 
 PICTURES = 8
 """Prompts shown on comparison.png."""
-UNREADABLE: NDArray[np.uint8] = np.full((3, 1, 1), 225, np.uint8)
-"""Shown in place of a picture whose file is damaged."""
 
 
 def write_report(
@@ -55,13 +53,12 @@ def write_report(
     warnings = cautions(runs, unfinished, damaged)
     with replacing_all(output) as place:
         figures = pareto.write(frame, place)
-        unreadable = _comparison(place / "comparison.png", runs)
+        _comparison(place / "comparison.png", runs)
         if (place / "comparison.png").is_file():
             figures.append(place / "comparison.png")
         text = frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")
         write_text(place / "results.csv", text)
-        lost = [f"Left out because damaged: {one}" for one in unreadable]
-        text = report_markdown(runs, sections, output, figures, [*warnings, *lost])
+        text = report_markdown(runs, sections, output, figures, warnings)
         write_text(place / "report.md", text)
         page.write(place / "report.html", runs, sections, warnings)
     names = ["results.csv", "report.md", "report.html", *(path.name for path in figures)]
@@ -138,28 +135,16 @@ def report_markdown(
     figures: Sequence[Path] = (),
     warnings: Sequence[str] = (),
 ) -> str:
-    """The report as Markdown: the sections, figures, and links to each run's files."""
+    """The report as Markdown: the sections, figures, and a link to each run's page."""
     parts = ["# Evaluation report", *(f"> {escaped(one)}" for one in warnings)]
     for one in sections:
         parts += [f"## {escaped(one.title)}", escaped(one.text), markdown(one.table)]
         parts += [f"> {escaped(note)}" for note in one.notes]
     parts += [f"![{figure.stem}]({quote(figure.name)})" for figure in figures]
-    parts += ["## Runs", "\n".join(_links(run, output) for run in runs)]
+    links = [(run.name, Path(os.path.relpath(run.directory, output))) for run in runs]
+    pages = [f"- [{escaped(name)}]({quote(link.as_posix())}/report.html)" for name, link in links]
+    parts += ["## Runs", "\n".join(pages)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _links(run: Run, output: Path) -> str:
-    """A line of links to a run's files."""
-    directory = Path(run.directory)
-    link = quote(Path(os.path.relpath(directory, output)).as_posix())
-    files = {
-        "pictures": "grid.png",
-        "acceptance map": "acceptance_map.png",
-        "accepted tokens": "accepted.png",
-        "all metrics": "metrics.json",
-    }
-    links = [f"[{title}]({link}/{file})" for title, file in files.items()]
-    return f"- {escaped(run.name)}: {', '.join(links)}"
 
 
 def cautions(
@@ -183,21 +168,18 @@ def cautions(
     return [*found, *(f"Left out because damaged: {problem}" for problem in damaged)]
 
 
-def _comparison(path: Path, runs: Sequence[Run]) -> list[str]:
+def _comparison(path: Path, runs: Sequence[Run]) -> None:
     """Draw each run's pictures of the first prompts that all have, a line a run; nothing if there
-    are none. Returns a sentence about each unreadable picture.
+    are none.
     """
-    everywhere = set[str].intersection(*(set(run.texts) for run in runs))
-    shared = [name for name in runs[0].texts if name in everywhere][:PICTURES]
-    pictures, captions, problems = [], [], []
-    for run in runs:
-        for name in shared:
-            try:
-                pictures.append(read_picture(picture_path(Path(run.directory), name)))
-            except TemperaError as problem:
-                pictures.append(UNREADABLE)
-                problems.append(str(problem))
-            captions.append(f"{run.name}: {run.texts[name]}")
-    if shared:
-        grid(path, "The same prompts under every run", pictures, captions, len(shared))
-    return problems
+    lines: dict[str, list[Picture]] = {}
+    for name, text in runs[0].texts.items():
+        if len(lines) < PICTURES:
+            with suppress(TemperaError):  # a damaged one is named by the page
+                lines[text] = [
+                    read_picture(picture_path(Path(run.directory), name)) for run in runs
+                ]
+    if lines:
+        pictures = [picture for line in zip(*lines.values(), strict=True) for picture in line]
+        captions = [f"{run.name}: {text}" for run in runs for text in lines]
+        grid(path, "The same prompts under every run", pictures, captions, len(lines))

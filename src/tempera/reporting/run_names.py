@@ -22,12 +22,8 @@ def family_name(
             whose free parameter (`option`) tells its points apart as well.
     """
     apart = {"delta", (matched or {}).get("option")}
-    return " ".join(
-        [
-            method,
-            *(f"{name}={_short(value)}" for name, value in changes.items() if name not in apart),
-        ]
-    )
+    shown = [f"{name}={_short(value)}" for name, value in changes.items() if name not in apart]
+    return " ".join([method, *shown])
 
 
 def run_name(

@@ -37,19 +37,12 @@ def number(value: float | None, form: str) -> str:
     return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
 
 
-def interval(low: float | None, high: float | None, n: float | None, form: str) -> str:
-    """An interval as text; empty if it is unknown, infinite, or of few values."""
-    ends = np.array([low, high], float)
-    if not np.isfinite(ends).all() or (n is not None and n < FEW):
-        return ""
-    return f"{number(low, form)} … {number(high, form)}"
-
-
 def cell(value: float | None, low: float | None, high: float | None, n: float | None,
          form: str) -> str:  # fmt: skip
-    """A value with its interval in brackets, if it has one."""
-    span = interval(low, high, n, form)
-    return number(value, form) + (f" ({span})" if span else "")
+    """A value with its interval in brackets, unless that is unknown, infinite, or of few values."""
+    if not np.isfinite(np.array([low, high], float)).all() or (n is not None and n < FEW):
+        return number(value, form)
+    return f"{number(value, form)} ({number(low, form)} … {number(high, form)})"
 
 
 def texts(frame: pd.DataFrame, metrics: Sequence[Metric], form: str | None = None) -> pd.DataFrame:
@@ -77,13 +70,8 @@ def escaped(text: str) -> str:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A table of text as Markdown."""
-    names = {name: escaped(name) for name in frame}
-    text: str = (
-        frame.map(escaped)
-        .rename(columns=names)
-        .to_markdown(index=False, tablefmt="pipe", disable_numparse=True)
-    )
-    return text
+    shown = frame.map(escaped).rename(columns=escaped)
+    return str(shown.to_markdown(index=False, tablefmt="pipe", disable_numparse=True))
 
 
 def page(frame: pd.DataFrame) -> str:
