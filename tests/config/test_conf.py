@@ -34,7 +34,6 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_directory import write_network
 from tempera.shapes import networks
-from tempera.targets.llamagen import to_official
 from tempera.training.losses import AcceptanceLoss, EagleLoss
 
 SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -190,8 +189,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tiny_target().network,
         networks.TextEncoder(6, 8, layers=1, heads=2),
     )
-    state = to_official(network.state_dict(), network.config.num_attention_heads)
-    write_network(directory, state, networks.target_config(network))
+    write_network(directory, network.state_dict(), networks.target_config(network))
     write_network(directory / "text_encoder", encoder.state_dict(), encoder.config)
     return directory
 

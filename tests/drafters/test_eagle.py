@@ -33,7 +33,7 @@ from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.runtime.network_directory import write_network
 from tempera.shapes.networks import TextEncoder, load_smaller, target_config
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
 
 def images(target, drafter):
@@ -162,7 +162,7 @@ def smaller(tmp_path):
     torch.manual_seed(0)
     config = LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4)
     network, encoder = lively(LlamaGen(config)), TextEncoder(4, 4, 1, 1)
-    write_network(tmp_path, to_official(network.state_dict(), 1), target_config(network))
+    write_network(tmp_path, network.state_dict(), target_config(network))
     write_network(tmp_path / "text_encoder", encoder.state_dict(), encoder.config)
     return load_smaller(tmp_path)
 
@@ -178,7 +178,7 @@ def test_a_smaller_model_may_have_another_dtype_and_is_as_fast_as_the_target(
         getattr(target, way)()
     drafter = build_independent(smaller, target, Tree.chain(3), dtype)
     draft, rounded = drafter.model.draft, getattr(torch, dtype)
-    assert (draft.fused, draft.compiled) == (target.fused, target.compiled) == (bool(ways),) * 2
+    assert (draft.packed, draft.compiled) == (target.packed, target.compiled) == (bool(ways),) * 2
     weight = draft.head.linear.weight
     assert weight.dtype == (torch.float32 if dtype == "float16" else rounded)
     assert torch.equal(weight.float(), weight.to(rounded).float())

@@ -38,7 +38,7 @@ def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
     options = [f"method={name.split()[0]}", *METHODS[name], "device=cuda", "dtype=float32"]
     cfg = composed(*options)
     target: Any = build_target(cfg)
-    target.fuse()
+    target.pack()
     if compiled:
         target.compile()
     drafter = build_drafter(cfg, target)

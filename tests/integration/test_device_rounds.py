@@ -130,7 +130,7 @@ def neighbours(codebook: Any, count: int) -> Neighbours:
 def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
     """A second model of the family as the draft."""
     draft: Any = build_target(cfg)
-    draft.fuse()
+    draft.pack()
     return StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(3))
 
 
@@ -142,7 +142,7 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
     methods = METHODS if name == "llamagen_text" else {one: METHODS[one] for one in EVERYWHERE}
     with without_weights(composed(*options)) as (sized, _):
         target: Any = build_target(sized)
-        target.fuse()
+        target.pack()
         for method, choices in methods.items():
             cfg = composed(f"method={method.split()[0]}", *choices)
             alone = method == "independent"

@@ -49,8 +49,9 @@ from tempera.rules.standard import Exact
 from tempera.runtime.network_directory import write_network
 from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, to_official
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.token_format import FORBIDDEN
+from tempera.training.teacher_forcing import teach
 
 
 @pytest.fixture(autouse=True)
@@ -189,15 +190,11 @@ def test_logits_and_guidance_equal_a_float64_computation(
 
 def test_llamagen_equals_a_float64_computation(targets: dict[str, Any]) -> None:
     target, prompts = targets["llamagen_text"], ["a cat", "a dog"]
-    features, _ = target.conditioner(prompts)
+    features, keep = target.conditioner(prompts)
     state = llamagen_state(24, caption=8)
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
-    _, hidden, _ = target.network(
-        features, torch.ones(2, 6, dtype=torch.bool), torch.zeros(2, dtype=torch.bool), codes
-    )
-    wanted = reference_logits(
-        state, features, torch.ones(2, 6, dtype=torch.bool), codes, grid=(4, 4)
-    )
+    hidden = teach(target, prompts, codes, torch.zeros(2, dtype=torch.bool)).hidden
+    wanted = reference_logits(state, features, keep, codes, grid=(4, 4))
     assert (target.head.lm_logits(hidden) - wanted).abs().max() < 1e-5
 
 
@@ -262,8 +259,8 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
             target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4
         )
         network, encoder = lively(LlamaGen(sizes)), TextEncoder(4, 4, 1, 1)
-        state, place = to_official(network.state_dict(), 1), directory / "smaller"
-        write_network(place, state, target_config(network))
+        place = directory / "smaller"
+        write_network(place, network.state_dict(), target_config(network))
         write_network(place / "text_encoder", encoder.state_dict(), encoder.config)
     return found
 

@@ -32,7 +32,7 @@ def decoded(model: str, compile: bool, batches: list[list[str]], device: str = "
     sampling = Sampling(3.0, temperature=2.0, top_k=7)
     target = TransformerTarget(network, captions, sampling, forced=forced, granularity=4)
     if compile:
-        target.fuse()
+        target.pack()
         target.compile()
     drafter = NoDraft() if model == "ar" else DRAFTS[model](target)
     images, found, score = [], [], target.score

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tempera.targets import packed_linear
-from tempera.targets.packed_linear import PackedLinear, joined, packs
+from tempera.targets.packed_linear import PackedLinear, packs
 
 
 def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
@@ -41,13 +41,6 @@ def test_a_copy_in_another_dtype_has_the_weights_rounded(small, monkeypatch):
     half = nn.functional.linear(x.double(), weight.half().double(), b.half().double())
     copy = PackedLinear(weight, b).to_dtype(torch.float16).to_dtype(torch.float64)
     torch.testing.assert_close(copy(x.double()), half)
-
-
-@torch.no_grad()
-def test_joined_projections_follow_each_other():
-    first, second, x = nn.Linear(40, 24), nn.Linear(40, 8), torch.randn(3, 40)
-    expected = torch.cat([first(x), second(x)], -1)
-    torch.testing.assert_close(joined(first, second)(x), expected)
 
 
 def test_what_onednn_does_not_multiply_faster_is_not_packed():

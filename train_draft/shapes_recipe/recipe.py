@@ -28,7 +28,7 @@ from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
 from tempera.shapes.clip import TINY_CLIP
 from tempera.shapes.networks import load_tokenizer, target_config
-from tempera.targets.llamagen import LlamaGenConfig, to_official
+from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.trainer import DRAFT
 
 Metrics = dict[str, float]
@@ -150,8 +150,7 @@ def _train_target(
 ) -> Metrics:
     vq = load_tokenizer(output / "tokenizer")
     model, metrics = target.train_target(settings, vq, run, config)
-    official = to_official(model.network.state_dict(), config.num_attention_heads)
-    write_half(output / name, official, target_config(model.network))
+    write_half(output / name, model.network, target_config(model.network))
     write_half(output / text, model.text, model.text.config)
     return metrics
 

@@ -27,7 +27,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     plan = instantiate(cfg.plan)
     target: Any = build.build_target(cfg)
     if not continuous:
-        target.fuse()
+        target.pack()
     console = Console()
     with console.status("timing") as status:
         report = benchmark.measure(

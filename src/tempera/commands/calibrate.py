@@ -26,7 +26,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     calibration.check_place(path)
     measured_with, prompts = instantiate(cfg.measured_with), instantiate(cfg.data)
     target: Any = build.build_target(cfg)
-    target.fuse()
+    target.pack()
     drafter, device = build.build_drafter(cfg, target), build.parse_device(cfg.device)
     found = calibration.record(target, drafter, prompts, cfg.seed, device, cfg.batch_size)
     calibration.save_statistics(path, found, measured_with)

@@ -127,7 +127,7 @@ def make_fast(cfg: DictConfig, target: Any) -> None:
     drafts that are built on it afterwards. Continuous models do not change.
     """
     if cfg.model.get("tokens", "discrete") == "discrete":
-        target.fuse()
+        target.pack()
     if cfg.compile:
         target.compile()
 

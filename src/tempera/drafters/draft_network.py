@@ -26,11 +26,11 @@ from tempera.runtime.network_directory import (
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough
 from tempera.runtime.processor import arithmetic
+from tempera.targets import attention
 from tempera.targets.cache import KVCache
 from tempera.targets.forward import check_layers
-from tempera.targets.merged_layer import merge
 from tempera.targets.network import TargetNetwork, decoder_layer
-from tempera.targets.packed_linear import joined
+from tempera.targets.packed_linear import PackedLinear, pack
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -148,16 +148,17 @@ class DraftNetwork(nn.Module, ABC):
         return x
 
     def for_decoding(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """A copy for decoding: the same arithmetic with fewer and larger products (`merged_layer`).
-        For the dtype see `processor.arithmetic`.
+        """A copy for decoding, with packed weights (`packed_linear`); for the dtype see
+        `processor.arithmetic`.
         """
         made = copy.deepcopy(self).to(device, dtype).to(arithmetic(dtype, device))
         made.eval().requires_grad_(False)
         if not made.features:  # else drafted tokens need a part of its columns
-            made.fc = joined(made.fc)  # type: ignore[arg-type]
+            made.fc = PackedLinear(made.fc.weight, made.fc.bias)  # type: ignore[arg-type]
         for index, layer in enumerate(made.layers):
             layer.self_attn.layer_idx = index
-            merge(layer)
+            pack(layer)
+            attention.use(layer.self_attn)
         return made
 
     @classmethod

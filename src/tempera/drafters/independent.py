@@ -152,8 +152,8 @@ def build_independent(
     draft = smaller.target(
         network=network, conditioner=text_encoder.encode, sampling=target.sampling
     )
-    if target.fused:
-        draft.fuse()
+    if target.packed:
+        draft.pack()
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

@@ -12,19 +12,16 @@ from tempera.runtime.torchvision import import_torchvision
 import_torchvision()
 
 from transformers import LlamaConfig, LlamaModel  # noqa: E402
-from transformers.models.llama.modeling_llama import (  # noqa: E402
-    LlamaDecoderLayer,
-    apply_rotary_pos_emb,
-)
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: E402
 
 __all__ = [
     "LlamaConfig",
     "LlamaDecoderLayer",
     "LlamaModel",
-    "apply_rotary_pos_emb",
 ]
 
 _LATER = {
+    "AttentionInterface": "transformers",
     "BlipTextConfig": "transformers.models.blip.configuration_blip",
     "BlipTextModel": "transformers.models.blip.modeling_blip_text",
     "BlipVisionConfig": "transformers.models.blip.configuration_blip",

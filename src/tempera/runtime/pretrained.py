@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,6 @@ def sizes_only() -> Iterator[list["PretrainedFiles"]]:
 def are_sizes_enough() -> bool:
     """Whether this is inside `sizes_only`."""
     return _NOTED.get() is not None
-
-
-@runtime_checkable
-class HasTables(Protocol):
-    """A module with tables that are not part of weight files, such as rotary angles."""
-
-    def reset_tables(self, device: torch.device) -> None:
-        """Compute the tables on a device."""
 
 
 _ONLY = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
@@ -253,8 +245,7 @@ def load_pretrained(
         state |= read_tensors(path, skip_objects=True)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(ignore))}
     fill(network, translate(state) if translate else state, found[0])
-    finish(network, torch.device("cpu"))
-    return network
+    return network.eval().requires_grad_(False)
 
 
 def on_meta(make: Callable[[], NetworkType]) -> NetworkType:
@@ -275,12 +266,4 @@ def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed
                 tensor.normal_(0, 0.02, generator=generator)
             else:
                 tensor.fill_(1.0 if name.endswith(("weight", "running_var")) else 0.0)
-    finish(network, device)
-
-
-def finish(network: nn.Module, device: torch.device) -> None:
-    """Compute the buffers that are not part of the files, and freeze the network."""
-    for module in network.modules():
-        if isinstance(module, HasTables):
-            module.reset_tables(device)
     network.eval().requires_grad_(False)

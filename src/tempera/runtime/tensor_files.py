@@ -1,6 +1,7 @@
 """Files of named tensors: read without running code, checked, and put into a network."""
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,6 +106,16 @@ def named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:
         if tensors:
             return tensors
     raise TemperaError(f"{path} holds no named tensors: give the file that was published.")
+
+
+def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors under other names: in each name every regular expression is replaced."""
+    result = {}
+    for name, tensor in state.items():
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor
+    return result
 
 
 def fill(network: nn.Module, state: Mapping[str, Tensor], source: Path | str) -> None:

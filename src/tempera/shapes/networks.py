@@ -14,7 +14,7 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel, read_vq
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.shapes.world import WORDS
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_official
+from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_meta
 
 SHIPPED = Path(__file__).resolve().with_name("weights")
 """Where the package keeps the trained weights."""
@@ -94,13 +94,13 @@ def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextE
 
 
 def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
-    """The shipped target, frozen; its file is in LlamaGen's official key layout."""
+    """The shipped target, frozen; its file is in LlamaGen's official key layout or in our own."""
 
     def build(values: dict[str, Any]) -> LlamaGen:
         return LlamaGen(parse_sizes(LlamaGenConfig, values))
 
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
-        return from_official(state, network.config.num_attention_heads)
+        return from_meta(state, network.config.num_attention_heads)
 
     network = read_network(directory, build, "a LlamaGen", OTHER_WEIGHTS, translate)
     return network.eval().requires_grad_(False)

@@ -108,15 +108,8 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     config = ChameleonConfig(**sizes, vocabulary_map={})
     model = ChameleonModel(config)
     del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
-    model.rotary_emb = Rotary.of(config)
+    model.rotary_emb = Rotary(config)
     return SharedVocabularyLM(model, config, spec, "chameleon")
-
-
-_TOP_KEYS = {
-    "tok_embeddings.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -135,7 +128,7 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
         TemperaError: the norms are those of another number of partitions.
     """
     heads, partitions = sizes["num_attention_heads"], sizes.get("model_parallel_size")
-    result = from_meta(state, heads, _TOP_KEYS)
+    result = from_meta(state, heads)
     for name, tensor in result.items():
         if ".self_attn.q_norm." in name or ".self_attn.k_norm." in name:
             rows = tensor.reshape(-1, tensor.shape[-1])

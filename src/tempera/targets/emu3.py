@@ -77,7 +77,7 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
     config = Emu3TextConfig(**sizes, attention_dropout=0.0)
     model = Emu3TextModel(config)
-    model.rotary_emb = Rotary.of(config)
+    model.rotary_emb = Rotary(config)
     return SharedVocabularyLM(model, config, spec, "emu3")
 
 

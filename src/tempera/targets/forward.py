@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tempera.decoding.trees import Frontier, Tree
 from tempera.errors import TemperaError
+from tempera.targets import attention
 from tempera.targets.cache import KVCache, Layout, head_size
 from tempera.targets.compiled import StepFunction, compile_step
 from tempera.targets.masks import causal_mask
-from tempera.targets.merged_layer import merge
 from tempera.targets.network import TargetNetwork
+from tempera.targets.packed_linear import pack
 from tempera.targets.prompt_state import PromptState
 
 ROOM = 64
@@ -40,7 +41,7 @@ class Session:
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E]; set by
             `begin`.
         cache: the KV cache.
-        fused: whether the projections of the decoder layers are merged.
+        packed: whether the weights of the decoder layers are packed.
         compiled: whether the steps of a round are compiled.
     """
 
@@ -56,18 +57,20 @@ class Session:
         attention = network.model.layers[0].self_attn
         self._head_dim = attention.head_dim
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
-        self.fused = self.compiled = False
+        self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._pass: StepFunction = _run_layers
         self._room = 0
         self.cache = self.new_cache(len(network.model.layers))
 
-    def fuse(self) -> None:
-        """Merge the projections of the decoder layers, if these are of a known class. The network
-        then serves decoding alone: its weights can no longer be trained or saved.
+    def pack(self) -> None:
+        """Pack the weights of the decoder layers. The network then serves decoding alone: its
+        weights can no longer be trained or saved.
         """
-        merged = [merge(layer) for layer in self.network.model.layers]
-        self.fused = all(merged)
+        for layer in self.network.model.layers:
+            pack(layer)
+            attention.use(layer.self_attn)
+        self.packed = True
         self.cache = self.new_cache(self.cache.layers)
 
     def compile(self) -> None:
@@ -99,7 +102,7 @@ class Session:
     def new_cache(self, layers: int, dtype: torch.dtype | None = None) -> KVCache:
         """A cache for keys and values of the network's heads, by default in its dtype."""
         dtype = dtype or self.dtype
-        size = head_size(self._head_dim, dtype, self.device) if self.fused else self._head_dim
+        size = head_size(self._head_dim, dtype, self.device) if self.packed else self._head_dim
         return KVCache(
             layers, self._kv_heads, size, dtype=dtype, device=self.device, static=self.compiled
         )

@@ -116,7 +116,7 @@ class Janus(SharedVocabularyLM):
     def __init__(self, config: Any, spec: ModelSpec, code_dim: int = 8) -> None:
         super().__init__(LlamaModel(config), config, spec, "janus")
         width = config.hidden_size
-        self.model.rotary_emb = Rotary.of(config)
+        self.model.rotary_emb = Rotary(config)
         self.model.norm = ImageStates(self.model.norm, width)
         self.codes = nn.Embedding(spec.codes, code_dim)
         self.aligner = CodeAligner(code_dim, width)

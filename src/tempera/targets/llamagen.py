@@ -6,6 +6,8 @@ checkpoints' key layout is translated on load. Notation: R rows, T condition tok
 feature width, H hidden size, V codebook size, S sequence length.
 """
 
+import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
-from tempera.targets.masks import causal_mask
+from tempera.runtime.tensor_files import renamed
 from tempera.targets.network import DecoderLayer
 from tempera.targets.token_format import patches
 
@@ -94,50 +96,23 @@ class GridRotary(nn.Module):
     official weights to that order.
     """
 
-    cos: Tensor
-    sin: Tensor
-
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("cos", torch.zeros(0), persistent=False)
-        self.register_buffer("sin", torch.zeros(0), persistent=False)
-        self.reset_tables(self.cos.device)
-
-    def reset_tables(self, device: torch.device) -> None:
-        """Compute the tables cos and sin, [T + length, head_dim], on a device."""
-        config, quarter = self.config, self.config.head_dim // 4
-        freqs = 1.0 / config.rope_base ** (torch.arange(quarter, device=device).float() / quarter)
-        sides = [torch.arange(side, device=device) for side in config.grid]
-        rows, columns = torch.meshgrid(*sides, indexing="ij")
-        angles = torch.cat(
-            [rows.flatten()[:, None] * freqs, columns.flatten()[:, None] * freqs], -1
-        ).repeat(1, 2)
-        blank = torch.zeros(config.prefix_length, config.head_dim, device=device)
-        self.cos, self.sin = torch.cat([blank, angles.cos()]), torch.cat([blank, angles.sin()])
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [R, S], 0 being the first condition token → cos, sin [R, S, head_dim] in
         the dtype of `x`.
         """
-        cos, sin = (nn.functional.embedding(position_ids, part) for part in (self.cos, self.sin))
-        return cos.to(x.dtype), sin.to(x.dtype)
-
-
-class CaptionProjection(nn.Module):
-    """Caption features to condition tokens: fc → GELU (tanh) → fc, without biases."""
-
-    def __init__(self, inner: int, outer: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = (
-            nn.Linear(inner, outer, bias=False),
-            nn.Linear(outer, outer, bias=False),
+        quarter = self.config.head_dim // 4
+        freqs = 1.0 / self.config.rope_base ** (
+            torch.arange(quarter, device=x.device).float() / quarter
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features [..., D] → [..., H]."""
-        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
-        return out
+        place = (position_ids - self.config.prefix_length)[..., None]
+        row, column = place // self.config.grid[1], place % self.config.grid[1]
+        angles = torch.cat([row * freqs, column * freqs], -1).repeat(1, 1, 2)
+        cos, sin = angles.cos() * (place >= 0), angles.sin() * (place >= 0)
+        return cos.to(x.dtype), sin.to(x.dtype)
 
 
 class LlamaGen(nn.Module):
@@ -154,7 +129,11 @@ class LlamaGen(nn.Module):
         self.model.rotary_emb = GridRotary(config)  # type: ignore[assignment]
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.caption_dim is not None:
-            self.caption_projection = CaptionProjection(config.caption_dim, config.hidden_size)
+            fc1 = nn.Linear(config.caption_dim, config.hidden_size, bias=False)
+            fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+            self.caption_projection = nn.Sequential(
+                OrderedDict(fc1=fc1, gelu=nn.GELU("tanh"), fc2=fc2)
+            )
             self.null_caption = nn.Parameter(
                 torch.randn(config.prefix_length, config.caption_dim) / config.caption_dim**0.5
             )
@@ -189,35 +168,6 @@ class LlamaGen(nn.Module):
         """The prompt's padding, bool [R, T], for null-conditioned rows too."""
         return keep
 
-    def inputs(self, condition: Tensor, drop: Tensor, tokens: Tensor) -> Tensor:
-        """Inputs for teacher forcing: the condition tokens, then all image tokens but the last,
-        [R, T + length − 1, H]. For the arguments see `forward`.
-        """
-        return torch.cat([self.embed_prefix(condition, drop), self.embed_tokens(tokens[:, :-1])], 1)
-
-    def forward(
-        self, condition: Tensor, keep: Tensor, drop: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Teacher forcing over whole images, for training.
-
-        Args:
-            condition: caption features [R, T, D], or class labels int64 [R].
-            keep: False on padding, which is on the left, bool [R, T].
-            drop: null-conditioned rows, bool [R].
-            tokens: the image, int64 [R, length].
-
-        Returns:
-            inputs [R, S, H] with S = T + length − 1; hidden states after the final norm, [R, S, H],
-            of which that at T − 1 + i predicts token i; and the additive mask [R, 1, S, S].
-        """
-        inputs = self.inputs(condition, drop, tokens)
-        mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
-        positions = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
-        hidden = self.model(
-            inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
-        ).last_hidden_state
-        return inputs, hidden, mask
-
 
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     """A decoder layer and rotary embedding for the fields of a `LlamaGenConfig`."""
@@ -225,88 +175,50 @@ def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     return LlamaDecoderLayer(sizes.llama(layers=1), layer_idx=0), GridRotary(sizes)
 
 
-def permute_pairs(weight: Tensor, heads: int, inverse: bool = False) -> Tensor:
-    """Reorder a query or key projection [H, H] from interleaved rotary pairs (official) to
-    half-split pairs (Hugging Face), or back.
+def permute_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Reorder a query or key projection [H, H], or the norm [H] of one, from interleaved rotary
+    pairs (official) to half-split pairs (Hugging Face).
     """
-    size = weight.shape[0] // heads
-    split = (heads, 2, size // 2) if inverse else (heads, size // 2, 2)
-    return weight.reshape(*split, -1).transpose(1, 2).reshape(weight.shape)
+    split = weight.reshape(heads, weight.shape[0] // heads // 2, 2, -1)
+    return split.transpose(1, 2).reshape(weight.shape)
 
 
-LAYER_KEYS = {
-    "attention.wv.weight": "self_attn.v_proj.weight",
-    "attention.wo.weight": "self_attn.o_proj.weight",
-    "feed_forward.w1.weight": "mlp.gate_proj.weight",
-    "feed_forward.w3.weight": "mlp.up_proj.weight",
-    "feed_forward.w2.weight": "mlp.down_proj.weight",
-    "attention_norm.weight": "input_layernorm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
+_META = {
+    r"^tok_embeddings\.": "model.embed_tokens.",
+    r"^norm\.": "model.norm.",
+    r"^output\.": "lm_head.",
+    r"^layers\.": "model.layers.",
+    r"\.attention\.w([qkvo])\.": r".self_attn.\1_proj.",
+    r"\.attention\.([qk])_normalization\.": r".self_attn.\1_norm.",
+    r"\.feed_forward\.w1\.": ".mlp.gate_proj.",
+    r"\.feed_forward\.w3\.": ".mlp.up_proj.",
+    r"\.feed_forward\.w2\.": ".mlp.down_proj.",
+    r"\.attention_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"^cls_embedding\.uncond_embedding": "null_caption",
+    r"^cls_embedding\.cap_proj\.": "caption_projection.",
+    r"^cls_embedding\.embedding_table\.": "class_embedding.",
 }
-"""Parameter names of a layer in Meta's and LlamaGen's code -> those of Hugging Face."""
-
-_TOP_KEYS = {
-    "cls_embedding.uncond_embedding": "null_caption",
-    "cls_embedding.cap_proj.fc1.weight": "caption_projection.fc1.weight",
-    "cls_embedding.cap_proj.fc2.weight": "caption_projection.fc2.weight",
-    "cls_embedding.embedding_table.weight": "class_embedding.weight",
-    "tok_embeddings.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+"""Names in Meta's Llama code, and those of LlamaGen's condition -> Hugging Face's and ours."""
 
 
-def from_meta(state: Mapping[str, Tensor], heads: int, top: Mapping[str, str]) -> dict[str, Tensor]:
-    """Translate the names of Meta's Llama code into Hugging Face's, and rotary pairs with them.
-    Unknown names are kept, so strict loading reports them.
+def from_meta(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Translate names and rotary pairs of Meta's Llama code, in which LlamaGen and Anole are
+    published. Other names are kept, so strict loading reports what is unknown.
 
     Args:
         state: published weights.
         heads: number of attention heads.
-        top: names outside the layers -> those of the network.
     """
-    result: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if not name.startswith("layers."):
-            result[top.get(name, name)] = tensor
-            continue
-        _, layer, rest = name.split(".", 2)
-        prefix = f"model.layers.{layer}."
-        if rest == "attention.wqkv.weight":
-            for part, weight in zip("qkv", tensor.chunk(3), strict=True):
-                weight = weight if part == "v" else permute_pairs(weight, heads)
-                result[f"{prefix}self_attn.{part}_proj.weight"] = weight
-        elif rest in ("attention.wq.weight", "attention.wk.weight"):
-            result[f"{prefix}self_attn.{rest[11]}_proj.weight"] = permute_pairs(tensor, heads)
-        elif rest.startswith(("attention.q_normalization.", "attention.k_normalization.")):
-            kind = rest.rpartition(".")[2]
-            permuted = permute_pairs(tensor[:, None], 1)[:, 0]
-            result[f"{prefix}self_attn.{rest[10]}_norm.{kind}"] = permuted
-        else:
-            result[prefix + LAYER_KEYS.get(rest, rest)] = tensor
-    return result
-
-
-def from_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Translate official parameter names into those of `LlamaGen`; see `from_meta`."""
-    return from_meta(state, heads, _TOP_KEYS)
-
-
-def to_official(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """The inverse of `from_official`."""
-    keys = {new: old for old, new in (*_TOP_KEYS.items(), *LAYER_KEYS.items())}
-    result = {}
-    for key, value in state.items():
-        prefix, _, name = key.removeprefix("model.layers.").partition(".")
-        if key in keys:
-            result[keys[key]] = value
-        elif name == "self_attn.q_proj.weight":
-            k, v = (state[key.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
-            pairs = [permute_pairs(part, heads, inverse=True) for part in (value, k)]
-            result[f"layers.{prefix}.attention.wqkv.weight"] = torch.cat([*pairs, v])
-        elif not name.startswith(("self_attn.k_proj.", "self_attn.v_proj.")):
-            result[f"layers.{prefix}.{keys[name]}"] = value
-    return result
+        merged = ".attention.wqkv." in name
+        for part, weight in zip("qkv", tensor.chunk(3), strict=True) if merged else [("", tensor)]:
+            single = name.replace("wqkv", f"w{part}")
+            if re.match(r"layers\..*\.attention\.(wq|wk|[qk]_normalization)\.", single):
+                weight = permute_pairs(weight, 1 if "normalization" in single else heads)
+            parts[single] = weight
+    return renamed(parts, _META)
 
 
 PATCH = 16
@@ -383,7 +295,7 @@ def load_llamagen(
     return load_pretrained(
         lambda: LlamaGen(config),
         PretrainedFiles(weights, files, hub),
-        lambda state: from_official(state, config.num_attention_heads),
+        lambda state: from_meta(state, config.num_attention_heads),
         device,
         dtype,
         ignore=("freqs_cis",),

@@ -70,7 +70,10 @@ class PackedLinear(nn.Module):
         return PackedLinear(weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
 
-def joined(*linears: nn.Linear) -> PackedLinear:
-    """Several projections of the same input in one layer; their outputs follow each other."""
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return PackedLinear(torch.cat([linear.weight for linear in linears]), bias)
+def pack(module: nn.Module) -> None:
+    """Replace the linear layers inside a module."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(module, name, PackedLinear(child.weight, child.bias))
+        else:
+            pack(child)

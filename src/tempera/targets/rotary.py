@@ -2,8 +2,7 @@
 as in Hugging Face.
 """
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,40 +11,21 @@ from torch import Tensor, nn
 class Rotary(nn.Module):
     """Rotates pair i of a head by position · θ^(−2i/D).
 
-    The frequencies stay float32 when the network is converted to another dtype: in bfloat16 the
-    angle at position 9,000 would be off by radians.
+    Unlike Hugging Face's it has no buffer of frequencies that a conversion of the network would
+    round: in bfloat16 the angle at position 9,000 would be off by radians.
 
     Args:
-        head_dim: D.
-        theta: θ.
+        config: a Hugging Face configuration, with D = hidden size / heads.
     """
 
-    inv_freq: Tensor
-
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self.head_dim, self.theta = head_dim, theta
-        self.register_buffer("inv_freq", torch.empty(head_dim // 2), persistent=False)
-        self.reset_tables(self.inv_freq.device)
-
-    @classmethod
-    def of(cls, config: Any) -> Self:
-        """The rotary embedding of a Hugging Face configuration, with D = hidden size / heads."""
-        head_dim = config.hidden_size // config.num_attention_heads
-        return cls(head_dim, config.rope_parameters["rope_theta"])
-
-    def reset_tables(self, device: torch.device) -> None:
-        """Compute the frequencies on a device."""
-        exponents = torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim
-        self.inv_freq = 1.0 / self.theta**exponents
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.theta = config.rope_parameters["rope_theta"]
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [R, S] → cos, sin [R, S, D] in the dtype of `x`."""
-        angles = position_ids[..., None].float() * self.inv_freq
+        exponents = torch.arange(0, self.head_dim, 2, device=x.device).float() / self.head_dim
+        angles = position_ids[..., None].float() * (1.0 / self.theta**exponents)
         angles = torch.cat([angles, angles], -1)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.reset_tables(self.inv_freq.device)
-        return self

@@ -292,4 +292,4 @@ def single_layer(make_config: Any, make_layer: Any, config: Mapping[str, Any]) -
     """A decoder layer and rotary embedding for the fields of a Hugging Face configuration."""
     sizes = make_config(**{**config, "num_hidden_layers": 1})
     sizes._attn_implementation = "sdpa"
-    return make_layer(sizes, layer_idx=0), Rotary.of(sizes)
+    return make_layer(sizes, layer_idx=0), Rotary(sizes)

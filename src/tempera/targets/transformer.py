@@ -85,17 +85,16 @@ class TransformerTarget:
         return identity_of(self.network)
 
     @property
-    def fused(self) -> bool:
-        """Whether the projections of the network's layers are merged."""
-        return self.session.fused
+    def packed(self) -> bool:
+        """Whether the weights are packed."""
+        return self.session.packed
 
-    def fuse(self) -> None:
-        """Make decoding faster at the expense of everything else: merge projections
-        (`merged_layer`) and pack weights (`packed_linear`). Weights are replaced, not copied; the
-        network can no longer be trained or saved.
+    def pack(self) -> None:
+        """Make decoding faster at the expense of everything else: pack weights (`packed_linear`).
+        They are replaced, not copied; the network can no longer be trained or saved.
         """
         _ = self.identity  # of the weights as they are now
-        self.session.fuse()
+        self.session.pack()
         self.head.pack()
 
     @property
