@@ -254,7 +254,7 @@ COMPILED = ("ar", "eagle", "parallel")
 
 @pytest.mark.parametrize(
     ("name", "ways"),
-    [(name, ()) for name in DRAFTERS] + [(name, ("fuse", "compile")) for name in COMPILED],
+    [(name, ()) for name in DRAFTERS] + [(name, ("pack", "compile")) for name in COMPILED],
 )
 def test_of_several_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkeypatch):
     """A sweep builds one after another; none waits for the garbage collector."""

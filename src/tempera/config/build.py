@@ -123,7 +123,7 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
 
 
 def make_fast(cfg: DictConfig, target: Any) -> None:
-    """Fuse the target's layers for decoding. With `compile`, also compile its steps, and those of
+    """Pack the target's weights for decoding. With `compile`, also compile its steps, and those of
     drafts that are built on it afterwards. Continuous models do not change.
     """
     if cfg.model.get("tokens", "discrete") == "discrete":

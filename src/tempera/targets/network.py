@@ -23,7 +23,7 @@ class TargetNetwork(Protocol):
     model: Any
     """The Hugging Face decoder; a forward pass uses its `rotary_emb`, `layers` and `norm`."""
     lm_head: Any
-    """From hidden states to logits; a linear layer until the target is fused."""
+    """From hidden states to logits; a linear layer until the target is packed."""
     family: str
     """Name of the module in `tempera.targets` whose `decoder_layer(config)` builds its layers."""
 
