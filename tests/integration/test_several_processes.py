@@ -159,7 +159,7 @@ def trained(place: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def results(place: Path) -> dict[str, list[int]]:
     """The tokens of every image."""
-    table = pq.read_table(place / "results.parquet", columns=["id", "tokens"]).to_pydict()
+    table = pq.read_table(place / "records", columns=["id", "tokens"]).to_pydict()
     return dict(zip(table["id"], table["tokens"], strict=True))
 
 

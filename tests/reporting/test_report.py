@@ -61,10 +61,10 @@ def test_a_report_of_many_runs(made: Path) -> None:
     text = (out / "report.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     known = pd.read_csv(out / "results.csv")
-    value, low, high = known.loc[3, ["fid", "fid_low", "fid_high"]]
+    value, low, high = known.loc[3, ["clip_score", "clip_score_low", "clip_score_high"]]
     (line,) = (line for line in lines if "coolsd δ=2" in line and "3" in line)
-    assert f"{value:.2f}" in line  # three values have no interval
-    assert low < value < high
+    assert f"{value:.4f}" in line  # three values have no interval
+    assert low < value < high and f"{known.loc[3, 'fid']:.2f}" not in line
     assert list(known["name"]) == ["ar", "eagle", "coolsd δ=1.1", "coolsd δ=2"]
     assert "## Difference from plain autoregression" in text
     assert "Left out because unfinished" in text
@@ -161,7 +161,7 @@ def test_what_must_be_known_before_comparing() -> None:
     [
         ((1.5, 1.25, 1.75, 9, ".2f"), "1.50 (1.25 … 1.75)"),
         ((1.5, 1.25, 1.75, 4, ".2f"), "1.50"),
-        ((float("-inf"), float("nan"), float("nan"), 9, "+.2f"), "-inf"),
+        ((float("-inf"), float("nan"), float("nan"), 9, "+.2f"), "−infinite"),
         ((None, None, None, 0, ".2f"), "–"),
         ((0.5, None, None, None, "+.2f"), "+0.50"),
         ((-0.001, None, None, None, "+.2f"), "+0.00"),

@@ -243,9 +243,9 @@ def _shares(parts: Array, wholes: Array) -> list[float | None]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with NaN and infinities replaced by None, since JSON has neither."""
+    """The values with NaN replaced by None; infinite ones stay, as Python's JSON has them."""
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in values.items()
     }
 
@@ -253,15 +253,18 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def _results(
     rows: Sequence[Row], timings: Sequence[Row], scores: Mapping[str, Row]
 ) -> list[dict[str, Any]]:
-    """The rows of results.parquet: a prompt's record, its latencies if it was timed, its scores."""
-    empty = {"latency_ar": None, "latency": None}
+    """The rows of results.parquet: a prompt's record but for its tokens, its latencies if it was
+    timed, its scores.
+    """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
+    left_out = {"id", "tokens", "features"}
     return [
-        {**row, **timed.get(row["id"], empty)}
+        {"id": row["id"], "latency_ar": None, "latency": None}
         | {
             name: value
-            for name, value in scores.get(row["id"], {}).items()
-            if name not in ("id", "features")
+            for part in (row, timed.get(row["id"], {}), scores.get(row["id"], {}))
+            for name, value in part.items()
+            if name not in left_out
         }
         for row in rows
     ]

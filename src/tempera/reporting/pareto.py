@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from tempera.metrics import table
@@ -75,7 +76,7 @@ def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
     for axis, key in names.items():
         for end in ENDS:
             data[axis + end] = frame[key + end]
-    return data.dropna(subset=["x", "y"])
+    return data.replace([np.inf, -np.inf], np.nan).dropna(subset=["x", "y"])
 
 
 def chart(

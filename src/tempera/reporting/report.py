@@ -19,6 +19,7 @@ from tempera.metrics import table
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.baseline import of_equal_length
 from tempera.reporting.collect import Run, results
+from tempera.reporting.console import FOR_FID
 from tempera.reporting.figures import grid
 from tempera.reporting.tables import Section, escaped, markdown, texts
 from tempera.runtime.files import replacing_all, write_text
@@ -84,6 +85,8 @@ def results_table(runs: Sequence[Run], few: bool = False) -> pd.DataFrame:
         few: only those on the axes of pareto.png, without intervals, for the console.
     """
     frame = results(runs)
+    fid = [name for name in frame if name.partition("_")[0] == "fid"]
+    frame.loc[frame["images"] < FOR_FID, fid] = np.nan
     shown = [
         metric
         for metric in table.report_order()

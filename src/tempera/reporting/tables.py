@@ -33,6 +33,8 @@ def number(value: float | None, form: str) -> str:
     """
     if value is None or math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "−infinite"
     sign = "+" if form.startswith("+") else ""
     return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
 
