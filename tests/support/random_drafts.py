@@ -69,7 +69,7 @@ class RowTrees:
 
     def propose(self, uniforms):
         parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]
-        tree = Tree.from_parents(parents, max_depth=self.depth, max_children=3)
+        tree = Tree(parents, self.depth, 3)
         self.draft.roots()
         prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
         for _ in range(self.depth):

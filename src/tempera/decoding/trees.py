@@ -8,18 +8,15 @@ root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
-
-LONGEST = 2**16
-"""Most tokens in a chain; no image has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +47,12 @@ class TreeLevel(Frontier):
     children).
 
     Attributes:
-        nodes: their indices, int64 [M], consecutive.
         slots: node index of every (inner parent of the level above, sibling rank), int64 [P_above,
-            K]; an unused slot has an arbitrary valid index.
+            K]; -1 in an unused slot.
         picks: position of each node in the flattened `slots`, int64 [M].
-        inner: indices among `nodes` of the nodes that have children, int64 [P].
+        inner: places among the M nodes of those that have children, int64 [P].
     """
 
-    nodes: Tensor
     slots: Tensor
     picks: Tensor
     inner: Tensor
@@ -119,7 +114,6 @@ class Tree:
     parents: Tensor
     max_depth: int
     max_children: int
-    _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def empty(cls) -> "Tree":
@@ -131,8 +125,6 @@ class Tree:
         """`length` drafted tokens, each continuing the one before."""
         if length < 0:
             raise TemperaError(f"a chain cannot have {length} tokens; give a depth of 0 or more")
-        if length > LONGEST:
-            raise TemperaError(f"a chain of {length} tokens is longer than any image; draft fewer")
         return _chain(length)
 
     @classmethod
@@ -175,19 +167,14 @@ class Tree:
         )
 
     @classmethod
-    def from_parents(
-        cls, parents: Tensor, max_depth: int | None = None, max_children: int | None = None
-    ) -> "Tree":
-        """A tree from parents, int64 [N] or [B, N].
+    def from_parents(cls, parents: Tensor) -> "Tree":
+        """A tree from parents on the host, int64 [N] or [B, N], sorted by depth. (A drafter whose
+        trees differ by round knows their sizes and makes a `Tree` of them, which reads nothing.)
 
-        The nodes must be sorted by depth. Give `max_depth` and `max_children` to build a per-row
-        tree inside a round: nothing is then read from the device (and nothing checked).
+        Raises:
+            TemperaError: a parent comes after its child, or the nodes are not sorted by depth.
         """
-        if max_depth is None or max_children is None:
-            depth, children = _measure(parents)
-            max_depth = depth if max_depth is None else max_depth
-            max_children = children if max_children is None else max_children
-        return cls(parents, max_depth, max_children)
+        return cls(parents, *_measure(parents))
 
     @property
     def nodes(self) -> int:
@@ -209,15 +196,7 @@ class Tree:
         second call.
         """
         device = torch.device(device)
-        if self.parents.device == device:
-            return self
-        if device not in self._moved:
-            moved = Tree(self.parents.to(device), self.max_depth, self.max_children)
-            for name in () if self.per_row else ("sibling_tests", "levels"):  # made on the host
-                tables = tuple(_table_on(device, table) for table in getattr(self, name))
-                moved.__dict__[name] = tables  # the cached property
-            self._moved[device] = moved
-        return self._moved[device]
+        return self if self.parents.device == device else _moved(self, device)
 
     @cached_property
     def depths(self) -> Tensor:
@@ -268,63 +247,35 @@ class Tree:
         above = (self.ancestors.float() @ self.earlier_siblings.float()) > 0
         return self.ancestors.float() - (1 + self.nodes) * above.float()
 
-    def reached(self, passed: Tensor) -> Tensor:
-        """The nodes that a walk from the root reaches if it always takes the first child that
-        passes its test: bool [B, N] -> bool [B, N].
-        """
-        scores = (
-            passed.float().unsqueeze(-2) @ self.path_score.mT
-            if self.per_row
-            else passed.float() @ self.path_score.mT
-        )
-        return scores.view_as(passed) == self.depths  # scores are whole numbers: exact in float32
-
     def walk(self, passed: Tensor) -> Tensor:
-        """Where the walk of `reached` ends, counted 0..N with the root first: bool [B, N] -> int64
-        [B].
+        """Where a walk from the root ends that always takes the first child that passes its test,
+        counted 0..N with the root first: bool [B, N] -> int64 [B].
         """
-        if self.is_chain:
-            first_failed = torch.where(passed, self.nodes, self.ids)
-            return first_failed.amin(-1) if self.nodes else passed.long().sum(-1)
+        scores = (passed.float().unsqueeze(-2) @ self.path_score.mT).squeeze(-2)
+        reached = scores == self.depths  # scores are whole numbers: exact in float32
         # nodes are sorted by depth: the last one that is reached is the deepest
-        return torch.where(self.reached(passed), 1 + self.ids, 0).amax(-1)
+        places = torch.where(reached, 1 + self.ids, 0)
+        return torch.nn.functional.pad(places, (1, 0)).amax(-1)
 
     def depth_at(self, stop: Tensor) -> Tensor:
         """Depths of a place in each row, counted 0..N with the root first: int64 [B] -> [B]."""
-        if self.is_chain:
-            return stop
         return self.at_stop(torch.nn.functional.pad(self.depths, (1, 0)), stop)
 
     def route_to(self, stop: Tensor) -> Tensor:
         """The way from the root to a place in each row, int64 [B] -> [B, 2 + L]: the root, and the
         nodes down to that place, counted 0..N with the root first; 0 after it.
         """
-        if not self.per_row:
-            return self._routes.index_select(0, stop)
-        lineages = torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0))
-        return self._route(take_one(lineages, stop))
+        on_route = self.at_stop(torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0)), stop)
+        beyond = 1 + self.max_depth
+        depths = torch.where(on_route, self.depths, beyond)
+        route = torch.zeros(len(stop), 1 + beyond, dtype=torch.int64, device=stop.device)
+        return route.scatter_(1, depths, torch.where(on_route, 1 + self.ids, 0))
 
     def at_stop(self, table: Tensor, stop: Tensor) -> Tensor:
-        """Entries of a table, [1 + N] or [B, 1 + N], for a place in each row, counted 0..N with the
-        root first: int64 [B] -> [B].
+        """Entries of a table, [1 + N, ...] or [B, 1 + N, ...], for a place in each row, counted
+        0..N with the root first: int64 [B] -> [B, ...].
         """
-        if self.per_row:
-            return table.gather(1, stop.unsqueeze(1)).squeeze(1)
-        return table.index_select(0, stop)
-
-    @cached_property
-    def _routes(self) -> Tensor:
-        """`route_to` every place of a static tree, int64 [1 + N, 2 + L]."""
-        return self._route(torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0)))
-
-    def _route(self, lineage: Tensor) -> Tensor:
-        """The nodes of a lineage by depth, bool [M, N] -> int64 [M, 2 + L]; 0 where there is
-        none.
-        """
-        beyond = 1 + self.max_depth
-        depths = torch.where(lineage, self.depths, beyond)
-        route = torch.zeros(len(lineage), 1 + beyond, dtype=torch.int64, device=lineage.device)
-        return route.scatter_(1, depths, torch.where(lineage, 1 + self.ids, 0))
+        return take_one(table, stop) if self.per_row else table.index_select(0, stop)
 
     @cached_property
     def earlier_siblings(self) -> Tensor:
@@ -343,18 +294,15 @@ class Tree:
         """The tests of verification, one per sibling rank; K of them. For a static tree, on the
         host: `to` moves them.
         """
-        children, tests = self.children, []
-        counts = (children >= 0).sum(-1)
-        by_child_count = counts.argsort(dim=-1, descending=True, stable=True)
+        counts = (self.children >= 0).sum(-1)
+        by_count, tests = counts.argsort(dim=-1, descending=True, stable=True), []
         for rank in range(self.max_children):
-            if self.per_row:  # at most N ÷ k nodes have k children
-                parents = by_child_count[:, : self.nodes // (rank + 1)]
-                nodes, earlier = (
-                    take(children[..., which], parents) for which in (rank, max(0, rank - 1))
-                )
-            else:
-                parents = (counts > rank).nonzero().squeeze(1)
-                nodes, earlier = children[parents, rank], children[parents, max(0, rank - 1)]
+            # where the topology is per row: at most N ÷ k nodes have k children
+            most = self.nodes // (rank + 1) if self.per_row else int((counts > rank).sum())
+            parents = by_count[..., :most]
+            nodes, earlier = (
+                self.children[..., which].gather(-1, parents) for which in (rank, max(0, rank - 1))
+            )
             tests.append(SiblingTest(parents, nodes, earlier))
         return tuple(tests)
 
@@ -366,10 +314,19 @@ class Tree:
                 "a per-row draft tree has no shared levels; only a static tree can be grown "
                 "level by level"
             )
-        return tuple(_levels(self.parents.tolist(), self.children.tolist()))
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Tensor, int, int]]:
-        return type(self), (self.parents, self.max_depth, self.max_children)
+        above, seen, levels = torch.tensor([-1]), self.ids[:0], []  # inner nodes, -1 the root
+        for depth in range(1, 1 + self.max_depth):
+            slots = self.children[1 + above]
+            slots = slots[:, : (slots >= 0).sum(-1).amax()]
+            nodes = (self.depths == depth).nonzero().squeeze(1)
+            picks = slots.flatten().argsort()[-len(nodes) :]
+            inner = (self.last_children[1 + nodes] >= 0).nonzero().squeeze(1)
+            inner_parents = torch.searchsorted(above, self.parents[nodes[inner]])
+            above = nodes[inner]
+            seen = torch.cat([seen, above])
+            ancestors = self.ancestors[above][:, seen]
+            levels.append(TreeLevel(depth, inner_parents, ancestors, slots, picks, inner))
+        return tuple(levels)
 
 
 def tree_names() -> list[str]:
@@ -377,12 +334,20 @@ def tree_names() -> list[str]:
     return sorted(_named_paths())
 
 
-def _table_on(device: torch.device, table: "SiblingTest | TreeLevel") -> "SiblingTest | TreeLevel":
+@cache
+def _moved(tree: Tree, device: torch.device) -> Tree:
+    """`Tree.to` another device."""
+    moved = Tree(tree.parents.to(device), tree.max_depth, tree.max_children)
+    if not tree.per_row:  # tables whose sizes depend on the topology are made on the host
+        for name in ("sibling_tests", "levels"):
+            moved.__dict__[name] = tuple(_table_on(device, table) for table in getattr(tree, name))
+    return moved
+
+
+def _table_on(device: torch.device, table: Any) -> Any:
     """A table of a static tree with its tensors on a device."""
-    tensors: dict[str, Any] = {
-        name: part.to(device) for name, part in vars(table).items() if isinstance(part, Tensor)
-    }
-    return replace(table, **tensors)
+    parts = vars(table).items()
+    return replace(table, **{k: part.to(device) for k, part in parts if isinstance(part, Tensor)})
 
 
 @cache
@@ -418,46 +383,3 @@ def _measure(parents: Tensor) -> tuple[int, int]:
         deepest = max([deepest, *depths])
         widest = max([widest, *(row.count(parent) for parent in set(row))])
     return deepest, widest
-
-
-def _levels(parents: list[int], padded: list[list[int]]) -> list[TreeLevel]:
-    """The levels of a static tree, from the top.
-
-    Args:
-        parents: of the nodes.
-        padded: children of the root and of every node, padded with -1.
-    """
-
-    def tensor(values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64)
-
-    children = [[child for child in row if child >= 0] for row in padded]
-    ancestry: dict[int, set[int]] = {-1: set()}  # the node itself and its ancestors
-    levels: list[TreeLevel] = []
-    above, seen, depth = [-1], list[int](), 1  # inner nodes of the level above, and of all so far
-    while True:
-        siblings = [children[1 + parent] for parent in above]
-        nodes = sorted(child for row in siblings for child in row)
-        if not nodes:
-            return levels
-        width = max(map(len, siblings))
-        slots = [row + row[-1:] * (width - len(row)) for row in siblings]
-        flat = [child for row in slots for child in row]
-        picks = [flat.index(node) for node in nodes]
-        for node in nodes:
-            ancestry[node] = ancestry[parents[node]] | {node}
-        inner = [node for node in nodes if children[1 + node]]
-        seen = seen + inner
-        ancestors = tensor([[int(other in ancestry[node]) for other in seen] for node in inner])
-        levels.append(
-            TreeLevel(
-                depth=depth,
-                nodes=tensor(nodes),
-                slots=tensor(slots),
-                picks=tensor(picks),
-                inner=tensor([nodes.index(node) for node in inner]),
-                inner_parents=tensor([above.index(parents[node]) for node in inner]),
-                ancestors=ancestors.bool().view(len(inner), len(seen)),
-            )
-        )
-        above, depth = inner, depth + 1

@@ -83,9 +83,7 @@ class DynamicTreeDrafter:
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen, above = take(tokens, best), take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
-        tree = Tree.from_parents(
-            places, max_depth=self.depth, max_children=min(self.branches, self.nodes)
-        )
+        tree = Tree(places, self.depth, min(self.branches, self.nodes))
         q = one_hot(chosen, self.vocab_size)
         return Draft(chosen, q.masked_fill_(has_nan[:, None, None], torch.nan), tree)
 
