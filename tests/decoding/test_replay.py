@@ -1,5 +1,3 @@
-from dataclasses import fields
-
 import pytest
 import torch
 from random_drafts import SMALL, RowTrees
@@ -84,20 +82,6 @@ def test_rounds_of_trees_that_differ_by_row():
     rows = replays(IDS[:6], output, log, (1, 7), {"p2"})
     assert [row["id"] for row in rows] == ["p2"]
     assert len(rows[0]["parent"]) == sum(rows[0]["nodes"]) == len(rows[0]["fate"])
-
-
-def test_rounds_come_from_the_device_once(monkeypatch):
-    log, here = DraftLog(), DraftLog()
-    for one, device in ((log, "meta"), (here, "cpu")):
-        emit(TARGET, DRAFTERS["chain"](), Exact(), rows=3, observe=one.add)
-        one._rounds = [
-            replay._DraftedRound(*(getattr(kept, field.name).to(device) for field in fields(kept)))
-            for kept in one._rounds
-        ]
-    expected = [here.columns(row) for row in range(3)]
-    waiting = iter(here._rounds)
-    monkeypatch.setattr(replay._DraftedRound, "on_host", lambda away: next(waiting))
-    assert [log.columns(row) for row in range(3)] == expected
 
 
 def test_long_drafts_are_left_out_and_their_rounds_kept(monkeypatch):

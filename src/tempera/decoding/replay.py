@@ -3,8 +3,6 @@ round.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,55 +21,18 @@ COLUMNS = ("rows", "columns", "place", "origin", "nodes")
 """What nothing can be shown without, of a replay's columns."""
 
 
-@dataclass(frozen=True)
-class _DraftedRound:
-    """A round of B rows: drafted tokens [B, N], parents and depths [N] or [B, N], the accepted path
-    [B, L], and how many tokens each row kept [B].
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    depths: Tensor
-    path: Tensor
-    emitted: Tensor
-
-    @cached_property
-    def fates(self) -> Tensor:
-        """`UNTESTED`, `REJECTED` or `KEPT` for every node, int64 [B, N].
-
-        Siblings are tested in the order of their numbers, and no more after one is kept.
-        """
-        depths = self.depths.expand_as(self.tokens)
-        parents = self.parents.expand_as(self.tokens)
-        chosen = self.path.gather(1, depths - 1)
-        nodes = torch.arange(self.tokens.shape[1]).expand_as(chosen)
-        kept = chosen == nodes
-        reached = (parents < 0) | kept.gather(1, parents.clamp(min=0))
-        rejected = reached & ((chosen < 0) | (nodes < chosen))
-        return torch.where(kept, KEPT, torch.where(rejected, REJECTED, UNTESTED))
-
-    def on_host(self) -> "_DraftedRound":
-        columns = (self.tokens, self.parents, self.depths, self.path, self.emitted)
-        return _DraftedRound(*(column.cpu() for column in columns))
-
-
-@dataclass
 class DraftLog:
     """Every round of a batch, on the device until it is read."""
 
-    _rounds: list[_DraftedRound] = field(default_factory=list)
+    def __init__(self) -> None:
+        # of each round: tokens, parents and fates of its nodes, [3, B, N], and which rows it is of
+        self._rounds: list[tuple[Tensor, Tensor]] = []
 
     def add(self, images: Images, draft: Draft, verdict: Verdict) -> None:
-        """Add a round: an `observe` of `decode`. Copies, since buffers may be used again."""
-        self._rounds.append(
-            _DraftedRound(
-                draft.tokens.clone(),
-                draft.tree.parents.clone(),
-                draft.tree.depths.clone(),
-                verdict.path.clone(),
-                images.emitted.clone(),
-            )
-        )
+        """Add a round: an `observe` of `decode`."""
+        parents = draft.tree.parents.expand_as(draft.tokens)
+        columns = torch.stack([draft.tokens, parents, _fates(draft, verdict)])
+        self._rounds.append((columns, images.emitted > 0))
 
     def columns(self, row: int) -> dict[str, list[int]]:
         """One image's drafts, round after round.
@@ -81,20 +42,26 @@ class DraftLog:
             id, `parent`, its parent in its round's tree (-1: the root), and `fate`. The last
             three are empty where there are more than `LARGEST`.
         """
-        self._rounds = [one.on_host() for one in self._rounds] if self._away() else self._rounds
-        rounds = [one for one in self._rounds if int(one.emitted[row]) > 0]
-        columns: dict[str, list[int]] = {"nodes": [one.tokens.shape[1] for one in rounds]}
-        few = sum(columns["nodes"]) <= LARGEST
-        for name in ("drafted", "parent", "fate"):
-            columns[name] = []
-        for one in rounds if few else []:
-            columns["drafted"] += one.tokens[row].tolist()
-            columns["parent"] += one.parents.expand_as(one.tokens)[row].tolist()
-            columns["fate"] += one.fates[row].tolist()
-        return columns
+        self._rounds = [(columns.cpu(), there.cpu()) for columns, there in self._rounds]
+        rounds = [columns[:, row] for columns, there in self._rounds if there[row]]
+        nodes = [one.shape[1] for one in rounds]
+        shown = torch.cat(rounds, 1) if 0 < sum(nodes) <= LARGEST else torch.empty(3, 0)
+        named = zip(("drafted", "parent", "fate"), shown.tolist(), strict=True)
+        return {"nodes": nodes, **dict(named)}
 
-    def _away(self) -> bool:
-        return any(one.tokens.device.type != "cpu" for one in self._rounds)
+
+def _fates(draft: Draft, verdict: Verdict) -> Tensor:
+    """`UNTESTED`, `REJECTED` or `KEPT` for every node, int64 [B, N].
+
+    Siblings are tested in the order of their numbers, and no more after one is kept.
+    """
+    tree, shape = draft.tree, draft.tokens.shape
+    parents, nodes = tree.parents.expand(shape), tree.ids.expand(shape)
+    chosen = verdict.path.gather(1, tree.depths.expand(shape) - 1)
+    kept = chosen == nodes
+    reached = (parents < 0) | kept.gather(1, parents.clamp(min=0))
+    rejected = reached & ((chosen < 0) | (nodes < chosen))
+    return torch.where(kept, KEPT, torch.where(rejected, REJECTED, UNTESTED))
 
 
 def replays(

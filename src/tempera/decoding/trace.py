@@ -2,7 +2,7 @@
 distance of their law from the target's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -61,7 +61,8 @@ class Trace:
 
     def cpu(self) -> "Trace":
         """A copy on the host, one transfer per field."""
-        return self._map(lambda column: column.to("cpu"))
+        columns: dict[str, Any] = {name: it.cpu() for name, it in self.tensors().items()}
+        return replace(self, **columns)
 
     @property
     def round(self) -> Tensor:
@@ -115,26 +116,11 @@ class Trace:
         )
 
     @property
-    def acceptance_rate(self) -> Tensor:
-        """Accepted ÷ tested at each depth over all rows, float32 [L]; NaN at a depth that was never
-        reached.
-        """
-        return self.accepted.sum(0) / self.tested.sum(0)
-
-    @property
     def tv_sums(self) -> Tensor | None:
         """TV(p, q) summed over the tests at each depth, float32 [B, L]; divide by `tested` for its
         mean. None without diagnostics.
         """
-        if self.tv is None:
-            return None
-        depths = torch.arange(1, self.max_depth + 1, device=self.tv.device)
-        known = self.tv.nan_to_num(0.0)
-        if self.max_depth == 0:
-            return known[:, :0]
-        return torch.stack(
-            [torch.where(self.place == depth, known, 0.0).sum(-1) for depth in depths], -1
-        )
+        return None if self.tv is None else self._by_depth(self.tv.nan_to_num(0.0))
 
     def summary(self) -> dict[str, Tensor]:
         """One number a row under each name, float32 [B]."""
@@ -145,37 +131,21 @@ class Trace:
             "logprob": self.logprob.sum(-1),
             "perplexity": (-self.logprob.mean(-1)).exp(),
         }
-        if self.tv is not None and self.bound is not None and self.kl is not None:
-            rows |= {
-                "tv": self.tv.nanmean(-1),
-                "tv_bound": self.bound.sum(-1),
-                "kl_per_token": self.kl.mean(-1),
-            }
-        for name, column in (
-            ("top1", self.top1),
-            ("top10", self.top10),
-            ("entropy", self.entropy),
-            ("proximity", self.proximity),
-        ):
-            if column is not None:
-                rows[name] = column.nanmean(-1)
+        known = self.tensors()
+        means = ("tv", "top1", "top10", "entropy", "proximity")
+        rows |= {name: known[name].nanmean(-1) for name in means if name in known}
+        if "bound" in known:
+            rows |= {"tv_bound": known["bound"].sum(-1), "kl_per_token": known["kl"].mean(-1)}
         return rows
 
     def columns(self) -> dict[str, Tensor]:
         """What a replay shows of every token, in the order of decoding, [B, T] each."""
         return {"place": self.place, "origin": self.origin, "logprob": self.logprob}
 
-    def _by_depth(self, which: Tensor) -> Tensor:
-        depths = torch.arange(1, self.max_depth + 1, device=which.device)
-        return (
-            torch.stack([(which & (self.place == depth)).sum(-1) for depth in depths], -1)
-            if self.max_depth
-            else which[:, :0].long()
-        )
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Trace":
-        changed: dict[str, Any] = {name: change(it) for name, it in self.tensors().items()}
-        return replace(self, **changed)
+    def _by_depth(self, values: Tensor) -> Tensor:
+        """Sums of values [B, T] over the tokens at each place, [B, L]."""
+        depths = torch.arange(1, self.max_depth + 1, device=values.device)
+        return (values.unsqueeze(-1) * (self.place.unsqueeze(-1) == depths)).sum(1)
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
