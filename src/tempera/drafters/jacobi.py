@@ -72,7 +72,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, TokenModel, Verdict
+from tempera.decoding.interfaces import Draft, Scores, Target, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -278,7 +278,7 @@ class Jacobi:
 
     def __init__(
         self,
-        target: TokenModel,
+        target: Target,
         window: Window,
         redraft: Redraft,
         initialisation: Initialisation = "random",
@@ -291,7 +291,7 @@ class Jacobi:
                 f"{target.length} or less"
             )
         self.target, self.window, self.redraft = target, window, redraft
-        self.init = WindowInit(initialisation, target, window.length, refinement)
+        self.init = WindowInit(initialisation, target.grid, window.length, refinement)
         self._further = window.levels * (window.branches - 1)
         self._first_draws, self._later_draws = redraft.uniforms(window.length, target.length)
         self.uniforms = self._further + self._first_draws
@@ -390,9 +390,7 @@ class Jacobi:
         return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh)
 
 
-def jacobi(
-    target: TokenModel, window: int = 32, initialisation: Initialisation = "random"
-) -> Jacobi:
+def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
     """The drafter of Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427), whose rule is
     `rules.standard.Match`. For `initialisation` see `jacobi_window.WindowInit`.
 
@@ -403,7 +401,7 @@ def jacobi(
 
 
 def sjd(
-    target: TokenModel,
+    target: Target,
     window: int = 32,
     initialisation: Initialisation = "random",
     refinement: bool = True,
@@ -419,7 +417,7 @@ def sjd(
 
 
 def scd(
-    target: TokenModel,
+    target: Target,
     window: int = 32,
     initialisation: Initialisation = "random",
     coupling: Literal["gumbel", "maximal"] = "gumbel",
@@ -437,7 +435,7 @@ def scd(
 
 
 def sjd_pac(
-    target: TokenModel,
+    target: Target,
     window: int = 64,
     initialisation: Initialisation = "random",
     branches: int = 4,

@@ -13,7 +13,6 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import TokenModel
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 
@@ -180,7 +179,7 @@ class WindowInit:
 
     Args:
         kind: the initialisation.
-        model: the target; only its grid is used.
+        grid: rows and columns of the image.
         length: S.
         refinement: whether unaccepted guesses are redrawn; otherwise every position of the window
             is new in every round.
@@ -195,7 +194,7 @@ class WindowInit:
     """
 
     def __init__(
-        self, kind: Initialisation, model: TokenModel, length: int, refinement: bool = True
+        self, kind: Initialisation, grid: tuple[int, int], length: int, refinement: bool = True
     ) -> None:
         if kind not in get_args(Initialisation):
             raise TemperaError(
@@ -204,7 +203,7 @@ class WindowInit:
             )
         self.length, self.refinement = length, refinement
         self.repeats, self.samples = kind.endswith("repeat"), kind.endswith("sample")
-        self._columns = model.grid[1] if kind.startswith("vertical") else 1
+        self._columns = grid[1] if kind.startswith("vertical") else 1
         reach = length if refinement else 0
         self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0
 

@@ -19,7 +19,6 @@ from tempera.decoding.interfaces import (
     ImageModel,
     Rule,
     Target,
-    TokenModel,
     Verdict,
 )
 from tempera.decoding.loop import Images, Output, decode
@@ -210,8 +209,8 @@ def _proximity(trace: Trace) -> dict[str, list[Any]]:
 
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
     """The columns of `records` that every computation needs, as this target can have made them."""
-    vocab = target.vocab_size if isinstance(target, TokenModel) else math.inf
-    least = 0 if isinstance(target, TokenModel) else -math.inf
+    vocab = target.vocab_size if isinstance(target, Target) else math.inf
+    least = 0 if isinstance(target, Target) else -math.inf
     return {
         "text": None,
         "tokens": Numbers(least, vocab, length=target.length),
