@@ -53,7 +53,7 @@ STYLES = {
 
 def at_length(p: Tables, q: Tables, share: float) -> dict[str, Point]:
     """Every relaxation at one length of a round."""
-    chains, rounds = Chains.along(p, q), PricedRounds.enumerated(p, q)
+    chains, rounds = Chains.enumerated(p, q), PricedRounds.enumerated(p, q)
     low, high = reachable(chains)
     wanted = low + share * (high - low)
     rules: dict[str, Relaxed | Priced] = {

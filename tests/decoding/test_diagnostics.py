@@ -13,7 +13,7 @@ from tempera.decoding.probabilities import at, kl_divergence, total_variation
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.errors import TemperaError
-from tempera.rules.standard import Exact, Match, Relaxed
+from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 
 
 def test_an_exact_rule_has_no_bias():
@@ -35,24 +35,17 @@ def test_on_a_chain_the_terms_equal_equation_8(rule):
                 assert tv[row, index].isnan()
                 assert bound[row, index] == kl[row, index] == 0
                 continue
-            here_p, here_q, depth = (
-                p[row, index].double(),
-                draft.q[row, index].double(),
-                torch.tensor(index + 1),
-            )
+            here_p, here_q = p[row, index].double(), draft.q[row, index].double()
+            token, depth = draft.tokens[row, index], torch.tensor(index + 1)
             kept = here_q * rule.accept(here_p, here_q, depth)
-            law = kept + (1 - kept.sum()) * rule.residual(
-                here_p, here_q, draft.tokens[row, index], depth
+            law = kept + (1 - kept.sum()) * rule.residual(here_p, here_q, token, depth)
+            found = [terms[row, index].item() for terms in (tv, bound, kl)]
+            expected = (
+                total_variation(here_p, here_q),
+                total_variation(law, here_p),
+                kl_divergence(law, here_p),
             )
-            assert tv[row, index].item() == pytest.approx(
-                total_variation(here_p, here_q).item(), abs=1e-6
-            )
-            assert bound[row, index].item() == pytest.approx(
-                total_variation(law, here_p).item(), abs=1e-6
-            )
-            assert kl[row, index].item() == pytest.approx(
-                kl_divergence(law, here_p).item(), abs=1e-6
-            )
+            assert found == pytest.approx([float(term) for term in expected], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +60,10 @@ def test_on_a_tree_the_terms_add_up_over_the_tests_performed(rule, per_row):
     for row in range(80):
         path = verdict.path[row].tolist()
         for index in range(int(verdict.accepted[row]) + 1):
-            expected = _terms(
-                SMALL.parents.tolist(),
-                draft,
-                p,
-                rule,
-                row,
-                path[index - 1] if index else -1,
-                (*path, -1)[index],
-            )
-            assert (bound[row, index].item(), kl[row, index].item()) == pytest.approx(
-                expected, abs=2e-6
-            )
+            node, kept_child = path[index - 1] if index else -1, (*path, -1)[index]
+            expected = _terms(SMALL.parents.tolist(), draft, p, rule, row, node, kept_child)
+            found = bound[row, index].item(), kl[row, index].item()
+            assert found == pytest.approx(expected, abs=2e-6)
 
 
 def _terms(parents, draft, p, rule, row, node, kept_child):
@@ -102,15 +87,12 @@ def _terms(parents, draft, p, rule, row, node, kept_child):
         else:
             bound += undecided * (kept - ideal).clamp(min=0).sum().item()
             whole += reach * kept
-            reach, weight = (
-                reach * rejected,
-                weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0),
-            )
+            reach = reach * rejected
+            weight = weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0)
         undecided = undecided and child != kept_child
         target, ideal = residual, left / left.sum() if left.sum() > 0 else ideal
-    return bound, weight * kl_divergence(
-        whole, p[row, 1 + node].double()
-    ).item() if children else 0.0
+    divergence = kl_divergence(whole, p[row, 1 + node].double()).item()
+    return bound, weight * divergence if children else 0.0
 
 
 def test_the_mean_terms_of_a_chain_are_those_of_its_visits():
@@ -154,11 +136,11 @@ def test_a_rule_that_couples_depths_has_no_local_terms():
         diagnose(draft, verify(draft, Scores(p, p), Exact(), uniforms), Scores(p, p).p, Joint())
 
 
-@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
-def test_a_lossless_rule_that_couples_depths_adds_nothing(tree):
+@pytest.mark.parametrize(("tree", "rule"), [(Tree.chain(3), BlockVerification()), (SMALL, Match())])
+def test_a_lossless_rule_that_couples_depths_adds_nothing(tree, rule):
     draft, p, uniforms = random_draft(50, tree)
-    verdict = verify(draft, Scores(p, p), Match(), uniforms)
-    tv, bound, kl = diagnose(draft, verdict, p, Match())
+    verdict = verify(draft, Scores(p, p), rule, uniforms)
+    tv, bound, kl = diagnose(draft, verdict, p, rule)
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from tempera.decoding import random_streams
 from tempera.decoding.random_streams import RandomStreams, key, uniforms
 from tempera.errors import TemperaError
 
@@ -36,30 +35,6 @@ def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     assert not at_once[0].equal(at_once[1])
 
 
-@pytest.mark.parametrize(
-    ("names", "counts", "drawn"),
-    [
-        (["a"], (1, 4095, 1), [4096, 4096]),
-        (["a", "b"], (10, 2038, 3000, 5000), [2048, 3000, 5000]),
-        (["a", "b"], (10, 2058, 2028), [2048, 2048]),
-        ([], (3,), [4096]),
-    ],
-    ids=["one row", "long requests", "the rest of a block first", "no rows"],
-)
-def test_a_block_is_drawn_in_advance_or_what_a_request_lacks(names, counts, drawn, monkeypatch):
-    made = []
-
-    def counted(keys, counters):
-        made.append(len(counters))
-        return uniforms(keys, counters)
-
-    monkeypatch.setattr(random_streams, "uniforms", counted)
-    streams = RandomStreams(0, names)
-    for count in counts:
-        assert streams.next(count).shape == (len(names), count)
-    assert made == drawn
-
-
 def test_seed_and_id_both_matter():
     assert key(0, "a") != key(1, "a")
     assert key(0, "a") != key(0, "b")
@@ -77,18 +52,6 @@ def test_draws_are_uniform_and_uncorrelated():
     centred = (draws - 0.5) * 12**0.5
     assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 5 * noise
     assert abs((centred[1:] * centred[:-1]).mean()) < 5 * noise
-
-
-def test_every_prompt_needs_its_stream():
-    streams = RandomStreams(0, ["a", "b"])
-    streams.check(["one", "another"])
-    with pytest.raises(TemperaError, match="there are 3 prompts but 2 random streams; give one"):
-        streams.check(["one", "another", "a third"])
-
-
-def test_no_draws_and_no_rows():
-    assert RandomStreams(0, ["a"]).next(0).shape == (1, 0)
-    assert RandomStreams(0, []).next(3).shape == (0, 3)
 
 
 def test_two_rows_may_not_share_an_id():

@@ -18,7 +18,7 @@ FIGURE = runpy.run_path(str(ROOT / "docs" / "optimal_figure.py"))
 def test_each_optimum_is_one() -> None:
     p, q = random_tables(0)
     points = FIGURE["at_length"](p, q, share=0.45)
-    low, high = reachable(Chains.along(p, q))
+    low, high = reachable(Chains.enumerated(p, q))
     for found, _, _ in points.values():
         assert found == pytest.approx(low + 0.45 * (high - low), abs=1e-4)
     tv = {name: bound for name, (_, bound, _) in points.items()}

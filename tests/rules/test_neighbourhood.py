@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 from tempera.exactness import theory
 from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
 from tempera.rules import neighbourhood
-from tempera.rules.neighbourhood import GSD, Lantern, LanternPP, _places_away
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
@@ -101,9 +101,10 @@ def test_lantern_follows_the_papers(rule):
             members = by_hand(rule, p, x)
             f.append(min(1.0, (p[members].sum() / q[x]).item()) if q[x] > 0 else 1.0)
             assert rule.accept_at(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[-1])
-            left = (moved(p, members, x) - q).clamp(min=0)
-            expected = left / left.sum() if left.sum() > 1e-12 else p
-            torch.testing.assert_close(rule.residual(p, q, torch.tensor(x), DEPTH), expected)
+            if f[-1] < 1:
+                left = (moved(p, members, x) - q).clamp(min=0)
+                expected = left / left.sum() if left.sum() > 1e-12 else p
+                torch.testing.assert_close(rule.residual(p, q, torch.tensor(x), DEPTH), expected)
             assert rule.keeps(p, torch.tensor(x)) == (
                 moved(p, members, x)[x] >= moved(p, members, x).max()
             )
@@ -114,25 +115,12 @@ def test_lantern_follows_the_papers(rule):
             best.residual(p, q, torch.tensor(0), DEPTH),
             left / left.sum() if left.sum() > 1e-12 else p,
         )
-        assert rule.keeps_each(p).tolist() == [
-            bool(rule.keeps(p, torch.tensor(x))) for x in range(12)
-        ]
 
 
 def replaced(rule, residual):
     if isinstance(rule, Lantern):
         return Lantern(rule.neighbours, rule.delta, rule.measure, residual)
     return LanternPP(rule.neighbours, rule.lam, residual)
-
-
-@pytest.mark.parametrize("most", [0, 1, 7, 40])
-def test_places_in_the_order_of_p_are_those_of_a_sort(most):
-    p = torch.randint(0, 6, (50, 30)) / 6.0  # many are equal, some 0
-    near = torch.rand(50, 30).argsort(-1)[:, :9]
-    order = p.argsort(dim=-1, descending=True, stable=True).argsort(-1).gather(-1, near)
-    expected = (order - order[:, :1]).abs() <= most
-    assert _places_away(p, near, most).equal(expected)
-    assert _places_away(-0.0 * p, near, most).equal((near - near[:, :1]).abs() <= most)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +180,7 @@ def test_of_4_3_codes_the_fifth_counts_with_a_weight_of_three_tenths():
     torch.testing.assert_close(f, torch.stack(expected, -1), rtol=1e-6, atol=1e-6)
     token = torch.arange(30) % 12
     torch.testing.assert_close(rule.accept_at(p, q, token, DEPTH), f[torch.arange(30), token])
-    assert GSD(TABLE, k=5) == GSD(TABLE, 7) != GSD(TABLE, 7, k=4.3)
-
-
-def test_no_positions_have_no_chances():
-    p = torch.zeros(0, 12)
-    for rule in (Lantern(TABLE, 0.3), GSD(TABLE, 2)):
-        assert rule.accept(p, p, DEPTH).shape == (0, 12)
+    assert GSD(TABLE, k=5.0).accept(p, q, DEPTH).equal(GSD(TABLE).accept(p, q, DEPTH))
 
 
 def test_laxer_parameters_keep_more():
@@ -251,14 +233,12 @@ def test_portions_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
         return [
             rule.accept(p, q, DEPTH),
             rule.residual(p, q, token, DEPTH),
-            rule.keeps_each(p),
             rule.mean_residual(p, q, torch.ones(len(p))),
         ]
 
     whole = everything()
-    for at_once, sizes in ((len(p) * 5 * 5, [5, 5, 2]), (1, [1] * 12)):
+    for at_once in (len(p) * 5 * 5, 1):
         monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
-        assert [len(one) for one in neighbourhood._portions(TABLE, p)] == sizes
         torch.testing.assert_close(everything(), whole)
 
 
@@ -337,9 +317,11 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
     _, bound, kl = diagnose(draft, verdict, p, rule, soft)
-    wrong = (draft.q[:, 0] * rule.keeps_each(soft[:, 0]) * (1 - p[:, 0])).sum(-1)
-    torch.testing.assert_close(bound[:, 0], wrong)
-    assert kl[:, 0].isinf().equal(wrong > 0)
+    wrong = verdict.tokens != p.argmax(-1)
+    assert 0 < wrong[:, 0].sum() < 60
+    first = slice(0, 1)  # past a rejection nothing is defined
+    assert bound[:, first].bool().equal(wrong[:, first])
+    assert kl[:, first].isinf().equal(wrong[:, first])
 
 
 @pytest.mark.parametrize("rule", ROUGH)
@@ -384,13 +366,9 @@ REFUSED = {
     "delta=1.1 ": lambda: Lantern(TABLE, 1.1),
     "delta=nan ": lambda: Lantern(TABLE, float("nan")),
     "at most 0.6931": lambda: Lantern(TABLE, 0.8, "jsd"),
-    "measure=kl ": lambda: Lantern(TABLE, 0.1, "kl"),
-    "residual=vanilla ": lambda: Lantern(TABLE, 0.1, "tvd", "vanilla"),
     "lam=0 ": lambda: LanternPP(TABLE, 0),
     "lam=inf ": lambda: LanternPP(TABLE, float("inf")),
     "ranks=-1 ": lambda: GSD(TABLE, -1),
-    "k=4 ": lambda: GSD(TABLE, k=4),
-    "k=5.1 ": lambda: GSD(TABLE, k=5.1),
 }
 
 
@@ -398,13 +376,6 @@ REFUSED = {
 def test_impossible_rules_are_refused(words):
     with pytest.raises(TemperaError, match=words):
         REFUSED[words]()
-
-
-def test_rules_are_values_with_a_readable_repr():
-    assert Lantern(near(12, 5), 0.3) == Lantern(near(12, 5), 0.3)
-    assert hash(LanternPP(near(12, 5), 2)) == hash(LanternPP(near(12, 5), 2.0))
-    assert GSD(near(12, 5), 3) != GSD(near(12, 4), 3)
-    assert "l2, k=5, codebook=" in repr(LanternPP(TABLE, 2.0))
 
 
 @pytest.mark.parametrize("rule", [Lantern(NARROW, 0.3), LanternPP(NARROW, 2.0)], ids=["δ", "λ"])
@@ -430,17 +401,3 @@ def test_the_size_of_the_set_of_the_first_draft(rule):
             assert sizes[row, place] == len(fitting[-1])
     assert sizes[~sizes.isnan()].unique().numel() > 1
     assert proximity(draft, verdict, p, Exact()).isnan().all()
-
-
-@pytest.mark.parametrize(("own", "moved"), [(0.3, 0.2), (0.0, 0.4), (0.5, 0.0), (0.0, 0.0)])
-def test_the_divergence_of_gathered_mass(own, moved):
-    """Jensen and Shannon's, of the two places that differ, by definition; 0 without mass."""
-    before, after = (own, moved), (own + moved, 0.0)
-    expected = sum(
-        side * math.log(2 * side / (one + other)) / 2
-        for one, other in zip(before, after, strict=True)
-        for side in (one, other)
-        if side
-    )
-    found = neighbourhood._jensen_shannon(torch.tensor(own), torch.tensor(moved))
-    assert float(found) == pytest.approx(expected, abs=1e-7)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from random_drafts import SMALL, random_draft
+from random_drafts import SMALL
 from table_models import tables
 
 from tempera.decoding.trees import Tree
@@ -17,13 +17,7 @@ from tempera.evaluation.calibration import Recorder
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, kl_bound
 from tempera.rules.optimal import Priced
-from tempera.rules.optimal_prices import (
-    GRID,
-    PricedRounds,
-    _settled,
-    prices_for,
-    reachable_by_price,
-)
+from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.schedules import Prices, exponential, floored, uniform
 from tempera.rules.standard import Exact, Relaxed
 
@@ -103,25 +97,17 @@ def test_no_prices_of_a_grid_have_less_kl_at_the_same_length(seed, same):
     assert least <= 1.5 * nats  # the grid comes near
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_less_kl_than_every_schedule_of_relaxations(seed):
-    target = TableTarget(5, LENGTH + 1, seed=seed)
-    p, q = target.conditionals(), TableDraft(target, seed=100 + seed).conditionals()
+def test_less_kl_than_every_schedule_of_relaxations():
+    target = TableTarget(5, LENGTH + 1)
+    p, q = target.conditionals(), TableDraft(target, seed=100).conditionals()
     rounds = enumerated(p, q)
     for schedule in (uniform(1.5, 3), uniform(3.0, 3), floored(exponential(1.5, 3), 1.0)):
         length = expected_emitted(p, q, Relaxed(schedule), LENGTH)
         best = Priced(prices_for(rounds, length))
         assert expected_emitted(p, q, best, LENGTH) == pytest.approx(length, abs=0.01)
         for residual in ("optimal", "kl"):
-            assert kl_bound(p, q, best, LENGTH) < kl_bound(
-                p, q, Relaxed(schedule, residual), LENGTH
-            )
-
-
-def test_an_early_draft_is_worth_more():
-    rounds = enumerated(*alike(*tables()[2:]))
-    prices = prices_for(rounds, 3.6).prices
-    assert prices[0] > prices[1] > prices[2] > 0
+            other = kl_bound(p, q, Relaxed(schedule, residual), LENGTH)
+            assert kl_bound(p, q, best, LENGTH) < other
 
 
 def test_shorter_chains_of_the_same_rounds():
@@ -129,28 +115,6 @@ def test_shorter_chains_of_the_same_rounds():
     prices = Prices((0.9, 0.4))
     whole, first = enumerated(p, q).first_depths(2), enumerated(p, q, length=2)
     assert whole.expected(prices) == pytest.approx(first.expected(prices), abs=1e-6)
-
-
-def test_measured_prices_lie_ever_further_apart():
-    steps = [above - below for below, above in itertools.pairwise(GRID)]
-    assert (GRID[0], GRID[-1]) == (0.0, 6.0) and steps[0] > 0
-    assert all(after > before - 1e-9 for before, after in itertools.pairwise(steps))
-
-
-def test_settled_prices_are_the_worth_of_drafts_under_them():
-    _, _, p, q = tables()
-    rounds = enumerated(p, q)
-    for beta in (0.4, 1.0, 1.5):
-        settled = _settled(rounds, Prices((0.0,) * LENGTH), beta)
-        assert rounds.worth(settled, beta).prices == pytest.approx(settled.prices, abs=2e-4)
-        assert min(settled.prices) > 0
-
-
-def test_rounds_weigh_alike_unless_told():
-    draft, p, _ = random_draft(6, SMALL)
-    rounds = PricedRounds.measured(draft, p)
-    assert rounds.weights.tolist() == pytest.approx([1 / 6] * 6)
-    assert PricedRounds.equal(SMALL, rounds.keep, rounds.divergence).weights.equal(rounds.weights)
 
 
 @pytest.mark.parametrize("wanted", [0.5, 1.0, 3.19, 4.01, math.nan])
@@ -167,7 +131,7 @@ def test_the_loop_emits_what_the_prices_promise(tree):
     """
     target = TableTarget(3, tree.max_depth + 1)
     recorder = Recorder(StaticTreeDrafter(TableDraft(target, noise=2.5), tree))
-    emit(target, recorder, Exact(), rows=2_000)
+    emit(target, recorder, Exact(), rows=1_000)
     rounds = recorder.statistics(tree.max_depth).rounds
     low, high = reachable_by_price(rounds)
     wanted = (low + high) / 2

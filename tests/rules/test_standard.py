@@ -86,14 +86,6 @@ def test_no_residual_has_a_smaller_bias_than_the_optimal_one(p, q, omega):  # Pr
     assert ((law - p).abs().sum() / 2).item() == pytest.approx(least.item(), abs=1e-12)
 
 
-@given(weights, weights, omegas, omegas)
-@fast
-def test_a_larger_omega_accepts_no_less(p, q, one, other):
-    p, q = distribution(p), distribution(q)
-    smaller, larger = sorted((one, other))
-    assert (pair(Relaxed((smaller,)), p, q)[1] <= pair(Relaxed((larger,)), p, q)[1]).all()
-
-
 @given(weights, weights, omegas, kinds)
 @fast
 def test_f_at_a_token_is_f_everywhere_read_there(p, q, omega, kind):
@@ -113,15 +105,6 @@ def test_a_residual_without_mass_is_the_target():
     p = torch.tensor([0.2, 0.8])
     for rule in (Exact(), Relaxed((2.0,)), Relaxed((2.0,), "vanilla"), Relaxed((2.0,), "kl")):
         assert rule.residual(p, p, torch.tensor(0), torch.tensor(1)).equal(p)
-
-
-def test_a_one_hot_proposal_is_accepted_with_its_probability_or_removed():
-    p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 1.0, 0.0])
-    token, depth = torch.tensor(1), torch.tensor(1)
-    assert Exact().accept_at(p, q, token, depth).item() == pytest.approx(0.3)
-    torch.testing.assert_close(
-        Exact().residual(p, q, token, depth), torch.tensor([2 / 7, 0.0, 5 / 7])
-    )
 
 
 def test_omega_follows_the_depth_and_stays_at_the_last():
@@ -151,41 +134,10 @@ def test_a_schedule_of_numpy_numbers_leaves_f_in_float32():
     assert rule == Relaxed(np.linspace(0.3, 2.3, 3).tolist())
 
 
-def test_the_mean_residual_of_a_shared_one_is_the_residual_of_any_token():
-    p, q, depth = torch.rand(4, 5).softmax(-1), torch.rand(4, 5).softmax(-1), torch.arange(1, 5)
-    for rule in (
-        Exact(),
-        Relaxed((0.4, 2.0)),
-        Relaxed((0.4,), "vanilla"),
-        Relaxed((2.0,), "kl"),
-        Priced(0.5),
-        near_rules(5)["grouped published"],
-    ):
-        for token in range(5):
-            each = rule.residual(p, q, torch.full((4,), token), depth)
-            assert rule.mean_residual(p, q, depth).equal(each)
-
-
-def test_rules_are_values():
-    assert Relaxed([1.0, 2.0]) == Relaxed((1.0, 2.0), "optimal")
-    assert hash(Relaxed([1.0])) == hash(Relaxed([1.0]))
-    assert Exact() == Exact()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "residual", "words"),
-    [
-        ((), "optimal", "schedule"),
-        ((1.0, -1.0), "optimal", "schedule"),
-        ((1.0, 0.0), "optimal", "schedule"),
-        ((float("nan"),), "optimal", "schedule"),
-        ((1e39,), "optimal", "schedule"),
-        ((1.0,), "best", "optimal, vanilla or kl"),
-    ],
-)
-def test_impossible_rules_are_refused(schedule, residual, words):
-    with pytest.raises(TemperaError, match=words):
-        Relaxed(schedule, residual)
+@pytest.mark.parametrize("schedule", [(), (1.0, -1.0), (1.0, 0.0), (float("nan"),), (1e39,)])
+def test_impossible_schedules_are_refused(schedule):
+    with pytest.raises(TemperaError, match="schedule"):
+        Relaxed(schedule)
 
 
 def test_the_root_draws_with_the_last_number_of_its_row_and_each_node_with_its_own():

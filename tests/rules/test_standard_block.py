@@ -9,7 +9,6 @@ import pytest
 import torch
 from random_drafts import SMALL, random_draft
 
-from tempera.decoding.diagnostics import diagnose
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
@@ -145,22 +144,14 @@ def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length
 )
 def test_surviving_guesses_are_refused(make):
     target = TableTarget(3, 4)
-    with pytest.raises(
-        TemperaError,
-        match="BlockVerification is not lossless with guesses that live on from round to round: "
-        "draw new ones",
-    ):
+    with pytest.raises(TemperaError, match="draw new ones"):
         emit(target, make(target), BlockVerification(), rows=2)
 
 
 def test_a_tree_with_branches_is_refused():
     for tree in (SMALL, Tree.from_parents(torch.tensor([[-1, -1], [-1, 0]]))):
         draft, p, uniforms = random_draft(2, tree)
-        with pytest.raises(
-            TemperaError,
-            match="BlockVerification accepts one chain by its prefixes, but this draft has "
-            "branches: draft a chain",
-        ):
+        with pytest.raises(TemperaError, match="draft a chain"):
             verify(draft, Scores(p, p), BlockVerification(), uniforms)
     rows = Tree.from_parents(
         torch.tensor([[-1, 0, 1]]).repeat(2, 1)
@@ -169,29 +160,12 @@ def test_a_tree_with_branches_is_refused():
     verify(draft, Scores(p, p), BlockVerification(), uniforms)
 
 
-def test_it_adds_nothing_to_the_bounds():
-    draft, p, uniforms = random_draft(50, Tree.chain(3))
-    tv, bound, kl = diagnose(
-        draft, verify(draft, Scores(p, p), BlockVerification(), uniforms), p, BlockVerification()
-    )
-    assert bound.eq(0).all()
-    assert kl.eq(0).all()
-    torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
-
-
 def test_a_perfect_draft_is_kept_whole():
     draft, p, uniforms = random_draft(200, Tree.chain(4))
     same = type(draft)(sample(p[:, :-1], torch.rand(200, 4)), p[:, :-1], draft.tree)
     assert verify(same, Scores(p, p), BlockVerification(), uniforms).accepted.eq(4).all()
     right = one_hot(draft.tokens, 6)
     forced = torch.cat([right, p[:, -1:]], 1)
-    assert (
-        verify(
-            type(draft)(draft.tokens, right, draft.tree),
-            Scores(forced, forced),
-            BlockVerification(),
-            uniforms,
-        )
-        .accepted.eq(4)
-        .all()
-    )
+    certain = type(draft)(draft.tokens, right, draft.tree)
+    verdict = verify(certain, Scores(forced, forced), BlockVerification(), uniforms)
+    assert verdict.accepted.eq(4).all()

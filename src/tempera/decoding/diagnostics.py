@@ -2,8 +2,6 @@
 TV(p, q), computed from p and q at visited positions.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -65,7 +63,9 @@ def diagnose(
         tv = _first_test(draft, visited, take(p, visited))
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
     if soft is not None and rule.relaxes_greedy:
-        rule = _GreedyAsRule(rule, take(soft, visited))
+        truth = take(p, visited)
+        wrong = 1 - truth.gather(-1, verdict.tokens.unsqueeze(-1)).squeeze(-1)
+        return _first_test(draft, visited, truth), wrong, torch.where(wrong > 0, torch.inf, 0.0)
     kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
     return _terms(draft, visited, kept_child, take(p, visited), rule)
 
@@ -110,27 +110,6 @@ def proximity(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule)
     if sizes is None:
         return nowhere
     return torch.where(first >= 0, sizes.float(), nowhere)
-
-
-@dataclass(frozen=True)
-class _GreedyAsRule(Rule):
-    """A greedy rule at certain positions as a `Rule`; the target's choice replaces what it rejects.
-
-    Attributes:
-        rule: which decides.
-        soft: the untempered distributions at these positions, float32 [..., V].
-    """
-
-    rule: Rule
-    soft: Tensor
-
-    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """1 or 0."""
-        return self.rule.keeps_each(self.soft).to(p.dtype)
-
-    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The one-hot p."""
-        return p
 
 
 def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tempera.decoding.probabilities import at, one_hot
+from tempera.decoding.probabilities import at
 from tempera.decoding.trees import Frontier, Tree
 
 
@@ -135,23 +135,7 @@ class ImageModel(Protocol):
 
 
 @runtime_checkable
-class TokenModel(Protocol):
-    """The sizes of discrete images, for drafters without a network."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of different tokens."""
-
-    @property
-    def length(self) -> int:
-        """T, tokens per image."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of the token grid; rows × columns = T."""
-
-
-class Target(ImageModel, TokenModel, Protocol):
+class Target(ImageModel, Protocol):
     """The model to accelerate. It owns its prompt state and its cache; `begin` starts a batch of B
     rows.
     """
@@ -160,6 +144,10 @@ class Target(ImageModel, TokenModel, Protocol):
     """Tokens of the batch's longest image, which the loop sets after each round: attention needs no
     more keys than this image has.
     """
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of different tokens."""
 
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
@@ -291,10 +279,6 @@ class Rule(ABC):
         bool [...]. All siblings are tested against the same p.
         """
         return token == p.argmax(-1)
-
-    def keeps_each(self, p: Tensor) -> Tensor:
-        """`keeps` for every token of the vocabulary: [..., V] -> bool [..., V]."""
-        return one_hot(p.argmax(-1), p.shape[-1]) > 0
 
     def proximity(self, p: Tensor, token: Tensor) -> Tensor | None:
         """How many tokens the set of `token` contains, itself included, for a rule that accepts a

@@ -32,20 +32,14 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.guidance):
-            raise TemperaError(
-                f"guidance={self.guidance} is not possible; give a number (1 is no guidance)"
-            )
-        if not 0 <= self.temperature < math.inf:
-            raise TemperaError(
-                f"temperature={self.temperature} is not possible; give 0 (greedy) or more"
-            )
-        if self.top_k < 0:
-            raise TemperaError(f"top_k={self.top_k} is not possible; give 0 (all tokens) or more")
-        if not 0 < self.top_p <= 1:
-            raise TemperaError(
-                f"top_p={self.top_p} is not possible; give a number above 0, at most 1 (all tokens)"
-            )
+        for name, fits, advice in (
+            ("guidance", math.isfinite(self.guidance), "a number (1 is no guidance)"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0, at most 1 (all tokens)"),
+        ):
+            if not fits:
+                raise TemperaError(f"{name}={getattr(self, name)} is not possible; give {advice}")
 
     @property
     def guided(self) -> bool:
@@ -111,7 +105,10 @@ class Sampling:
         if not self.guided:
             return logits
         conditional, unconditional = logits.chunk(2)
-        return _guide(conditional, unconditional, self.guidance)
+        guided = torch.lerp(unconditional, conditional, self.guidance)
+        # a token that one of the rows forbids stays forbidden
+        forbidden = torch.minimum(conditional, unconditional) == -torch.inf
+        return guided.masked_fill(forbidden, -torch.inf)
 
     def _soften(self, logits: Tensor) -> Tensor:
         if self.temperature != 1:
@@ -127,13 +124,6 @@ class Sampling:
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
-
-
-def _guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """L = u + s(c - u); a token that one of the rows forbids (-inf) stays forbidden."""
-    guided = torch.lerp(unconditional, conditional, scale)
-    forbidden = torch.minimum(conditional, unconditional) == -torch.inf
-    return guided.masked_fill(forbidden, -torch.inf)
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -186,8 +176,6 @@ def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         tokens int64 [..., k], and the distribution each was drawn from, [..., k, V].
     """
-    if u.shape[-1] == 1:
-        return sample(p, u.squeeze(-1)).unsqueeze(-1), p.unsqueeze(-2)
     tokens: list[Tensor] = []
     q: list[Tensor] = []
     for draw in u.unbind(-1):

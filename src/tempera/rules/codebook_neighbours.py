@@ -8,11 +8,11 @@ code itself out of its k neighbours; here it is the first of them, as in the pap
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from tempera.errors import TemperaError
 
@@ -21,10 +21,10 @@ _BUILT: dict[tuple[str, int, str], "Neighbours"] = {}
 """Tables of this process, which searches and sweeps need again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Neighbours:
-    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`; equal where codebook,
-    proximity and k are.
+    """B_k(x) for every code x (LANTERN, Section 4.2). Made by `build`, once for each codebook,
+    proximity and k.
 
     Attributes:
         table: the k nearest codes of every code, nearest first and itself at the front, int64 [V,
@@ -45,18 +45,13 @@ class Neighbours:
         nearer.
 
         Raises:
-            TemperaError: k is not between 1 and V, or the proximity is not known.
+            TemperaError: k is not between 1 and V.
         """
         size = len(codebook)
         if not 1 <= k <= size:
             raise TemperaError(
                 f"k={k} nearest codes cannot be taken from a codebook of {size}; give a k "
                 f"between 1 and {size}"
-            )
-        if proximity not in get_args(Proximity):
-            raise TemperaError(
-                f"proximity={proximity} is not known; choose one of "
-                f"{', '.join(get_args(Proximity))}"
             )
         key = codebook_hash(codebook), k, proximity
         if key not in _BUILT:
@@ -80,27 +75,19 @@ class Neighbours:
         """
         key = p.device, p.shape[-1]
         if key not in self._fitted:
-            size, more = len(self.table), p.shape[-1] - len(self.table)
-            if more < 0:
+            size, codes = p.shape[-1], len(self.table)
+            if size < codes:
                 raise TemperaError(
-                    f"the model has {p.shape[-1]} tokens, its image tokenizer {size} codes; take "
-                    "the tokenizer it was made for"
+                    f"the model has {size} tokens, its image tokenizer {codes} codes; take the "
+                    "tokenizer it was made for"
                 )
-            others = (
-                torch.arange(size, size + more).unsqueeze(1),
-                torch.arange(self.k - 1).expand(more, -1),
-            )
-            self._fitted[key] = torch.cat([self.table, torch.cat(others, 1)]).to(p.device)
+            table = pad(self.table, (0, 0, 0, size - codes))
+            table[:, 0] = torch.arange(size)
+            self._fitted[key] = table.to(p.device)
         return self._fitted[key]
 
     def __repr__(self) -> str:
         return f"Neighbours({self.proximity}, k={self.k}, codebook={self.codebook})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Neighbours) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
 
 
 def ranked(codebook: Tensor, rank: int) -> Tensor:

@@ -14,9 +14,8 @@ speed-up at temperature 0); see `Rule.keeps`.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import at, excess, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
-from tempera.rules.optimal import kl_residual
+from tempera.rules.optimal import RESIDUALS
 
 Residual = Literal["published", "optimal", "kl"]
 Measure = Literal["tvd", "jsd"]
@@ -60,18 +59,19 @@ class _Aggregated(Rule):
         return ratio(self._masses(p), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[p_{A,x} - q]+ for a rejected x; or Norm[p - q·f]+ or Norm[c·p - q·f]+, where q·f =
+        """Norm[p_{A,x} - q]+ for a rejected x, which is [p - q]+ without A(x), renormalised (at x
+        itself both are 0, since p ≤ Σ_A p < q); or Norm[p - q·f]+ or Norm[c·p - q·f]+, where q·f =
         min(q, Σ_A p).
         """
         if self.residual_kind == "published":
-            return normalise((self._moved(p, token) - q).clamp(min=0), otherwise=p)
-        return _replacement(self.residual_kind, p, torch.minimum(q, self._masses(p)))
+            lacking, near = (p - q).clamp(min=0), self.neighbours.of(p)[token]
+            inside = self._inside(p.gather(-1, near))
+            left = lacking.gather(-1, near)[..., 1:].masked_fill(inside, 0.0)
+            return normalise(lacking.scatter(-1, near[..., 1:], left), otherwise=p)
+        return RESIDUALS[self.residual_kind](p, torch.minimum(q, self._masses(p)))
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The mean of the residual over the rejected tokens: see `interfaces.Rule`.
-
-        For a rejected x the published residual is [p - q]+ without A(x), renormalised.
-        """
+        """The mean of the residual over the rejected tokens: see `interfaces.Rule`."""
         if self.residual_kind != "published":
             return self.residual(p, q, torch.zeros_like(depth), depth)
         lacking = (p - q).clamp(min=0)
@@ -80,7 +80,6 @@ class _Aggregated(Rule):
             masses, others = p[..., near], near[:, 1:]
             inside = self._inside(masses)
             rejected = (q[..., near[:, 0]] - self._mass(masses)).clamp(min=0)
-            # what [p - q]+ has in A(x); at x itself that is nothing, since p ≤ Σ_A p < q
             left = lacking.sum(-1, keepdim=True) - (lacking[..., others] * inside).sum(-1)
             # left ≥ rejected but for rounding
             weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)
@@ -94,10 +93,6 @@ class _Aggregated(Rule):
         iff Σ_A p ≥ max p. p untempered.
         """
         return self._mass(self._near(p, token)) >= p.amax(-1)
-
-    def keeps_each(self, p: Tensor) -> Tensor:
-        """The same for every token, bool [..., V]."""
-        return self._masses(p) >= p.amax(-1, keepdim=True)
 
     def proximity(self, p: Tensor, token: Tensor) -> Tensor:
         """|A(x)|, x itself included: see `interfaces.Rule`."""
@@ -120,12 +115,6 @@ class _Aggregated(Rule):
     def _masses(self, p: Tensor) -> Tensor:
         """Σ_{A(x)} p for every x, [..., V]."""
         return torch.cat([self._mass(p[..., near]) for near in _portions(self.neighbours, p)], -1)
-
-    def _moved(self, p: Tensor, token: Tensor) -> Tensor:
-        """p_{A,x}, [..., V]."""
-        near, masses = self.neighbours.of(p)[token], self._near(p, token)
-        left = masses[..., 1:].masked_fill(self._inside(masses), 0.0)
-        return p.scatter(-1, near, torch.cat([self._mass(masses).unsqueeze(-1), left], -1))
 
 
 @dataclass(frozen=True)
@@ -156,8 +145,6 @@ class Lantern(_Aggregated):
     residual_kind: Residual = "published"
 
     def __post_init__(self) -> None:
-        _check("measure", self.measure, get_args(Measure))
-        _check("residual", self.residual_kind, get_args(Residual))
         most = 1.0 if self.measure == "tvd" else math.log(2)
         if not 0 < self.delta <= most:
             raise TemperaError(
@@ -190,7 +177,6 @@ class LanternPP(_Aggregated):
     residual_kind: Residual = "published"
 
     def __post_init__(self) -> None:
-        _check("residual", self.residual_kind, get_args(Residual))
         if not 0 < self.lam < math.inf:
             raise TemperaError(
                 f"lam={self.lam} lets a token take nothing from its neighbours; give a finite "
@@ -232,18 +218,9 @@ class GSD(Rule):
     neighbours: Neighbours
     ranks: int | None = 7
     residual_kind: Residual = "published"
-    k: float | None = None
+    k: float = math.inf
 
     def __post_init__(self) -> None:
-        codes = self.neighbours.k
-        k = float(codes if self.k is None else self.k)
-        object.__setattr__(self, "k", k)
-        _check("residual", self.residual_kind, get_args(Residual))
-        if not codes - 1 < k <= codes:
-            raise TemperaError(
-                f"k={k:g} codes do not go with a table of {codes} neighbours: give one of as "
-                "many, rounded up"
-            )
         if self.ranks is not None and self.ranks < 0:
             raise TemperaError(
                 f"ranks={self.ranks} is not a distance; give 0 (every code alone) or more, or "
@@ -253,23 +230,23 @@ class GSD(Rule):
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""
         near, inside = self._group(p, token)
-        weight = self._weights(inside)
-        return ratio((p.gather(-1, near) * weight).sum(-1), (q.gather(-1, near) * weight).sum(-1))
+        return self._f(p.gather(-1, near), q.gather(-1, near), inside)
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-
-        def f(near: Tensor, inside: Tensor) -> Tensor:
-            weight = self._weights(inside)
-            return ratio((p[..., near] * weight).sum(-1), (q[..., near] * weight).sum(-1))
-
-        return self._for_all(p, f)
+        order, free, f = _ranks(p), p.amax(-1)[..., None, None] < 1, []
+        most = p.shape[-1] if self.ranks is None else self.ranks
+        for near in _portions(self.neighbours, p):
+            places = order[..., near]
+            inside = _grouped((places - places[..., :1]).abs() <= most, free)
+            f.append(self._f(p[..., near], q[..., near], inside))
+        return torch.cat(f, -1)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
         if self.residual_kind == "published":
             return excess(p, q)
-        return _replacement(self.residual_kind, p, q * self.accept(p, q, depth))
+        return RESIDUALS[self.residual_kind](p, q * self.accept(p, q, depth))
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
@@ -277,11 +254,6 @@ class GSD(Rule):
         """
         near, inside = self._group(p, token)
         return ((near == p.argmax(-1, keepdim=True)) & inside).any(-1)
-
-    def keeps_each(self, p: Tensor) -> Tensor:
-        """The same for every token, bool [..., V]."""
-        top = p.argmax(-1)[..., None, None]
-        return self._for_all(p, lambda near, inside: ((near == top) & inside).any(-1))
 
     def _group(self, p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """The neighbours of one token per position, int64 [..., k], and which of them are in its
@@ -291,25 +263,11 @@ class GSD(Rule):
         close = near >= 0 if self.ranks is None else _places_away(p, near, self.ranks)
         return near, _grouped(close, p.amax(-1, keepdim=True) < 1)
 
-    def _for_all(self, p: Tensor, values: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Values of the groups of all tokens, from the neighbours of m tokens, [m, k], and which of
-        them are in the groups, [..., m, k], to [..., m]: [..., V].
-        """
-        free, found = (p.amax(-1) < 1)[..., None, None], []
-        order = None if self.ranks is None else _ranks(p)
-        for near in _portions(self.neighbours, p):
-            close = near >= 0
-            if order is not None and self.ranks is not None:
-                places = order[..., near]
-                close = (places - places[..., :1]).abs() <= self.ranks
-            found.append(values(near, _grouped(close, free)))
-        return torch.cat(found, -1)
-
-    def _weights(self, inside: Tensor) -> Tensor:
-        """How much each neighbour counts, [..., k]."""
+    def _f(self, p: Tensor, q: Tensor, inside: Tensor) -> Tensor:
+        """min(1, p(G) / q(G)), from the probabilities of the neighbours, [..., k]."""
         weights = inside.float()
-        weights[..., -1] *= (self.k or 0.0) - inside.shape[-1] + 1
-        return weights
+        weights[..., -1] *= min(1.0, self.k - inside.shape[-1] + 1)
+        return ratio((p * weights).sum(-1), (q * weights).sum(-1))
 
 
 def _grouped(close: Tensor, free: Tensor) -> Tensor:
@@ -317,11 +275,6 @@ def _grouped(close: Tensor, free: Tensor) -> Tensor:
     the code alone where it is not `free`, because p is on one token.
     """
     return (close & free) | (torch.arange(close.shape[-1], device=close.device) == 0)
-
-
-def _replacement(kind: Residual, p: Tensor, kept: Tensor) -> Tensor:
-    """The residual of least KL divergence or total variation after the kept part of q, [..., V]."""
-    return kl_residual(p, kept) if kind == "kl" else excess(p, kept)
 
 
 def _portions(neighbours: Neighbours, p: Tensor) -> tuple[Tensor, ...]:
@@ -362,8 +315,3 @@ def _jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
     mean = own + moved / 2
     here = torch.xlogy(own + moved, (own + moved) / mean) + torch.xlogy(own, own / mean)
     return torch.where(mean > 0, (moved * math.log(2) + here) / 2, 0.0)
-
-
-def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise TemperaError(f"{option}={value} is not known; choose one of {', '.join(choices)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Rule
-from tempera.decoding.probabilities import normalise, ratio
+from tempera.decoding.probabilities import excess, normalise, ratio
 from tempera.errors import TemperaError
 from tempera.rules.schedules import Prices, on_device
 
@@ -98,6 +98,10 @@ def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
     rejected = (1 - kept.sum(-1, keepdim=True)).clamp(min=torch.finfo(p.dtype).eps)
     c = _largest(rejected, lambda c: torch.maximum(kept, c * p).sum(-1, keepdim=True))
     return normalise((c * p - kept).clamp(min=0), otherwise=p)
+
+
+RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"optimal": excess, "kl": kl_residual}
+"""The residuals of least total variation and of least KL divergence, of p and the kept q·f."""
 
 
 def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:

@@ -19,9 +19,8 @@ from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Tables, at
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import drafted_keep_probs
-from tempera.errors import TemperaError
 from tempera.rules.optimal import Priced
-from tempera.rules.schedules import Prices
+from tempera.rules.schedules import Prices, check_reachable
 
 GRID = (
     *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9),
@@ -156,15 +155,7 @@ def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
     Raises:
         TemperaError: no prices within `GRID` give this expected length.
     """
-    low, high = reachable_by_price(rounds)
-    if not low - 1e-9 <= expected_length <= high + 1e-9:
-        raise TemperaError(
-            f"an expected length of {expected_length:g} is out of reach with "
-            f"{rounds.tree.max_depth} drafted tokens: "
-            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
-            f"{math.floor(1000 * high) / 1000:g}",
-            option="expected_length",
-        )
+    check_reachable(expected_length, reachable_by_price(rounds), rounds.tree.max_depth)
     prices = Prices((0.0,) * rounds.tree.max_depth)
     below, above = 0.0, GRID[-1]
     for _ in range(30):
@@ -197,11 +188,9 @@ def _children(tree: Tree) -> list[list[int]]:
 
 def _interpolated(measured: Tensor, prices: list[float]) -> Tensor:
     """Interpolate [C, N, G] at one price per node: [N, C]."""
-    grid = torch.tensor(GRID)
-    wanted = torch.tensor(prices)
+    grid, wanted = torch.tensor(GRID), torch.tensor(prices)
     after = torch.searchsorted(grid, wanted).clamp(1, len(GRID) - 1)
     share = (wanted - grid[after - 1]) / (grid[after] - grid[after - 1])
     nodes = torch.arange(len(prices))
-    return torch.lerp(
-        measured[:, nodes, after - 1], measured[:, nodes, after], share.to(measured.dtype)
-    ).T.contiguous()
+    below, above = (measured[:, nodes, place].T for place in (after - 1, after))
+    return torch.lerp(below, above, share.to(measured.dtype).unsqueeze(-1))

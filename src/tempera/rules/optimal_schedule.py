@@ -3,26 +3,22 @@ measured chains of p and q.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
 from tempera.errors import TemperaError
-from tempera.rules.schedules import Omegas
+from tempera.rules.schedules import Omegas, check_reachable
 
 CEILING = 100.0
-"""Default for the largest ω of `optimal_schedule`, which rejects almost no token that the target
+"""Default for the largest ω of `schedule_for`, which rejects almost no token that the target
 could draw.
 """
-
-Array = NDArray[np.float64]
-Measured = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,24 +47,8 @@ class Chains:
     weights: Tensor
 
     @classmethod
-    def along(cls, p: Tables, q: Tables, tokens: Tensor | None = None) -> "Chains":
-        """Chains of L = len(q) tokens.
-
-        Args:
-            p: the target's distributions by depth; p[i] tests the drafted token of depth i + 1. It
-                is [C, V] along C drafted chains, or a table [V^i, V]. Depths beyond q's are
-                ignored.
-            q: the draft's distributions, in the same form.
-            tokens: the drafted tokens, int64 [C, L]; by default all V^L chains of the tables,
-                weighted by Q.
-        """
-        if tokens is not None:
-            each = [
-                target.gather(-1, token[:, None]) / draft.gather(-1, token[:, None])
-                for target, draft, token in zip(p, q, tokens.T, strict=False)
-            ]
-            ratios = torch.cat(each, -1).double()
-            return cls(ratios, torch.full_like(ratios[:, 0], 1 / len(ratios)))
+    def enumerated(cls, p: Tables, q: Tables) -> "Chains":
+        """All V^L chains of L = len(q) tokens, weighted by the draft's tables."""
         weights, ratios = torch.ones(1, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64)
         for target, draft in zip(p, q, strict=False):
             weights = (weights.unsqueeze(-1) * draft).flatten()
@@ -85,78 +65,43 @@ class Chains:
 
     def expected_emitted(self, schedule: Sequence[float]) -> float:
         """E[τ + 1] of a round (Eq. 7)."""
-        return float(self.emitted(torch.tensor(schedule, dtype=torch.float64)))
+        return 1 + float(self.weights @ self._kept(schedule).cumprod(-1).sum(-1))
 
     def tv_bound(self, schedule: Sequence[float]) -> float:
         """The bound on TV(P̂, P) of a round with the optimal residual (Eq. 8)."""
-        return float(self.bound(torch.tensor(schedule, dtype=torch.float64)))
-
-    def emitted(self, omegas: Tensor) -> Tensor:
-        """`expected_emitted` of ω by depth, float64 [L] -> []; differentiable."""
-        kept = (self.ratios * omegas).clamp(max=1)
-        return 1 + self.weights @ kept.cumprod(-1).sum(-1)
-
-    def bound(self, omegas: Tensor) -> Tensor:
-        """`tv_bound`, likewise."""
-        kept = (self.ratios * omegas).clamp(max=1)
+        kept = self._kept(schedule)
         reach = torch.nn.functional.pad(kept.cumprod(-1), (1, -1), value=1.0)
-        return self.weights @ (reach * (kept - self.ratios.clamp(max=1)).clamp(min=0)).sum(-1)
+        return float(self.weights @ (reach * (kept - self._kept([1.0])).clamp(min=0)).sum(-1))
 
-
-def optimal_schedule(
-    p: Tables,
-    q: Tables,
-    expected_length: float,
-    tokens: Tensor | None = None,
-    ceiling: float = CEILING,
-) -> Omegas:
-    """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] =
-    `expected_length` (Eq. 7).
-
-    Args:
-        p, q, tokens: tables, or distributions measured along drafted chains; see `Chains.along`.
-        expected_length: tokens emitted per round.
-        ceiling: no ω is larger.
-
-    Raises:
-        TemperaError: no schedule between exact decoding and `ceiling` has this expected length.
-    """
-    return schedule_for(Chains.along(p, q, tokens), expected_length, ceiling)
+    def _kept(self, schedule: Sequence[float]) -> Tensor:
+        """f of every drafted token, [C, L]."""
+        return (self.ratios * torch.tensor(schedule, dtype=torch.float64)).clamp(max=1)
 
 
 def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILING) -> Omegas:
-    """`optimal_schedule` on chains, by sequential quadratic programming (SLSQP) over log ω.
+    """The schedule 1 ≤ ω_i ≤ `ceiling` that minimises the TV bound (Eq. 8) at E[τ + 1] =
+    `expected_length` (Eq. 7), by sequential quadratic programming (SLSQP) over log ω.
 
     The problem is not convex, so the search starts L + 1 times: from the uniform schedule, and from
     all relaxation at one depth. The tests compare with brute force. ω < 1 is excluded: it has the
     same bias as ω = 1 and accepts fewer drafts.
+
+    Raises:
+        TemperaError: no schedule between exact decoding and `ceiling` has this expected length.
     """
-    low, high = reachable(chains, ceiling)
-    if not low - 1e-9 <= expected_length <= high + 1e-9:
-        raise TemperaError(
-            f"an expected length of {expected_length:g} is out of reach with "
-            f"{chains.length} drafted tokens: "
-            f"give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
-            f"{math.floor(1000 * high) / 1000:g}",
-            option="expected_length",
-        )
+    low, _ = reach = reachable(chains, ceiling)
+    check_reachable(expected_length, reach, chains.length)
     if expected_length <= low:
         return (1.0,) * chains.length
     most = math.log(ceiling)
 
-    def slopes(measured: Measured) -> Callable[[Array], Array]:
-        def at(logs: Array) -> Array:
-            omegas = torch.tensor(logs).exp().requires_grad_()
-            (slope,) = torch.autograd.grad(measured(omegas), omegas)
-            found: Array = (slope * omegas).detach().numpy()
-            return found
+    def bound(logs: np.ndarray) -> float:
+        return chains.tv_bound(np.exp(logs).tolist())
 
-        return at
-
-    def longer(logs: Array) -> float:
+    def longer(logs: np.ndarray) -> float:
         return chains.expected_emitted(np.exp(logs).tolist()) - expected_length
 
-    def at_length(logs: Array) -> Array:
+    def at_length(logs: np.ndarray) -> np.ndarray:
         """The nearest schedule of the expected length on the line to the longest or the shortest
         one.
         """
@@ -164,21 +109,21 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
         if longer(end) * longer(logs) >= 0:
             return end if abs(longer(end)) < abs(longer(logs)) else logs
         share = brentq(lambda share: longer(logs + share * (end - logs)), 0, 1, xtol=1e-13)
-        return logs + float(share) * (end - logs)
+        moved: np.ndarray = logs + float(share) * (end - logs)
+        return moved
 
     found = []
     for start in np.vstack([np.zeros(chains.length), most * np.eye(chains.length)]):
         solved = minimize(
-            lambda logs: chains.tv_bound(np.exp(logs).tolist()),
+            bound,
             at_length(start),
-            jac=slopes(chains.bound),
             method="SLSQP",
             bounds=[(0, most)] * chains.length,
-            constraints={"type": "eq", "fun": longer, "jac": slopes(chains.emitted)},
+            constraints={"type": "eq", "fun": longer},
             options={"ftol": 1e-10},
         )
         found += [at_length(start), at_length(solved.x.clip(0, most))]
-    best = np.exp(min(found, key=lambda logs: chains.tv_bound(np.exp(logs).tolist())))
+    best = np.exp(min(found, key=bound))
     least = chains.ratios.masked_fill(chains.ratios <= 0, 1.0).amin(0)
     # at this ω a depth accepts every token that the target could draw
     needless = (1 / least).clamp(min=1).tolist()

@@ -38,15 +38,10 @@ def uniform(delta: float, length: int) -> Omegas:
 
 def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
-    if not 0 < nu < math.inf:
+    if not 0 < nu <= 100:
         raise TemperaError(
-            f"nu={nu} is not a usable decay; give a number above 0 (Cool-SD uses 0.7), or "
-            "take the uniform schedule"
-        )
-    if not math.exp(-nu * length) > 0:
-        raise TemperaError(
-            f"depth={length} is too deep a draft for nu={nu}, under which no relaxation is left "
-            f"after {math.floor(700 / nu)} tokens; draft fewer, or give a smaller nu"
+            f"nu={nu} is not a usable decay; give a number above 0, at most 100 (Cool-SD uses "
+            "0.7), or take the uniform schedule"
         )
     return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
 
@@ -80,6 +75,20 @@ def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
             f"floor={floor} is not possible; give 0 (the published schedule) or more"
         )
     return tuple(max(omega, floor) for omega in schedule)
+
+
+def check_reachable(expected_length: float, reach: tuple[float, float], drafted: int) -> None:
+    """Raise TemperaError unless an expected length lies within those that `drafted` tokens can
+    reach.
+    """
+    low, high = reach
+    if not low - 1e-9 <= expected_length <= high + 1e-9:
+        raise TemperaError(
+            f"an expected length of {expected_length:g} is out of reach with {drafted} drafted "
+            f"tokens: give {math.ceil(1000 * low) / 1000:g} (exact decoding) to "
+            f"{math.floor(1000 * high) / 1000:g}",
+            option="expected_length",
+        )
 
 
 @cache

@@ -16,7 +16,7 @@ from tempera.decoding.interfaces import Draft, Rule
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import take_one
 from tempera.errors import TemperaError
-from tempera.rules.optimal import kl_residual
+from tempera.rules.optimal import RESIDUALS
 from tempera.rules.schedules import on_device
 
 LARGEST = torch.finfo(torch.float32).max
@@ -55,7 +55,7 @@ class Relaxed(Rule):
 
     Raises:
         TemperaError: the schedule is empty or has an ω that is not above 0 or not finite in
-            float32; or `residual` is none of the three.
+            float32.
     """
 
     schedule: Sequence[float]
@@ -69,10 +69,6 @@ class Relaxed(Rule):
                 f"the relaxation schedule {list(schedule)} must hold at least one number, all "
                 f"above 0 and at most {LARGEST:g}"
             )
-        if self.residual_kind not in ("optimal", "vanilla", "kl"):
-            raise TemperaError(
-                f"residual={self.residual_kind} is not known; choose optimal, vanilla or kl"
-            )
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) everywhere."""
@@ -83,7 +79,7 @@ class Relaxed(Rule):
         if self.residual_kind == "vanilla":
             return excess(p, q)
         kept = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
-        return kl_residual(p, kept) if self.residual_kind == "kl" else excess(p, kept)
+        return RESIDUALS[self.residual_kind](p, kept)
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
