@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 6_600, "src/tempera": 16_820, "tests": 18_320}
+BUDGETS = {"core": 6_280, "src/tempera": 16_500, "tests": 17_820}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """
