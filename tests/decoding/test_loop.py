@@ -153,7 +153,6 @@ def test_observers_see_every_round_and_clocks_its_parts():
     assert [rounds for rounds, _ in message] == list(range(1, len(message) + 1))
     assert message[-1][1] == 12
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
-    assert clock.total == pytest.approx(sum(clock.seconds.values()))
 
 
 @pytest.mark.parametrize("sick", ["target", "draft"])

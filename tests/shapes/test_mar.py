@@ -17,7 +17,7 @@ from shapes_recipe.scenes import pictures, single_shapes
 from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
-from tempera.continuous.mar import MAR, initialise
+from tempera.continuous.mar import MAR
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.vq import VQModel
@@ -33,7 +33,7 @@ def small(depth: int = 1, std: float | None = None, seed: int = 0) -> MAR:
     torch.manual_seed(seed)
     sizes = {"width": 16, "heads": 2, "head_width": 16}
     network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=depth, **sizes))
-    initialise(network)
+    mar.initialise(network)
     if std is not None:
         for parameter in network.parameters():
             parameter.data += std * torch.randn_like(parameter)

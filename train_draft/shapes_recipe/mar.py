@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 from shapes_recipe.scenes import pictures, shape_tokens, single_shapes
 from shapes_recipe.stage import arithmetic, minimise, muon
 from tempera.continuous.diffusion import TRAINING_STEPS, Kernel, NoiseSchedule
-from tempera.continuous.mar import MAR, MARConfig, initialise
+from tempera.continuous.mar import MAR, MARConfig
 from tempera.image_tokenizers.kl import KLModel
 from tempera.shapes.labels import CLASSES, class_of
 from tempera.shapes.world import COLOURS, SHAPES, World
@@ -327,6 +327,23 @@ def new_mar(config: MARConfig, seed: int) -> MAR:
     ):
         embedding.data[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
     return network
+
+
+def initialise(network: MAR) -> None:
+    """Initialise for training: Xavier for linear layers, N(0, 0.02²) for embeddings, and zeros for
+    the head's last layer and modulations.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    for name, parameter in network.named_parameters():
+        if "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token"):
+            nn.init.normal_(parameter, std=0.02)
+    head = network.head
+    for name, parameter in head.named_parameters():
+        if "adaLN_modulation" in name or name.startswith("final_layer.linear"):
+            nn.init.zeros_(parameter)
 
 
 def taught_together(gradient: Tensor) -> Tensor:

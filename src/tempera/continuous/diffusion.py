@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from tempera.errors import TemperaError
@@ -40,9 +41,9 @@ class Kernel(NamedTuple):
         """The same mean, `factor` times the standard deviation."""
         return Kernel(self.mean, self.std * factor)
 
-    def pick(self, index: Tensor) -> "Kernel":
-        """Select one kernel per row: leaves [B, N, D], index int64 [B] -> leaves [B, D]."""
-        return Kernel(*(pick(leaf, index) for leaf in self))
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Kernel":
+        """The same change of both leaves."""
+        return Kernel(change(self.mean), change(self.std))
 
 
 class DenoisingPath(NamedTuple):
@@ -77,11 +78,11 @@ class Denoiser(Protocol):
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """Condition [N, C], x [N, D], stage int64 [N] -> leaves [N, D], temperature included."""
 
-    def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
-        """For each stage from `first` on, a function from x [N, D] to the stage's kernel. A head
-        may compute in advance what does not depend on x.
+    def steps(self, condition: Tensor) -> Iterator[Callable[[Tensor], Kernel]]:
+        """For each stage a function from x [N, D] to the stage's kernel. A head may compute in
+        advance what does not depend on x.
         """
-        for stage in range(first, self.stages):
+        for stage in range(self.stages):
             yield partial(
                 self.kernel,
                 condition,
@@ -106,35 +107,22 @@ class DiffusionSampling:
         last_noise: whether the last stage adds noise. MAR's own sampler adds none.
 
     Raises:
-        TemperaError: a value is impossible.
+        TemperaError: there are more denoising steps than steps up to `denoising_start`.
     """
 
-    guidance: float = 1.0
+    guidance: NonNegativeFloat = 1.0
     guidance_schedule: Literal["linear", "constant"] = "linear"
-    temperature: float = 1.0
-    denoising_steps: int = 100
-    denoising_start: int = TRAINING_STEPS - 1
+    temperature: PositiveFloat = 1.0
+    denoising_steps: Annotated[int, Field(ge=2)] = 100
+    denoising_start: Annotated[int, Field(ge=1, lt=TRAINING_STEPS)] = TRAINING_STEPS - 1
     last_noise: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.guidance < math.inf:
+        if self.denoising_steps > self.denoising_start + 1:
             raise TemperaError(
-                f"guidance={self.guidance} is not possible; give 0 or more (1 is no guidance)."
-            )
-        if not 0 < self.temperature < math.inf:
-            raise TemperaError(
-                f"temperature={self.temperature} is not possible for continuous tokens; give a "
-                "number above 0."
-            )
-        if not 1 <= self.denoising_start < TRAINING_STEPS:
-            raise TemperaError(
-                f"denoising_start={self.denoising_start} is no time step of the process; give 1 "
-                f"to {TRAINING_STEPS - 1}."
-            )
-        if not 2 <= self.denoising_steps <= self.denoising_start + 1:
-            raise TemperaError(
-                f"denoising_steps={self.denoising_steps} is not possible; give 2 to "
-                f"{self.denoising_start + 1}."
+                f"there are no {self.denoising_steps} steps up to step {self.denoising_start}: "
+                f"give denoising_steps={self.denoising_start + 1} or less",
+                option="denoising_steps",
             )
 
     @property
@@ -151,12 +139,9 @@ class DiffusionSampling:
         return 1 + (self.guidance - 1) * known.clamp(max=length - 1).float() / length
 
 
-def betas(name: Literal["cosine", "linear"], steps: int = TRAINING_STEPS) -> Tensor:
-    """β of each step of the forward process, float64 [steps]."""
-    if name == "linear":
-        scale = 1000 / steps
-        return torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
-    ends = torch.arange(steps + 1, dtype=torch.float64) / steps
+def betas() -> Tensor:
+    """β of each step of the forward process, the cosine schedule, float64 [TRAINING_STEPS]."""
+    ends = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64) / TRAINING_STEPS
     kept = torch.cos((ends + 0.008) / 1.008 * math.pi / 2) ** 2
     return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
 
@@ -173,24 +158,16 @@ class NoiseSchedule:
 
     Args:
         steps: S.
-        name: noise schedule of the training process.
-        training_steps: number of its steps.
-        start: time step at which denoising begins; by default the last one.
+        start: time step of the training process at which denoising begins; MAR's is the last one.
 
     Attributes:
         times: training time step of each step, int64 [S], the network's input.
         kept: ᾱ_t, float64 [S].
     """
 
-    def __init__(
-        self,
-        steps: int,
-        name: Literal["cosine", "linear"] = "cosine",
-        training_steps: int = TRAINING_STEPS,
-        start: int | None = None,
-    ) -> None:
-        self.times = respaced(training_steps if start is None else start + 1, steps)
-        self.kept = torch.cumprod(1 - betas(name, training_steps), 0)[self.times]
+    def __init__(self, steps: int, start: int = TRAINING_STEPS - 1) -> None:
+        self.times = respaced(start + 1, steps)
+        self.kept = torch.cumprod(1 - betas(), 0)[self.times]
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
         beta = 1 - self.kept / before
         posterior = beta * (1 - before) / (1 - self.kept)
@@ -235,75 +212,35 @@ class NoiseSchedule:
         return self._there[place]
 
 
-def denoise(denoiser: Denoiser, condition: Tensor, noise: Tensor) -> DenoisingPath:
-    """Draw tokens: condition [N, C], standard normal noise [N, S + 1, D] (x_S first) -> their
-    paths, leaves [N, …].
+def denoise(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
+    """Draw tokens: conditions [..., C], standard normal noise [..., S + 1, D] (x_S first) -> their
+    paths, leaves [..., S, D].
     """
+    several, noise = conditions.shape[:-1], noise.flatten(0, -3)
     states, kernels = [noise[:, 0]], []
-    for stage, kernel_at in enumerate(denoiser.steps(condition)):
+    for stage, kernel_at in enumerate(denoiser.steps(conditions.flatten(0, -2))):
         kernel = kernel_at(states[-1])
+        draws = stage < denoiser.stages - 1 or denoiser.last_noise
+        states.append(kernel.at(noise[:, stage + 1]) if draws else kernel.mean)
         kernels.append(kernel)
-        states.append(_draw(denoiser, kernel, noise[:, stage + 1], stage))
     means, stds = (torch.stack(leaves, 1) for leaves in zip(*kernels, strict=True))
-    return DenoisingPath(torch.stack(states, 1), Kernel(means, stds))
-
-
-def denoise_all(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
-    """Draw several tokens per row: conditions [B, M, C], noise [B, M, S + 1, D] -> paths, leaves
-    [B, M, …].
-    """
-    batch = len(conditions)
-    states, kernels = denoise(denoiser, conditions.flatten(0, 1), noise.flatten(0, 1))
     return DenoisingPath(
-        states.unflatten(0, (batch, -1)),
-        Kernel(*(leaf.unflatten(0, (batch, -1)) for leaf in kernels)),
+        torch.stack(states, 1).unflatten(0, several),
+        Kernel(means, stds).map(lambda leaf: leaf.unflatten(0, several)),
     )
 
 
-def resume(denoiser: Denoiser, condition: Tensor, x: Tensor, done: Tensor, noise: Tensor) -> Tensor:
-    """Run the remaining stages of partly denoised tokens.
-
-    Args:
-        condition: [N, C].
-        x: the states reached, [N, D].
-        done: number of completed stages, int64 [N] in 0 … S.
-        noise: standard normal, [N, S, D]; stage k uses entry k.
-
-    Returns:
-        the tokens, [N, D].
+def kernels_along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
+    """The kernels of all stages at the states of paths, all at once: conditions [..., C], states
+    x_S … x₀ [..., S + 1, D] -> leaves [..., S, D].
     """
-    first = int(done.min())
-    for stage, kernel_at in enumerate(denoiser.steps(condition, first), start=first):
-        x = torch.where(
-            (done <= stage).unsqueeze(-1), _draw(denoiser, kernel_at(x), noise[:, stage], stage), x
-        )
-    return x
-
-
-def kernels_along(denoiser: Denoiser, condition: Tensor, states: Tensor) -> Kernel:
-    """The kernels of every stage at given states, all at once: condition [N, C], states x_S … x₁
-    [N, S, D] -> leaves [N, S, D].
-    """
-    count, stages, channels = states.shape
-    stage = torch.arange(stages, device=states.device).expand(count, -1)
-    kernel = denoiser.kernel(
-        condition.repeat_interleave(stages, 0), states.reshape(-1, channels), stage.reshape(-1)
-    )
-    return Kernel(*(leaf.reshape(states.shape) for leaf in kernel))
-
-
-def kernels_of_paths(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Kernel:
-    """The kernels of all stages at the states of paths: conditions [B, M, C], states x_S … x₀ [B,
-    M, S + 1, D] -> leaves [B, M, S, D].
-    """
-    along = kernels_along(denoiser, conditions.flatten(0, 1), states[:, :, :-1].flatten(0, 1))
-    return Kernel(*(leaf.view_as(states[:, :, 1:]) for leaf in along))
+    given = states[..., :-1, :]
+    stage = torch.arange(denoiser.stages, device=states.device).expand(given.shape[:-1])
+    conditions = conditions.unsqueeze(-2).expand(*stage.shape, -1)
+    flat = denoiser.kernel(conditions.flatten(0, -2), given.flatten(0, -2), stage.flatten())
+    return flat.map(lambda leaf: leaf.view_as(given))
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
     """Select one entry per row: values [B, N, …], index int64 [B] -> [B, …]."""
     return values[torch.arange(len(values), device=values.device), index]
-
-
-def _draw(denoiser: Denoiser, kernel: Kernel, noise: Tensor, stage: int) -> Tensor:
-    return kernel.at(noise) if stage < denoiser.stages - 1 or denoiser.last_noise else kernel.mean

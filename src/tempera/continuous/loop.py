@@ -8,20 +8,20 @@ tokens. A *round* is a pass of the target that emits tokens. Rows advance and fi
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise_all
+from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
-from tempera.continuous.timing import timed
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock
+from tempera.decoding.timing import Clock, clocked
 from tempera.decoding.trace import BONUS, Trace
 from tempera.errors import TemperaError
 
@@ -239,12 +239,8 @@ class Parallel:
             Figure 9); None is the target.
     """
 
-    steps: int | None = None
+    steps: PositiveInt | None = None
     model: Model | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise TemperaError(f"steps={self.steps} makes no image; give 1 or more.")
 
     @property
     def is_plain(self) -> bool:
@@ -278,11 +274,10 @@ class Parallel:
     ) -> Output:
         """Generate one image per prompt; see `Speculative.decode`."""
         model = self.model or target
-        _check(model, target)
         noise = _begun(streams, prompts, target, model)
         images = Images(target, noise, who="target" if self.model is None else "draft")
         if clock is not None:
-            clock.start()
+            clock.lap("")
         _predict(model, images, counts(target.length, self.steps or target.length), noise, observe)
         if clock is not None:
             clock.lap("target")
@@ -312,23 +307,14 @@ class Speculative:
 
     drafter: Model
     rule: DensityRule
-    gamma: int = 8
-    prefill: float = 0.05
-    steps: int | None = None
+    gamma: PositiveInt = 8
+    prefill: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    steps: PositiveInt | None = None
 
     is_plain: ClassVar[bool] = False
     plain: ClassVar[Parallel] = Parallel()
 
     def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise TemperaError(
-                f"gamma={self.gamma} drafts nothing; give 1 or more, or method=ar", option="gamma"
-            )
-        if not 0 <= self.prefill < 1:
-            raise TemperaError(
-                f"prefill={self.prefill} is not a share of an image; give 0 or more, and less "
-                "than 1."
-            )
         if not isinstance(self.rule, DensityRule):
             raise TemperaError(
                 f"{type(self.rule).__name__} is no rule for continuous tokens: choose "
@@ -383,14 +369,17 @@ class Speculative:
             tokens float32 [B, T, D] with their trace.
 
         Raises:
-            TemperaError: the numbers of prompts and streams differ, a draft does not fit the
-                target, or a network gave NaN or infinity.
+            TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
+                infinity.
         """
-        _check(self.drafter, target, denoising=True)
         noise, sizes = _begun(streams, prompts, target, self.drafter), self.sizes(target.length)
         images = Images(target, noise, self.depth(target.length))
         _predict(target, images, self.prefilled(target.length), noise, observe)
-        target, rule = (target, self.rule) if clock is None else timed(target, self.rule, clock)
+        rule = self.rule
+        if clock is not None:
+            clock.lap("")
+            target = clocked(target, clock, conditions=("draft", "target"))
+            rule = clocked(rule, clock, drafted=("commit", None), verify=(None, "verify"))
         while not images.complete:
             noise.next_round()
             ahead = rule.drafted(images.least, self.gamma, sizes)
@@ -415,28 +404,6 @@ def _begun(streams: RandomStreams, prompts: list[str], *models: Model) -> Noise:
     for model in models:
         model.begin(prompts)
     return Noise(streams)
-
-
-def _check(draft: Model, target: Model, denoising: bool = False) -> None:
-    """Raise TemperaError unless draft and target have the same tokens, and the same denoising steps
-    where that is asked.
-    """
-    if draft.grid != target.grid:
-        raise TemperaError(
-            f"the draft generates {draft.grid[0]}×{draft.grid[1]} tokens and the target "
-            f"{target.grid[0]}×{target.grid[1]}; take a draft of the target's family."
-        )
-    if draft.channels != target.channels:
-        raise TemperaError(
-            f"the draft's tokens have {draft.channels} channels and the target's "
-            f"{target.channels}; take a draft that was trained with the same image tokenizer."
-        )
-    own, other = draft.denoiser, target.denoiser
-    if denoising and (own.stages, own.last_noise) != (other.stages, other.last_noise):
-        raise TemperaError(
-            "draft and target must have the same denoising steps; give both the same "
-            "denoising_steps and last_noise."
-        )
 
 
 def counts(length: int, steps: int) -> list[int]:
@@ -521,7 +488,7 @@ def _draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, Denois
     places = _next_places(context, drawn.shape[1], model.length)
     after = (context.known + drawn.shape[1]).unsqueeze(1).expand_as(places)
     conditions = model.conditions(context, places, after)
-    return conditions, denoise_all(model.denoiser, conditions, drawn)
+    return conditions, denoise(model.denoiser, conditions, drawn)
 
 
 def _next_places(context: Context, count: int, length: int) -> Tensor:

@@ -82,17 +82,12 @@ class Attention(nn.Module):
             width = x.shape[-1]
             (q,) = self._heads(F.linear(asking, self.qkv.weight[:width], self.qkv.bias[:width]), 1)
             k, v = self._heads(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]), 2)
-        mixed: Tensor = self.proj(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2)
-        )
-        return mixed
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[R, L, parts · W] → [R, heads, L, W / heads] each."""
-        heads: tuple[Tensor, ...] = (
-            x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-        )
-        return heads
+        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
 
 
 class MLP(nn.Module):
@@ -104,8 +99,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., W] → [..., W]."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -113,25 +107,20 @@ class Block(nn.Module):
 
     def __init__(self, config: MARConfig) -> None:
         super().__init__()
-        self.norm1, self.attn = (
-            nn.LayerNorm(config.width, EPSILON),
-            Attention(config.width, config.heads),
-        )
-        self.norm2, self.mlp = (
-            nn.LayerNorm(config.width, EPSILON),
-            MLP(config.width, int(config.width * config.mlp_ratio)),
-        )
+        width = config.width
+        self.norm1 = nn.LayerNorm(width, EPSILON)
+        self.attn = Attention(width, config.heads)
+        self.norm2 = nn.LayerNorm(width, EPSILON)
+        self.mlp = MLP(width, int(width * config.mlp_ratio))
 
     def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
         """See `Attention`. Returns all positions, or only those `asked` for, int64 [R, M]."""
         normed = self.norm1(x)
-        x = (
-            x + self.attn(normed, keep)
-            if asked is None
-            else _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
-        )
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        if asked is None:
+            x = x + self.attn(normed, keep)
+        else:
+            x = _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
+        return x + self.mlp(self.norm2(x))
 
 
 class TimeEmbedding(nn.Module):
@@ -144,13 +133,11 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Time steps of the training process, int64 [N] → [N, W]."""
         half = _FREQUENCIES // 2
-        rates = torch.exp(
-            -math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half
-        )
+        places = torch.arange(half, dtype=torch.float32, device=t.device)
+        rates = torch.exp(-math.log(10000) * places / half)
         angles = t.float().unsqueeze(-1) * rates
         waves = torch.cat([angles.cos(), angles.sin()], -1)
-        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
-        return out
+        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
 
 
 class HeadBlock(nn.Module):
@@ -165,10 +152,7 @@ class HeadBlock(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and the output of `adaLN_modulation`, [N, 3W] → [N, W]."""
         shift, scale, gate = modulation.chunk(3, -1)
-        out: Tensor = torch.addcmul(
-            x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
-        )
-        return out
+        return torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
 
 
 class HeadOutput(nn.Module):
@@ -183,8 +167,7 @@ class HeadOutput(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and the output of `adaLN_modulation`, [N, 2W] → [N, out]."""
         shift, scale = modulation.chunk(2, -1)
-        out: Tensor = self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
-        return out
+        return self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
 
 
 class DiffusionHead(nn.Module):
@@ -218,8 +201,7 @@ class DiffusionHead(nn.Module):
         x = self.input_proj(x)
         for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
             x = block(x, modulation)
-        out: Tensor = self.final_layer(x, modulations[-1])
-        return out
+        return self.final_layer(x, modulations[-1])
 
 
 class MAR(nn.Module):
@@ -237,21 +219,15 @@ class MAR(nn.Module):
             )
         self.config = config
         width, places = config.width, config.buffer + config.length
-        self.class_emb, self.fake_latent = (
-            nn.Embedding(config.classes, width),
-            nn.Parameter(torch.zeros(1, width)),
-        )
-        self.z_proj, self.z_proj_ln = (
-            nn.Linear(config.token_channels, width),
-            nn.LayerNorm(width, EPSILON),
-        )
+        self.class_emb = nn.Embedding(config.classes, width)
+        self.fake_latent = nn.Parameter(torch.zeros(1, width))
+        self.z_proj = nn.Linear(config.token_channels, width)
+        self.z_proj_ln = nn.LayerNorm(width, EPSILON)
         self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
         self.encoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.encoder_norm = nn.LayerNorm(width, EPSILON)
-        self.decoder_embed, self.mask_token = (
-            nn.Linear(width, width),
-            nn.Parameter(torch.zeros(1, 1, width)),
-        )
+        self.decoder_embed = nn.Linear(width, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
         self.decoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.decoder_norm = nn.LayerNorm(width, EPSILON)
@@ -262,14 +238,11 @@ class MAR(nn.Module):
     @property
     def head(self) -> DiffusionHead:
         """The diffusion head."""
-        head = self.diffloss["net"]
-        assert isinstance(head, DiffusionHead)
-        return head
+        return self.diffloss["net"]  # type: ignore[return-value]
 
     def class_embedding(self, labels: Tensor, drop: Tensor) -> Tensor:
         """Labels int64 [R] → [R, W]; the null class where `drop`, bool [R], is True."""
-        embedding: Tensor = self.class_emb(labels)
-        return torch.where(drop.unsqueeze(-1), self.fake_latent, embedding)
+        return torch.where(drop.unsqueeze(-1), self.fake_latent, self.class_emb(labels))
 
     def forward(
         self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor
@@ -301,8 +274,7 @@ class MAR(nn.Module):
             x = block(x)
         asked = order.gather(1, places)
         x = last(x, asked=buffer + asked)  # its other positions are not used
-        out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
-        return out
+        return self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
         """Scatter encoded tokens to their positions in the image and fill the rest with mask
@@ -325,23 +297,6 @@ def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
     K] → [R, buffer + K, W].
     """
     return torch.cat([table[:, :buffer].expand(len(where), -1, -1), table[0, buffer:][where]], 1)
-
-
-def initialise(network: MAR) -> None:
-    """Initialise for training: Xavier for linear layers, N(0, 0.02²) for embeddings, and zeros for
-    the head's last layer and modulations.
-    """
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    for name, parameter in network.named_parameters():
-        if "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token"):
-            nn.init.normal_(parameter, std=0.02)
-    head = network.head
-    for name, parameter in head.named_parameters():
-        if "adaLN_modulation" in name or name.startswith("final_layer.linear"):
-            nn.init.zeros_(parameter)
 
 
 def load_mar(

@@ -8,13 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import (
-    Denoiser,
-    Kernel,
-    denoise_all,
-    kernels_of_paths,
-    pick,
-)
+from tempera.continuous.diffusion import Denoiser, Kernel, denoise, kernels_along, pick
 from tempera.continuous.noise import Noise, normal_of
 
 _FIRST, _MOST = 16, 1024
@@ -64,7 +58,7 @@ def reject_until(
 
     def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
         uniform = noise.trials(left, places, first, size, channels + 1)
-        mine, theirs = (Kernel(*(leaf[left].unsqueeze(1) for leaf in kernel)) for kernel in (p, q))
+        mine, theirs = (one.map(lambda leaf: leaf[left].unsqueeze(1)) for one in (p, q))
         tried = mine.at(normal_of(uniform[..., :channels]))
         log_ratio = theirs.log_density(tried) - mine.log_density(tried)
         kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
@@ -99,8 +93,8 @@ def redraw_paths(
             values[left].unsqueeze(1).expand(-1, size, -1)
             for values in (conditions, draft_conditions)
         )
-        path = denoise_all(head, given, drawn)
-        q = kernels_of_paths(other, draft_given, path.states)
+        path = denoise(head, given, drawn)
+        q = kernels_along(other, draft_given, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
         return path.token, ~(uniform[..., width].double() >= 1 - ratio.exp())
@@ -151,19 +145,3 @@ def path_ratio(p: Kernel, q: Kernel, states: Tensor, last_noise: bool) -> Tensor
     """
     ratio = p.log_density(states[..., 1:, :]) - q.log_density(states[..., 1:, :])
     return ratio.sum(-1) if last_noise else ratio[..., :-1].sum(-1)
-
-
-def reflected(p: Kernel, q: Kernel, x: Tensor) -> Tensor:
-    """The replacement in a reflection coupling of two Gaussians of equal covariance (Bou-Rabee,
-    Eberle and Zimmer 2020).
-
-    If x ~ q is accepted with probability min(1, p(x)/q(x)) and otherwise replaced by its mirror
-    image in the plane half-way between the means, the result is a draw from p. Kernels and x:
-    [..., D].
-    """
-    whitened = (x - q.mean) / q.std
-    difference = (q.mean - p.mean) / q.std
-    direction = torch.nn.functional.normalize(difference, dim=-1)
-    return p.mean + p.std * (
-        whitened - 2 * (direction * whitened).sum(-1, keepdim=True) * direction
-    )

@@ -11,30 +11,26 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from tempera.continuous.diffusion import (
     Denoiser,
     DenoisingPath,
     Kernel,
-    denoise_all,
-    kernels_of_paths,
+    denoise,
+    kernels_along,
     pick,
-    resume,
 )
 from tempera.continuous.noise import Noise
-from tempera.continuous.residual_sampler import (
-    Resampled,
-    path_ratio,
-    redraw_paths,
-    reflected,
-    reject_until,
-)
+from tempera.continuous.residual_sampler import path_ratio, redraw_paths, reject_until
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
-from tempera.errors import TemperaError
+
+Trials = Annotated[int, Field(ge=1, le=1 << 20)]
+"""Most trials of a residual sampler."""
 
 
 class Proposal(NamedTuple):
@@ -131,26 +127,16 @@ class CSpD(DensityRule):
     after that the token is drawn from p(· | x₁ᵖ).
 
     Given the noise, the aligned target's token has the law p(· | x₁ᵖ), and with Σ = 1 acceptance
-    and residual give exactly that. Σ scales p alone, which no later step corrects. Measured
-    (`exactness.gaussians.biases`: Kolmogorov–Smirnov distance from the target's law, ± 0.003 at
-    95 %, 2·10⁵ images of three tokens, a draft whose parameters are off by about 0.25): 0.003, not
-    significant, for a head that is one Gaussian in one or two dimensions; 0.068 for three linear
-    stages and 0.045 for three nonlinear stages. Without alignment 0.019 and 0.135 for the
-    Gaussians, 0.096 and 0.017 for three stages.
+    and residual give exactly that. Σ scales p alone, which no later step corrects: docs/methods.md
+    has the measured distance from the target's law.
 
     Args:
         alignment: denoising trajectory alignment.
         trials: most trials of the residual sampler.
-
-    Raises:
-        TemperaError: `trials` is impossible.
     """
 
     alignment: bool = True
-    trials: int = 1000
-
-    def __post_init__(self) -> None:
-        _check_trials(self.trials)
+    trials: Trials = 1000
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
@@ -159,9 +145,9 @@ class CSpD(DensityRule):
         _, count, stages, channels = proposal.path.kernels.mean.shape
         own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
         spare = noise.normal(stages + 1, channels)  # for the token after the draft
-        paths = denoise_all(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
+        paths = denoise(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
         target = DenoisingPath(
-            paths.states[:, :count], Kernel(*(leaf[:, :count] for leaf in paths.kernels))
+            paths.states[:, :count], paths.kernels.map(lambda leaf: leaf[:, :count])
         )
         before = _log_ratio_before(target, proposal.path, own, proposal.noise)
         p, q = (_last(path) for path in (target, proposal.path))
@@ -169,11 +155,11 @@ class CSpD(DensityRule):
         kept = noise.uniform(count).double().log() <= ratio
         accepted = kept.int().cumprod(-1).sum(-1)
         rejected, at = accepted < count, accepted.clamp(max=count - 1)
-        p, q, before = p.pick(at), q.pick(at), pick(before, at)
-        redrawn = reject_until(p, q, before, rejected, noise, self.trials)
-        drawn = torch.where(
-            rejected.unsqueeze(-1), _or_from(p, redrawn, noise), paths.token[:, count]
-        )
+        p, q = (one.map(lambda leaf: pick(leaf, at)) for one in (p, q))
+        redrawn = reject_until(p, q, pick(before, at), rejected, noise, self.trials)
+        fresh = p.at(noise.normal(channels))
+        resampled = torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
+        drawn = torch.where(rejected.unsqueeze(-1), resampled, paths.token[:, count])
         return _cut(proposal.path.token, accepted, drawn, redrawn.trials, redrawn.failed)
 
 
@@ -188,28 +174,17 @@ class CSpDReferenceCode(DensityRule):
     the guidance of the round's last step. Nothing is rolled back: the tokens drafted after a
     rejected one stay. The prefill has ⌊share · steps⌋ + 1 steps, and rounds end at multiples of γ.
 
-    Its law is far from the target's, as `exactness.gaussians.biases` measures.
+    Its law is far from the target's (docs/methods.md).
 
     Args:
         exponent_temperature: see above.
         trials: most trials of the residual sampler.
-
-    Raises:
-        TemperaError: an option is impossible.
     """
 
-    exponent_temperature: float = 42.0
-    trials: int = 100
+    exponent_temperature: PositiveFloat = 42.0
+    trials: Trials = 100
 
     sees_drafts: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_trials(self.trials)
-        if not 0 < self.exponent_temperature < math.inf:
-            raise TemperaError(
-                f"exponent_temperature={self.exponent_temperature} is not possible; give a "
-                "number above 0."
-            )
 
     def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
         """⌊share · steps⌋ + 1 steps."""
@@ -224,7 +199,7 @@ class CSpDReferenceCode(DensityRule):
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
-        target = denoise_all(denoiser, conditions, proposal.noise)
+        target = denoise(denoiser, conditions, proposal.noise)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p, q, token = _last(target), _last(proposal.path), proposal.path.token
         count = token.shape[1]
@@ -234,7 +209,7 @@ class CSpDReferenceCode(DensityRule):
         )
         ratio = before + above - below
         kept = noise.uniform(count).double().log() <= ratio
-        p, q = (Kernel(*(leaf.flatten(0, 1) for leaf in kernel)) for kernel in (p, q))
+        p, q = (one.map(lambda leaf: leaf.flatten(0, 1)) for one in (p, q))
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
         drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
         drawn = drawn.masked_fill(ratio.isnan().unsqueeze(-1), torch.nan)  # not zeros: an error
@@ -249,89 +224,6 @@ class CSpDReferenceCode(DensityRule):
 
 
 @dataclass(frozen=True)
-class MaximalCoupling(DensityRule):
-    """Exact, stage by stage: the emitted tokens have the target's law, whatever the draft.
-
-    The draft's path is verified stage by stage against the target's kernels at the draft's states.
-    Given the same x_{t+1}, the draft's x_t is accepted with probability min(1, p(x_t)/q(x_t)) and
-    otherwise replaced by a draw from Norm[p − q]₊: a maximal coupling of two Gaussians. If their
-    covariances are equal, the replacement is the reflection; otherwise it is drawn by
-    acceptance–rejection, which runs no network. The target continues from the replaced state with
-    independent noise, and its token ends the round. Every state is thus drawn from the target's
-    kernel. One call of the target's head computes all its M · S kernels.
-
-    Without noise in the last stage x₀ is a point that two networks never share, and nothing is
-    accepted: use `last_noise`.
-
-    Args:
-        trials: most trials of the residual sampler, after which the replacement is drawn from p.
-            The law is off by at most 1/(e · trials) in total variation per round, 2·10⁻⁵ by
-            default; failures are counted.
-
-    Raises:
-        TemperaError: `trials` is impossible.
-    """
-
-    trials: int = 1 << 14
-
-    def __post_init__(self) -> None:
-        _check_trials(self.trials)
-
-    def verify(
-        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
-    ) -> ContinuousVerdict:
-        """See `DensityRule`."""
-        states, q = proposal.path.states, proposal.path.kernels
-        _, count, stages, channels = q.mean.shape
-        p = kernels_of_paths(denoiser, conditions[:, :count], states)
-        ratio = p.log_density(states[:, :, 1:]) - q.log_density(states[:, :, 1:])
-        kept = noise.uniform(count, stages).double().log() <= ratio
-        if not denoiser.last_noise:
-            kept[..., -1] = (p.mean == q.mean)[..., -1, :].all(-1)
-        steps = kept.flatten(1).int().cumprod(-1).sum(-1)  # accepted stages, over the whole draft
-        accepted, stage = steps // stages, steps % stages
-        stopped = accepted < count
-        at = steps.clamp(max=count * stages - 1)
-        p, q = (Kernel(*(leaf.flatten(1, 2) for leaf in kernel)).pick(at) for kernel in (p, q))
-        replaced, trials, failed = self._replace(
-            p, q, pick(states[:, :, 1:].flatten(1, 2), at), stopped, noise
-        )
-        if not denoiser.last_noise:
-            replaced = torch.where((stage == stages - 1).unsqueeze(-1), p.mean, replaced)
-        fresh = noise.normal(stages + 1, channels)
-        x = torch.where(stopped.unsqueeze(-1), replaced, fresh[:, 0])
-        drawn = resume(
-            denoiser,
-            pick(conditions, accepted),
-            x,
-            torch.where(stopped, stage + 1, 0),
-            fresh[:, 1:],
-        )
-        return _cut(proposal.path.token, accepted, drawn, trials, failed)
-
-    def _replace(
-        self, p: Kernel, q: Kernel, x: Tensor, wanted: Tensor, noise: Noise
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Replace rejected x ~ q by the residual of a maximal coupling: leaves and x [B, D] ->
-        replacement [B, D], trials and failures.
-        """
-        mirror = (p.std == q.std).all(-1)
-        redrawn = reject_until(
-            p,
-            q,
-            torch.zeros_like(wanted, dtype=torch.float64),
-            wanted & ~mirror,
-            noise,
-            self.trials,
-        )
-        return (
-            torch.where(mirror.unsqueeze(-1), reflected(p, q, x), _or_from(p, redrawn, noise)),
-            redrawn.trials,
-            redrawn.failed,
-        )
-
-
-@dataclass(frozen=True)
 class PathCoupling(DensityRule):
     """Exact, on whole paths: the emitted tokens have the target's law, whatever the draft.
 
@@ -340,7 +232,7 @@ class PathCoupling(DensityRule):
     probability [1 − Π_t q_t/p_t]₊: rejection sampling from Norm[p − q]₊ of paths. A rejection has
     probability TV(p, q) and then takes 1/TV paths, which is one path of the target per token on
     average. If every stage adds a little divergence, a whole path is accepted far more often than
-    all of its stages one by one (`MaximalCoupling`).
+    all of its stages would be one by one.
 
     Without noise in the last stage, the ratio is that of x_S … x₁ and the target's x₀ is emitted.
     The tokens drafted after it depend on the draft's x₀, so the round ends there.
@@ -348,15 +240,9 @@ class PathCoupling(DensityRule):
     Args:
         trials: most paths of the target, after which the last one is emitted. The law is off by at
             most 1/(e · trials) in total variation per round; failures are counted.
-
-    Raises:
-        TemperaError: `trials` is impossible.
     """
 
-    trials: int = 1 << 14
-
-    def __post_init__(self) -> None:
-        _check_trials(self.trials)
+    trials: Trials = 1 << 14
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
@@ -364,7 +250,7 @@ class PathCoupling(DensityRule):
         """See `DensityRule`."""
         states, drafted = proposal.path.states, proposal.path.token
         count = drafted.shape[1]
-        p = kernels_of_paths(denoiser, conditions[:, :count], states)
+        p = kernels_along(denoiser, conditions[:, :count], states)
         ratio = path_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
         kept = noise.uniform(count).double().log() <= ratio
         tokens = drafted if denoiser.last_noise else p.mean[..., -1, :]
@@ -383,13 +269,6 @@ class PathCoupling(DensityRule):
         return verdict._replace(emitted=emitted)
 
 
-def exact_rule(coupling: Literal["stage", "path"] = "path", trials: int = 1 << 14) -> DensityRule:
-    """The lossless rule that couples each stage (`MaximalCoupling`) or whole paths
-    (`PathCoupling`).
-    """
-    return MaximalCoupling(trials) if coupling == "stage" else PathCoupling(trials)
-
-
 def _log_ratio_before(
     p: DenoisingPath, q: DenoisingPath, p_noise: Tensor, q_noise: Tensor
 ) -> Tensor:
@@ -405,15 +284,9 @@ def _log_ratio_before(
     return scales - 0.5 * (squares[0] - squares[1])
 
 
-def _or_from(p: Kernel, redrawn: Resampled, noise: Noise) -> Tensor:
-    """The residual sampler's draws, [B, D]; a draw from p where it failed."""
-    fresh = p.at(noise.normal(p.mean.shape[-1]))
-    return torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
-
-
 def _last(path: DenoisingPath) -> Kernel:
     """The kernel of the last stage, leaves [B, M, D]."""
-    return Kernel(*(leaf[..., -1, :] for leaf in path.kernels))
+    return path.kernels.map(lambda leaf: leaf[..., -1, :])
 
 
 def _cut(
@@ -441,8 +314,3 @@ def _cut(
 def _one_more(values: Tensor) -> Tensor:
     """Append a zero entry: [B, M, …] -> [B, M + 1, …]."""
     return torch.cat([values, torch.zeros_like(values[:, :1])], 1)
-
-
-def _check_trials(trials: int) -> None:
-    if not 1 <= trials <= 1 << 20:
-        raise TemperaError(f"trials={trials} is not possible; give 1 to {1 << 20}.")

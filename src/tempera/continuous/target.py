@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
-from tempera.continuous.loop import Context, Model
+from tempera.continuous.loop import Context
 from tempera.continuous.mar import MAR, DiffusionHead
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
@@ -48,12 +48,12 @@ class GuidedHead(Denoiser):
         )
         return self._guided(modulations, scale, x, self.stages - 1 - stage)
 
-    def steps(self, condition: Tensor, first: int = 0) -> Iterator[Callable[[Tensor], Kernel]]:
+    def steps(self, condition: Tensor) -> Iterator[Callable[[Tensor], Kernel]]:
         """See `Denoiser`. For few rows, the modulations of many stages are computed at once."""
         embedding, scale = self._embed_condition(condition)
         time = self._time().unsqueeze(1)
         size = max(1, _ROWS // len(embedding))
-        for start in range(first, self.stages, size):
+        for start in range(0, self.stages, size):
             ahead = self.head.modulations(embedding + time[start : start + size])
             for stage, *modulations in zip(
                 range(start, min(start + size, self.stages)), *ahead, strict=True
@@ -73,8 +73,7 @@ class GuidedHead(Denoiser):
     def _time(self) -> Tensor:
         """Embeddings of all stages, [S, W']."""
         self._times = self._times.to(self.head.input_proj.weight.device)
-        time: Tensor = self.head.time_embed(self._times)
-        return time
+        return self.head.time_embed(self._times)
 
     def _guided(
         self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int
@@ -154,36 +153,34 @@ class MARTarget:
         )
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
-        vectors: Tensor = self.network(tokens, order, known, embedding, asked)
+        vectors = self.network(tokens, order, known, embedding, asked)
         if count == 1:
             return vectors.float()
         scale = self.sampling.scale(after, self.length).unsqueeze(-1)
         return torch.cat([*vectors.float().chunk(2), scale], -1)
 
 
-def draft(target: Model, network: MAR | None) -> MARTarget:
+def draft(target: MARTarget, network: MAR | None) -> MARTarget:
     """A smaller network as the draft of a target, with the target's class labels, sampling, device
     and dtype.
 
     Raises:
         TemperaError: there is no network, or it does not fit the target.
     """
-    if not isinstance(target, MARTarget):
-        raise TemperaError(
-            "a draft with continuous tokens needs a target with continuous tokens; give it a MAR"
-        )
     if network is None:
         raise TemperaError(
             "this model names no smaller one to draft for it: choose another model or drafter "
             "(such as drafter=mar_base)",
             option="drafter",
         )
-    classes = (network.config.classes, target.network.config.classes)
-    if classes[0] != classes[1]:
-        raise TemperaError(
-            f"the draft has {classes[0]} classes and the target {classes[1]}; take a draft of "
-            "the target's family."
-        )
+    for what in ("grid", "token_channels", "classes"):
+        mine, theirs = (getattr(one.config, what) for one in (network, target.network))
+        if mine != theirs:
+            raise TemperaError(
+                f"the draft has {what}={mine} and the target {theirs}: take a draft of the "
+                "target's family",
+                option="drafter",
+            )
     identity = identity_of(network)
     network = network.to(target.device, target.dtype).eval().requires_grad_(False)
     return MARTarget(network, target.conditioner, target.sampling, identity)

@@ -1,12 +1,13 @@
 """Where the time of a round goes, and how long a batch takes, from some of its rounds."""
 
 import time
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
+from tempera.decoding.interfaces import Drafter, Target
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -19,77 +20,54 @@ class Clock:
         self.seconds: dict[str, float] = {}
         self._last = 0.0
 
-    def start(self) -> None:
-        """Start a part."""
-        self._last = now(self.device)
-
     def lap(self, part: str) -> None:
-        """Add the time since the last call to `seconds[part]`, and start the next part."""
+        """Add the time since the last call to `seconds[part]`; without a name it is forgotten."""
         last, self._last = self._last, now(self.device)
-        self.seconds[part] = self.seconds.get(part, 0.0) + self._last - last
-
-    @property
-    def total(self) -> float:
-        """Seconds over all parts."""
-        return sum(self.seconds.values())
+        if part:
+            self.seconds[part] = self.seconds.get(part, 0.0) + self._last - last
 
 
-class _TimedTarget:
-    """A target that stops a clock when it is called."""
+class _Clocked:
+    """An object of which some methods stop a clock; see `clocked`."""
 
-    def __init__(self, target: Target, clock: Clock) -> None:
-        self._target, self._clock = target, clock
+    def __init__(self, one: Any, clock: Clock, laps: dict[str, tuple[str | None, str | None]]):
+        self.__dict__.update(_one=one, _clock=clock, _laps=laps)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
+        found = getattr(self._one, name)
+        if name not in self._laps:
+            return found
 
-    @property
-    def longest(self) -> int:
-        return self._target.longest
+        def called(*given: Any) -> Any:
+            before, after = self._laps[name]
+            if before is not None:
+                self._clock.lap(before)
+            result = found(*given)
+            if after is not None:
+                self._clock.lap(after)
+            return result
 
-    @longest.setter
-    def longest(self, tokens: int) -> None:
-        self._target.longest = tokens
+        return called
 
-    def score(self, draft: Draft) -> Scores:
-        scores = self._target.score(draft)
-        self._clock.lap("target")
-        return scores
-
-    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        self._clock.lap("verify")
-        self._target.commit(draft, verdict, emitted)
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._one, name, value)
 
 
-class _TimedDrafter:
-    """A drafter that stops a clock when it is called."""
-
-    def __init__(self, drafter: Drafter, clock: Clock) -> None:
-        self._drafter, self._clock = drafter, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def begin(self, prompts: list[str]) -> None:
-        self._drafter.begin(prompts)
-        self._clock.start()
-
-    def propose(self, uniforms: Tensor) -> Draft:
-        self._clock.lap("commit")  # the host read of the last round
-        draft = self._drafter.propose(uniforms)
-        self._clock.lap("draft")
-        return draft
-
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        self._drafter.observe(draft, verdict, scores, emitted)
-        self._clock.lap("commit")
+def clocked(one: T, clock: Clock, **laps: tuple[str | None, str | None]) -> T:
+    """The same object; by method, the parts of a round that end before and after a call, if any."""
+    return cast(T, _Clocked(one, clock, laps))
 
 
 def timed(target: Target, drafter: Drafter, clock: Clock) -> tuple[Target, Drafter]:
     """The same target and drafter; in `decode` they add the time of each round's parts to a clock:
-    draft, target, verify and commit.
+    draft, target, verify and commit, to which the round's host read belongs.
     """
-    return cast(Target, _TimedTarget(target, clock)), cast(Drafter, _TimedDrafter(drafter, clock))
+    return (
+        clocked(target, clock, score=(None, "target"), commit=("verify", None)),
+        clocked(
+            drafter, clock, begin=(None, ""), propose=("commit", "draft"), observe=(None, "commit")
+        ),
+    )
 
 
 def now(device: torch.device) -> float:

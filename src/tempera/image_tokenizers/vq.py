@@ -164,7 +164,7 @@ class Encoder(nn.Module):
         x = self.conv_in(x)
         for block in (*self.conv_blocks, *self.mid):
             x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+        return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class Decoder(nn.Module):
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
             x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))  # type: ignore[no-any-return]
+        return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class Quantizer(nn.Module):

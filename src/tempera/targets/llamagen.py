@@ -157,7 +157,7 @@ class LlamaGen(nn.Module):
         """
         if self.config.num_classes is not None:
             labels = torch.where(drop, self.config.num_classes, condition)
-            return self.class_embedding(labels)[:, None]  # type: ignore[no-any-return]
+            return self.class_embedding(labels)[:, None]
         features = torch.where(
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
