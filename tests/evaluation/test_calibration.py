@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from paths import ROOT
+from table_models import FirstRoundOnly
 
 from tempera.config.build import build_rule
 from tempera.decoding.trees import Tree
@@ -27,7 +28,7 @@ from tempera.evaluation.calibration import (
     record,
     save_statistics,
 )
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, kl_bound, tv_bound
 from tempera.rules.optimal import Priced
 from tempera.rules.optimal_prices import GRID, PricedRounds, reachable_by_price
@@ -89,7 +90,7 @@ def test_the_loop_reaches_the_expected_length(tmp_path: Path) -> None:
         Relaxed(calibrated(LENGTH, path, 3.4, NOW)),
         Priced(optimal(LENGTH, Tree.chain(LENGTH), path, 3.4, NOW)),
     ):
-        drafter = FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(LENGTH)))
+        drafter = FirstRoundOnly(draft, Tree.chain(LENGTH))
         trace = emit(target, drafter, rule, rows=10_000).trace
         assert float((trace.round == 0).sum(-1).float().mean()) == pytest.approx(3.4, abs=0.04)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees
+from table_models import FirstRoundOnly
 from window_laws import check_window
 
 from tempera.decoding.probabilities import Sampling, normalise, ratio
@@ -17,7 +18,7 @@ from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness import theory
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, check, emit
+from tempera.exactness.tables import TableDraft, TableTarget, check, emit
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, exponential, floored, linear, uniform
@@ -153,9 +154,7 @@ def test_one_round_emits_the_law_of_equation_48(kind, floor):
     def law(target, draft):
         return theory.one_round_law(target.conditionals(), draft.conditionals(), rule, 3)
 
-    report = check(
-        rule, lambda draft: FirstRoundOnly(StaticTreeDrafter(draft, CHAIN)), rows=ROWS, law=law
-    )
+    report = check(rule, lambda draft: FirstRoundOnly(draft, CHAIN), rows=ROWS, law=law)
     assert report.agrees, report
 
 

@@ -14,15 +14,11 @@ from tempera.decoding.interfaces import Draft, Rule
 from tempera.decoding.probabilities import Sampling, excess, ratio
 from tempera.decoding.random_streams import uniforms
 from tempera.decoding.trees import Tree
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Method
 from tempera.exactness.tables import (
-    FirstRoundOnly,
     LawComparison,
-    TableDraft,
     TableTarget,
-    by_length,
     check,
     compare,
     emit,
@@ -84,14 +80,6 @@ def test_a_small_pool_is_tested_by_the_law_of_its_count():
     assert lone.p_value == 1  # one cell tests nothing, and one of one expected is no surprise
 
 
-def test_the_noise_is_the_mean_distance_of_true_frequencies():
-    law = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    found = compare(torch.tensor([50, 30, 20]), law)
-    assert found.tv == pytest.approx(0)
-    expected = sum((p * (1 - p) / (2 * math.pi * 100)) ** 0.5 for p in law.tolist())
-    assert (found.noise, found.rows) == (pytest.approx(expected), 100)
-
-
 def test_a_report_says_at_which_level_it_rejects():
     agrees, differs = (LawComparison(p, 0.1, 0.1, 10) for p in (1.1e-4, 1e-4))
     assert agrees.agrees and not differs.agrees
@@ -117,28 +105,14 @@ def test_tables_follow_the_sampling_and_force_tokens_after_every_prefix():
     assert target.law()[2 * 9 + 0 * 3 + 1].item() == pytest.approx(law)
 
 
-def test_the_noise_of_a_draft_is_a_standard_deviation():
-    target = TableTarget(6, 5, spread=0.1)
-    noise = [TableDraft(target, noise).table.log() - target.table.log() for noise in (0, 0.5, 2)]
-    none, some, more = (part - part.mean(-1, keepdim=True) for part in noise)
-    assert none.abs().max() < 1e-5
-    torch.testing.assert_close(more, 4 * some, rtol=1e-4, atol=1e-4)
-    # the mean of 6 logits has taken 1/6 of the variance
-    assert some.square().mean().item() == pytest.approx(0.5**2 * 5 / 6, rel=0.1)
-
-
 def test_too_many_outcomes_are_refused():
     with pytest.raises(TemperaError, match="5\\^9 outcomes"):
         check(Exact(), Tree.chain(1), vocab_size=5, length=9)
     assert check(Exact(), Tree.chain(1), vocab_size=10, length=5, rows=20).rows == 20
 
 
-def test_distributions_by_length_are_normalised_and_drafts_past_the_image_get_the_first_row():
-    table = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-    first, second = by_length(table, 2)
-    assert (first.dtype, first.shape, second.shape) == (torch.float64, (1, 3), (3, 3))
-    torch.testing.assert_close(first[0], table[0].double() / table[0].double().sum())
-    assert (second.sum(-1) - 1).abs().max() < 1e-12
+def test_drafts_past_the_image_get_the_first_row():
+    table = torch.rand(4, 3)
     found = lookup(table, torch.tensor([[3, 4], [0, 99]]))
     assert found.equal(torch.stack([table[[3, 0]], table[[0, 0]]]))
 
@@ -152,15 +126,6 @@ def test_greedy_tables_also_give_the_distribution_at_temperature_one(temperature
     assert (soft is None) == (temperature > 0)
     if soft is not None:
         torch.testing.assert_close(soft, TableTarget(3, 2).table[:1].expand(2, 1, 3))
-
-
-def test_only_the_first_round_of_a_batch_is_drafted():
-    drafter = FirstRoundOnly(StaticTreeDrafter(TableDraft(TableTarget()), Tree.chain(2)))
-    for _ in range(2):
-        drafter.begin(["a"] * 5)
-        drafts = [drafter.propose(torch.rand(5, drafter.uniforms)) for _ in range(3)]
-        assert [draft.tree.nodes for draft in drafts] == [2, 0, 0]
-        assert [draft.q.shape for draft in drafts] == [(5, 2, 3), (5, 0, 0), (5, 0, 0)]
 
 
 class Fading(Rule):

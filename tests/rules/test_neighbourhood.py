@@ -4,6 +4,7 @@ import pytest
 import torch
 from near_codes import near, near_rules
 from random_drafts import SMALL, RowTrees, random_draft
+from table_models import FirstRoundOnly
 
 from tempera.decoding import probabilities
 from tempera.decoding.diagnostics import diagnose, proximity
@@ -14,7 +15,7 @@ from tempera.decoding.verification import verify
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness import theory
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules import neighbourhood
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.standard import Exact
@@ -329,7 +330,7 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target = TableTarget(4, 4)
     draft = TableDraft(target)
     p, q = target.conditionals(), draft.conditionals()
-    drafter = FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(3)))
+    drafter = FirstRoundOnly(draft, Tree.chain(3))
     trace = emit(target, drafter, rule, rows=10_000, diagnostics=True).trace
     for found, expected in (
         ((trace.round == 0).sum(-1), theory.expected_emitted(p, q, rule, 3)),

@@ -8,15 +8,15 @@ import math
 import pytest
 import torch
 from random_drafts import SMALL, random_draft
+from table_models import FirstRoundOnly
 
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.drafters.jacobi import jacobi, scd, sjd_pac
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.exactness.tables import FirstRoundOnly, TableDraft, TableTarget, emit
+from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, sequence_law
 from tempera.rules.standard import BlockVerification, Exact
 
@@ -122,7 +122,7 @@ def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length
     assert emitted == pytest.approx(exact) if length == 1 else emitted > exact + 1e-4
     trace = emit(
         target,
-        FirstRoundOnly(StaticTreeDrafter(draft, Tree.chain(length))),
+        FirstRoundOnly(draft, Tree.chain(length)),
         BlockVerification(),
         rows=10_000,
     ).trace

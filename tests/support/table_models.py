@@ -2,6 +2,7 @@
 
 from random_drafts import Spy
 
+from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.standard import Relaxed
@@ -21,3 +22,20 @@ def spied(tree, rule=RULE, rows=60, **options):
     target = TableTarget(4, 7)
     spy = Spy(StaticTreeDrafter(TableDraft(target, noise=2.0), tree))
     return emit(target, spy, rule, rows=rows, **options), spy.heard
+
+
+class FirstRoundOnly(StaticTreeDrafter):
+    """Drafts in the first round only; the target continues alone (Cool-SD, the P̂ of Theorem 2)."""
+
+    def begin(self, prompts):
+        self.fresh = True
+        super().begin(prompts)
+
+    def propose(self, uniforms):
+        if not self.fresh:
+            return NoDraft().propose(uniforms[:, :0])
+        self.fresh = False
+        return super().propose(uniforms)
+
+    def observe(self, *_):
+        pass
