@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 6_280, "src/tempera": 16_500, "tests": 17_820}
+BUDGETS = {"core": 5_940, "src/tempera": 16_160, "tests": 17_480}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """
