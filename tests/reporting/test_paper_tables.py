@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -21,18 +20,14 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
-from tempera.config.build import build_drafter, build_method, build_rule, build_target
+from tempera.config.build import build_method, build_target
 from tempera.config.instantiate import check, instantiate
-from tempera.continuous.mar import MAR, MARConfig
 from tempera.decoding.interfaces import Target
-from tempera.decoding.random_streams import RandomStreams
-from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import Run, read_run
 from tempera.reporting.paper_results import APART, find, group, results, wanted
 from tempera.reporting.tables import Section
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 PRESETS = sorted(
@@ -41,16 +36,6 @@ PRESETS = sorted(
     if not path.stem.startswith("frontier")
     and path.stem not in ("relaxations", "study", "paper", "paper_mar")
 )
-CONTINUOUS = [preset for preset in PRESETS if preset.startswith("cspd_")]
-ISSUED = {
-    "cspd": "table1 table2 table3 table4 "
-    "figure8 figure9 figure11 figure13 figure14 figure15 figure16",
-    "coolsd": "table1 table2 table3 figure3 figure4 figure5",
-    "lantern": "table1 table2 table3 table4 table6 table7 table8 table9 "
-    "figure2 figure5 figure6 figure7",
-    "sjd": "table3 table4 table5 table6 table7 table11 appendix_h inits heatmap",
-    "sjd_pac": "figure1 table1 table2 table3 table4 figure4",
-}
 
 
 @cache
@@ -115,25 +100,25 @@ def one_of_each_kind(found: Sequence[list[str]]) -> list[list[str]]:
 def check_rows(preset: str, found: list[list[str]]) -> None:
     """The first row of each kind has its job, and every quantity is known."""
     data = find(preset)
-    made = [as_run(job) for job in one_of_each_kind(found)]
-    lines = [line for lines in data.get("models", {}).values() for line in lines]
-    assert all(paper_tables.quantity(name) for line in lines for name in set(line) - {"run"})
-    rows = [wanted(data, line) for line in lines]
-    for row in {
-        kind_of(f"{name}={one}" for name, one in row.items()): row for row in reversed(rows)
-    }.values():
-        assert [run for run in made if paper_tables._more(run, row) is not None], row
+    runs = [as_run(job) for job in one_of_each_kind(found)]
+    filled = {place for run in runs for place in paper_tables._places(run, data)[0]}
+    first: dict[tuple[str, ...], tuple[str, int]] = {}
+    for title, lines in (data.get("models") or {}).items():
+        assert group(title).keys() >= {"model", "data"}
+        for row, line in enumerate(lines):
+            assert all(paper_tables.quantity(name) for name in line.keys() - {"run"})
+            kind = kind_of(f"{name}={one}" for name, one in wanted(data, line).items())
+            first.setdefault(kind, (title, row))
+    assert {*first.values()} <= filled
 
 
 @pytest.mark.parametrize(
     ("paper", "option"),
     [
         ("abc", "paper"),
-        ([1], "paper"),
         ({"deeper": 1}, "paper"),
-        ({"table": "coolsd_table3", "same": 1}, "paper"),
         ({}, "paper.table"),
-        ({"table": ["a"]}, "paper.table"),
+        ({"table": 1}, "paper.table"),
     ],
 )
 def test_a_preset_names_a_table(paper: Any, option: str) -> None:
@@ -144,127 +129,63 @@ def test_a_preset_names_a_table(paper: Any, option: str) -> None:
 
 
 def test_every_table_has_its_preset() -> None:
-    issued = [f"{paper}_{name}" for paper, names in ISSUED.items() for name in names.split()]
-    assert sorted(issued) == PRESETS
-
-
-def network(directory: str = "") -> LlamaGen:
-    """A tiny random LlamaGen with the shipped model's grid and codes: `model.network` of a target
-    that all presets fit. It stands for one that is read from `directory`.
-    """
-    torch.manual_seed(0)
-    return LlamaGen(LlamaGenConfig(1024, 16, 32, 1, 2, (12, 12), prefix_length=6, caption_dim=8))
+    assert sorted(results().keys() - {*APART}) == PRESETS
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the presets find a draft and keep the tables of neighbours that they share."""
-    directory = tmp_path_factory.mktemp("presets")
-    EagleModel.of(network(), "shapes").save_pretrained(directory / "draft")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return build_target(
-        composed(
-            f"model.network._target_={__name__}.network",
-            "model.text_encoder._target_=tiny_evaluation.text_encoder",
-        )
-    )
-
-
-def small_mar(width: int) -> MAR:
-    """A tiny MAR: `model.network` and, narrower, `model.draft` of a target that the presets of
-    continuous tokens fit.
-    """
-    layers = {"width": width, "depth": 1, "heads": 2, "buffer": 2, "head_width": 8, "head_depth": 1}
-    return MAR(MARConfig(grid=(2, 2), channels=4, patch=2, classes=48, **layers))
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    """The shipped models, in a directory for the tables of neighbours that presets share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("presets"))
+        return {
+            name: build_target(composed(f"model={name}", "method=ar"))
+            for name in paper_tables.SHIPPED
+        }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [*CONTINUOUS, "frontier_continuous"])
-def test_every_job_of_continuous_tokens(preset: str) -> None:
-    """One of each kind composes; the first of each method decodes; the paper's rows have jobs."""
-    found = jobs(preset)
-    assert len({tuple(job) for job in found}) == len(found)
-    if preset in CONTINUOUS:
-        check_rows(preset, found)
-    decoded = set()
-    for job in one_of_each_kind(found):
-        cfg = composed(*job, hydra=True).copy()
-        assert cfg.model.name == "shapes_mar"
-        assert OmegaConf.select(cfg, "paper.table") == (preset if preset in CONTINUOUS else None)
-        kind = (cfg.hydra.runtime.choices.method, cfg.get("steps") is None, cfg.get("alignment"))
-        if kind in decoded:
-            continue
-        decoded.add(kind)
-        for part, width in (("network", 16), ("draft", 8)):
-            cfg.model[part] = {"_target_": f"{__name__}.small_mar", "width": width}
-        if fewer := cfg.get("steps") is not None:
-            cfg.steps = 2  # of the small network's 4 tokens
-        target = build_target(cfg)
-        method = build_method(cfg, target)
-        assert method.is_plain == (cfg.decoding._target_.endswith("Parallel") and not fewer)
-        prompts = instantiate(cfg.data)[:1]
-        output = method.decode(target, RandomStreams(0, ["a"]), [prompts[0].text])
-        assert output.tokens.shape == (1, 4, 16)
-        instantiate(cfg.speed)
-        instantiate(cfg.metrics)
-
-
-@pytest.mark.slow
-def test_presets_of_continuous_tokens_take_another_model() -> None:
-    found = jobs("cspd_table2", "model=mar_huge", "data=imagenet")
-    assert composed(*found[0]).model.name == "mar_huge"
-    assert any("guidance=3.2" in job for job in found)
-    assert any("guidance=3.0" in job for job in jobs("cspd_table2", "model=mar_large"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in CONTINUOUS])
+@pytest.mark.parametrize("preset", [*PRESETS, "frontier_continuous"])
 def test_every_job(
-    preset: str, target: Target, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str,
+    targets: dict[str, Target],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of each kind composes, and the first of each method, drafter, tree and rule builds; the
     paper's rows have jobs.
     """
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
     found = jobs(preset)
     assert len({tuple(job) for job in found}) == len(found)
-    check_rows(preset, found)
+    if preset in PRESETS:
+        check_rows(preset, found)
     built = set()
     for job in one_of_each_kind(found):
-        cfg = composed(*job, hydra=True).copy()
-        assert cfg.paper.table == preset
+        cfg = composed(*job, hydra=True)
+        assert OmegaConf.select(cfg, "paper.table") == (preset if preset in PRESETS else None)
         kind = tuple(cfg.hydra.runtime.choices.get(name) for name in GROUPS)
-        if kind in built:
-            continue
+        if kind not in built:
+            build_method(cfg, targets[cfg.model.name])
+            check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
+            instantiate(cfg.speed)
+            instantiate(cfg.metrics)
         built.add(kind)
-        cfg.model.draft = "draft"
-        drafter = build_drafter(cfg, target)
-        build_rule(cfg, drafter.depth)
-        instantiate(cfg.speed)
-        instantiate(cfg.metrics)
-        check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
-
-
-TREES = {"coolsd_table1": 4, "coolsd_figure3": 15}
-"""Tables whose methods are compared on one tree, and how many rows have one."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", TREES)
-def test_all_methods_of_a_block_have_the_same_tree(preset: str) -> None:
-    trees = [as_run(job).settings.get("tree") for job in jobs(preset)]
-    assert trees.count("chain") == trees.count("mc_sim_7b_63") == TREES[preset]
-    assert trees.count(None) == 1 and len(trees) == 1 + 2 * TREES[preset]
-
-
-@pytest.mark.slow
-def test_on_another_model_k_is_the_papers() -> None:
-    assert any("k=62" in job for job in jobs("lantern_table2"))
-    assert any("k=1000" in job for job in jobs("lantern_table2", "model=llamagen_xl_stage1"))
+def test_jobs_of_a_table() -> None:
+    """One tree for all methods of a block; the values of the model; batches for a launcher."""
+    for preset, rows in (("coolsd_table1", 4), ("coolsd_figure3", 15)):
+        trees = [as_run(job).settings.get("tree") for job in jobs(preset)]
+        assert trees.count("chain") == trees.count("mc_sim_7b_63") == rows
+        assert trees.count(None) == 1 and len(trees) == 1 + 2 * rows
+    for preset, given, option in (
+        ("lantern_table2", [], "k=62"),
+        ("lantern_table2", ["model=llamagen_xl_stage1"], "k=1000"),
+        ("cspd_table2", ["model=mar_huge", "data=imagenet"], "guidance=3.2"),
+    ):
+        assert any(option in job for job in jobs(preset, *given))
+    assert split(["seed=1,2", "seed=3"], [], 2) == [[["seed=1"], ["seed=2"]], [["seed=3"]]]
 
 
 def test_the_command_line_overrides_a_preset_and_can_be_swept() -> None:
@@ -285,12 +206,6 @@ def test_several_models_each_have_their_own_runs() -> None:
         *[["k=62", "model=shapes"]] * 2,
         *[["k=1000", "model=llamagen_xl_stage1"]] * 2,
     ]
-
-
-@pytest.mark.slow
-def test_batches_for_a_launcher() -> None:
-    batches = split(["seed=1,2", "seed=3"], [], 2)
-    assert batches == [[["seed=1"], ["seed=2"]], [["seed=3"]]]
 
 
 @pytest.mark.slow
@@ -315,10 +230,8 @@ def test_a_preset_prints_the_papers_figures(
 
 SHIPPED = {
     "lantern_figure2": ("method=ar", ["top1", "top10", "entropy"]),
-    "lantern_figure6": ("rank=-1", []),
     "lantern_figure7": ("delta=0.4", ["proximity_first", "proximity_others"]),
     "sjd_pac_table4": ("method=sjd_pac", ["target_forward", "verify_and_draft", "commit"]),
-    "cspd_figure9": ("method=draft", []),
 }
 """Presets by an option of one of their runs, and quantities that it must have."""
 
@@ -330,14 +243,9 @@ def test_a_run_on_the_shipped_model(
 ) -> None:
     option, quantities = SHIPPED[preset]
     job = next(job for job in jobs(preset) if option in job)
-    timed = quantities and quantities[0] == "target_forward"
-    given = ["limit=1", f"speed.prompts={int(bool(timed))}"]
+    quick = ["limit=1", f"speed.prompts={int(preset == 'sjd_pac_table4')}", "speed.warmup=0"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["run.py", *job, *given, "speed.warmup=0", "tracking=none", "metrics=none"],
-    )
+    monkeypatch.setattr(sys, "argv", ["run.py", *job, *quick, "tracking=none", "metrics=none"])
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     (path,) = (tmp_path / "outputs").rglob("metrics.json")
     run = read_run(path.parent)
@@ -379,6 +287,8 @@ def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     assert llamagen["eagle tree=chain"]["accepted length: shapes (shipped)"] == "3.10"
     assert lumina["eagle tree=chain"]["accepted length: lumina"] == "2.50"
     assert "accepted length: lumina" not in llamagen["ar"]
+    known = paper_tables.paper_values(runs[0])
+    assert known["paper/LlamaGen-XL/fid"] == 20.97 and "paper/Lumina-mGPT 7B/fid" in known
     left = [note for note in sections[-1].notes if note.startswith("Left out")]
     words = ("temperature=0.5", "has 2 images", "data=parti")
     assert all(any(text in note for note in left) for text in words)
@@ -396,12 +306,6 @@ def test_a_replaced_value_stands_in_its_row() -> None:
     run = one("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
     (section,) = paper_tables.beside([run])
     assert section.table["run"][1] == "delta=0.4 k=1000 (here 62)"
-
-
-def test_every_group_has_its_model() -> None:
-    for name in results().keys() - {*APART}:
-        titles = find(name).get("models", {})
-        assert all(group(title).keys() >= {"model", "data"} for title in titles)
 
 
 def test_a_table_without_numbers_lists_the_runs() -> None:

@@ -17,7 +17,7 @@ from tempera.commands import report as report_command
 from tempera.config.compose import composed
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import pareto, report, tables, wandb_report
+from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
@@ -292,6 +292,7 @@ def test_every_method_runs_to_its_report(
 ) -> None:
     """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_report, "_draw", lambda *_: None)
     quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
