@@ -73,7 +73,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one), name
     assert not torch.equal(before["network/fc.weight"], other["fc.weight"])
-    assert {path.name for path in cut.iterdir()} == {"draft", LAST, "training.json"}
+    assert {path.name for path in cut.iterdir()} == {"draft", LAST, "training.json", "conditions"}
 
 
 def progress_of(directory: Path) -> str:

@@ -25,7 +25,8 @@ from tempera.runtime.tracking import NoTracker, Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import State, keep_record, load_state, save_state
-from tempera.training.dataset import Codes
+from tempera.training.conditions import keep_conditions
+from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import TOTAL, Head, Loss, Parts, described
 from tempera.training.lr_schedules import set_rate
 from tempera.training.recipe import Recipe
@@ -36,6 +37,8 @@ DRAFT = "draft"
 """Where a run directory keeps its best draft."""
 METRICS = "metrics.json"
 """What describes the draft, beside it."""
+CONDITIONS = "conditions"
+"""Where it keeps the text encoder's features of all captions."""
 _SHOWN = ("accepted_length", "top3", "tv")
 """Validation metrics beside the progress bar."""
 
@@ -52,7 +55,7 @@ class TrainingRun:
         recipe: the training options.
         directory: the run directory; it holds `draft/` (the best draft so far, in the form that its
             `from_pretrained` reads, with metrics.json and README.md), `last.safetensors` (to resume
-            from) and `training.json` (the configuration).
+            from), `conditions/` (features of the captions) and `training.json` (the configuration).
         record: further configuration that must not change when a run is resumed; `data` describes
             the images.
         quiet: no progress bar and no messages.
@@ -115,6 +118,11 @@ class TrainingRun:
                 is damaged; the loss is not finite.
         """
         self.resume()
+        if isinstance(self.codes, ShardCodes) and self.state.progress.step < self.recipe.steps:
+            accelerator, captions = self.accelerator, self.codes.images.captions
+            place = accelerator.process_index, accelerator.num_processes
+            kept, wait = self.directory / CONDITIONS, accelerator.wait_for_everyone
+            keep_conditions(self.target, captions, kept, *place, wait)
         if self.is_main and self.state.progress.step < self.recipe.steps:
             self.tracker = start_tracker()
         try:
