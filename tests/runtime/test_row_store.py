@@ -37,12 +37,16 @@ def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
         store.rows()
 
 
-COLUMNS = {"tokens": Numbers(0, 50, length=3), "seconds": Numbers(0), "tested": Numbers(0)}
-GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1]}
+COLUMNS = {
+    "tokens": Numbers(0, 300, length=3), "seconds": Numbers(0), "tested": Numbers(0),
+    "sizes": Numbers(0, length=3, needed=False),
+}  # fmt: skip
+GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1], "sizes": [1, None, 7]}
 BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2]}, "a row of other than 3 tokens"),
-    ({"tokens": [1, 2, 50]}, "tokens that are not between 0 and 50"),
-    ({"tokens": [1, 2, -1]}, "tokens that are not between 0 and 50"),
+    ({"tokens": [1, 2, 300]}, "tokens that are not between 0 and 300"),
+    ({"tokens": [1, 2, -1]}, "tokens that are not between 0 and 300"),
+    ({"sizes": [1, None, -7]}, "sizes that are not between"),
     ({"tokens": ["1", "2", "3"]}, "tokens that are no numbers"),
     ({"tokens": 7}, "a row of other than 3 tokens"),
     ({"tested": [0, -1]}, "tested that are not between 0 and inf"),
@@ -59,7 +63,8 @@ def test_rows_are_looked_at_before_they_are_believed(
 ) -> None:
     store = Store(tmp_path, COLUMNS)
     store.add([GOOD])
-    assert [store.rows()["a"][name].dtype for name in ("tokens", "tested")] == [np.int32] * 2
+    dtypes = [store.rows()["a"][name].dtype for name in ("tokens", "tested", "sizes")]
+    assert dtypes == [np.int8, np.int32, np.float32]
     store.add([{**GOOD, "id": "b"} | wrong])
     with pytest.raises(TemperaError, match=f"[.]parquet has {told}.*: delete the file"):
         store.rows()

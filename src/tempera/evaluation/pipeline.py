@@ -215,6 +215,7 @@ def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
         "text": None,
         "tokens": Numbers(least, vocab, length=target.length),
         "depth": Numbers(0, length=target.length),
+        "proximity_by_place": Numbers(0, length=target.length, needed=False),
         "rounds": Numbers(1),
         **dict.fromkeys(("tested", "accepted", "accepted_length", "seconds"), Numbers(0)),
     }

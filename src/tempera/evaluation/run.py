@@ -226,13 +226,17 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     drafted = np.zeros(len(rows[0]["depth"]))
     for row in rows:
         drafted += np.array(row["depth"]) > 0
-    sizes = np.array([row.get("proximity_by_place", ()) for row in rows], np.float64)
+    sums, known = np.zeros(len(drafted)), np.zeros(len(drafted))
+    for row in rows if "proximity_by_place" in rows[0] else ():
+        sizes = np.array(row["proximity_by_place"], np.float64)
+        sums += np.nan_to_num(sizes)
+        known += ~np.isnan(sizes)
     return {
         "acceptance_by_depth": _shares(total("accepted"), tested),
         "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
         "acceptance_by_place": _shares(drafted, np.full(len(drafted), images)),
         "tv_by_depth": _shares(total("tv_sums"), tested) if "tv_sums" in rows[0] else [],
-        "proximity_by_place": _shares(np.nansum(sizes, 0), (~np.isnan(sizes)).sum(0)),
+        "proximity_by_place": _shares(sums, known) if "proximity_by_place" in rows[0] else [],
     }
 
 

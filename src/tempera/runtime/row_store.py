@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ class Numbers:
 
     Attributes:
         least, below: the numbers' range.
-        length: of every list.
+        length: of every list, for instance the tokens of an image. Such arrays take as few bytes as
+            their numbers need.
         needed: whether every row must have a value.
     """
 
@@ -76,9 +77,16 @@ class Store:
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null."""
     names = list(rows[0] if rows else ())
-    columns = {name: _array([_cell(row.get(name)) for row in rows]) for name in names}
-    with replacing(path) as temporary:
-        pq.write_table(pa.table(columns), temporary)
+
+    def parts() -> Iterator[pa.Table]:
+        for start in range(0, len(rows) or 1, 256):
+            cells = {name: [_cell(row.get(name)) for row in rows[start:][:256]] for name in names}
+            yield pa.table({name: _array(values) for name, values in cells.items()})
+
+    schema = pa.unify_schemas([part.schema for part in parts()], promote_options="permissive")
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for part in parts():
+            writer.write_table(part.cast(schema))
 
 
 def _cell(value: Any) -> Any:
@@ -111,10 +119,9 @@ def read_table(
     for name, numbers in columns.items():
         if fault := _fault(table, name, numbers):
             raise TemperaError(f"{path} has {fault}: delete the file and run again.")
-    arrays = {name for name in columns if columns[name]}
     read = {
-        name: (_lists if name in arrays else pa.ChunkedArray.to_pylist)(table[name])
-        for name in table.column_names
+        name: _lists(table[name], numbers) if (numbers := columns.get(name)) else column.to_pylist()
+        for name, column in zip(table.column_names, table.columns, strict=True)
     }
     return [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
 
@@ -149,7 +156,9 @@ def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
         return None
     if not np.issubdtype(values.dtype, np.number):
         return f"{name} that are no numbers"
-    if not (values.min() >= numbers.least and values.max() < numbers.below):
+    if not numbers.needed:  # None, of NaN
+        values = values[~np.isnan(values)]
+    if not ((values >= numbers.least) & (values < numbers.below)).all():
         return f"{name} that are not between {numbers.least} and {numbers.below}"
     return None
 
@@ -158,7 +167,7 @@ def _is_list(column: pa.Array | pa.ChunkedArray) -> bool:
     return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
 
 
-def _lists(column: pa.ChunkedArray) -> list[Any]:
+def _lists(column: pa.ChunkedArray, wanted: Numbers) -> list[Any]:
     """A column's values, with its lists of numbers as arrays."""
     flat = column.combine_chunks()
     kinds = pa.types.is_integer, pa.types.is_floating
@@ -167,4 +176,9 @@ def _lists(column: pa.ChunkedArray) -> list[Any]:
         values: list[Any] = flat.to_pylist()
         return values
     ends = np.cumsum(pc.list_value_length(flat).to_numpy(zero_copy_only=False))
-    return np.split(flat.flatten().to_numpy(zero_copy_only=False), ends[:-1])
+    content = flat.flatten().to_numpy(zero_copy_only=False)
+    if wanted.length:
+        integers = np.issubdtype(content.dtype, np.integer)
+        small = np.min_scalar_type(-1 - content.max()) if integers else np.dtype(np.float32)
+        content = content.astype(small)
+    return np.split(content, ends[:-1])
