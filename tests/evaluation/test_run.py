@@ -12,7 +12,7 @@ from tiny_evaluation import Fuse, ToyEvaluator, tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.runtime.tracking import NoTracker
+from tempera.runtime.tracking import Tracker
 from tempera.shapes.scenes import world_prompts
 
 TIMED = ("latency", "latency_ar", "speedup", "efficiency", "throughput")
@@ -205,7 +205,7 @@ def test_one_prompt_and_plain_autoregression(
 def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
-    class Spy(NoTracker):
+    class Spy(Tracker):
         def summary(self, values: Any) -> None:
             seen.update(values)
 

@@ -23,7 +23,7 @@ from tempera.reporting import paper_tables, pareto
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import _paired, collect, results
 from tempera.reporting.report import sections_of
-from tempera.runtime.tracking import NoTracker
+from tempera.runtime.tracking import Tracker
 
 SHOWN = {"in_report": True, "higher_is_better": True}
 NEW = (
@@ -52,7 +52,7 @@ class Extended(ToyEvaluator):
         )
 
 
-class Spy(NoTracker):
+class Spy(Tracker):
     def __init__(self) -> None:
         self.logged: dict[str, float] = {}
 

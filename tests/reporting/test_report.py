@@ -23,7 +23,7 @@ from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
 from tempera.reporting.report import report_markdown, sections_of, write_report
 from tempera.runtime.image_files import picture_path
-from tempera.runtime.tracking import NoTracker
+from tempera.runtime.tracking import Tracker
 
 
 def read(*paths: Path, baseline: str | None = None) -> list[Run]:
@@ -249,7 +249,7 @@ def test_a_stop_leaves_the_last_report_whole(made: Path, monkeypatch: pytest.Mon
 def test_publishing_sends_the_report(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, sent = read(made), dict[str, Any]()
 
-    class Online(NoTracker):
+    class Online(Tracker):
         def image(self, name: str, path: Path, caption: str = "") -> None:
             sent.setdefault("images", set()).add(name)
 

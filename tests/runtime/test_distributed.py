@@ -34,22 +34,12 @@ def test_a_process_knows_its_part_before_it_meets_the_others(
     assert started_as_main()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"RANK": "0"},  # torchrun inside a task
-        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
-    ],
-)
-def test_one_process_stays_one(other: dict[str, str]) -> None:
-    assert slurm_environment({**STEP, **other}) == {}
-
-
-def test_a_batch_script_is_one_process_whatever_it_will_start() -> None:
+def test_one_process_stays_one() -> None:
     batch = {name: value for name, value in STEP.items() if "STEP" not in name}
-    assert slurm_environment(batch) == {}
+    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}
+    for environment in ({}, batch, {**STEP, "RANK": "0"}, {**STEP, **one}):
+        assert slurm_environment(environment) == {}
     assert slurm_environment({**batch, "SLURM_STEP_ID": "0"})["WORLD_SIZE"] == "16"
-    assert slurm_environment({}) == {}
 
 
 @pytest.mark.parametrize(

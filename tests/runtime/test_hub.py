@@ -47,22 +47,6 @@ def test_a_snapshot_holds_the_files_asked_for_and_is_fetched_once(
     assert len(hub.requests) == before
 
 
-def test_a_download_that_breaks_off_is_whole_in_the_end(hub: Hub) -> None:
-    hub.add("owner/name", FILES, kind="datasets")
-    hub.cuts["data/val-0.parquet"] = 2000
-    assert REPOSITORY.file("data/val-0.parquet").read_bytes() == b"x" * 5000
-    assert hub.downloads() == ["data/val-0.parquet"] * 2
-
-
-def test_a_revision_is_a_commit_a_branch_or_a_tag(hub: Hub) -> None:
-    first = hub.add("owner/name", {"a.txt": "1"})
-    hub.add("owner/name", {"a.txt": "2"})
-    hub.add("owner/name", {"a.txt": "3"}, revision="v3")
-    for revision, text in ((None, "2"), (first, "1"), ("v3", "3")):
-        repository = Repository("owner/name", revision=revision)
-        assert repository.file("a.txt").read_text() == text
-
-
 def closed(hub: Hub) -> None:
     hub.add("owner/name", FILES, kind="datasets", gate="closed")
 
@@ -73,6 +57,7 @@ REFUSED: dict[str, tuple[Callable[[Hub], object], str]] = {
     "missing": (lambda hub: None, "the dataset owner/name of the hub does not exist or is private"),
     "revision": (lambda hub: hub.add("owner/name", FILES, kind="datasets"),
                  "owner/name of the hub has no revision v9: see https://"),
+    "file": (lambda hub: hub.add("owner/name", FILES, kind="datasets"), "has no file no.json"),
 }  # fmt: skip
 
 
@@ -82,7 +67,7 @@ def test_refused_in_one_sentence(name: str, hub: Hub) -> None:
     prepare(hub)
     repository = Repository("owner/name", "dataset", "v9" if name == "revision" else None)
     with pytest.raises(TemperaError) as problem:
-        repository.snapshot(["data/*"])
+        repository.file("no.json")
     assert words in str(problem.value) and "\n" not in str(problem.value)
 
 
@@ -108,14 +93,6 @@ def test_without_a_network_and_a_cache_the_command_is_told(
         REPOSITORY.snapshot(["data/*"])
     with pytest.raises(TemperaError, match="is not in the hub's cache"):
         REPOSITORY.commit()
-
-
-def test_a_file_that_is_not_there(hub: Hub) -> None:
-    hub.add("owner/name", FILES, kind="datasets")
-    with pytest.raises(
-        TemperaError, match=r"owner/name of the hub has no file no\.json: see https://"
-    ):
-        REPOSITORY.file("no.json")
 
 
 @pytest.mark.parametrize(

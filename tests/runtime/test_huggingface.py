@@ -3,10 +3,7 @@
 """
 
 import re
-import subprocess
-import sys
 
-import pytest
 from paths import ROOT
 
 PACKAGE = ROOT / "src" / "tempera"
@@ -22,14 +19,3 @@ def test_nobody_else_imports_transformers() -> None:
         if importing.search(path.read_text(encoding="utf-8"))
     ]
     assert found == ["runtime/huggingface.py"]
-
-
-@pytest.mark.slow
-def test_the_target_imports_in_a_fresh_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import tempera.targets.llamagen"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr

@@ -14,12 +14,9 @@ from tempera.runtime import installation
     ("called", "wheel", "message"),
     [
         ("eval/run.py", False, "python eval/report.py"),
-        ("/home/me/tempera/train_draft/main.py", True, "python eval/report.py"),
-        ("/usr/bin/tempera-train", False, "tempera-report"),
         ("/usr/bin/tempera-train", True, "tempera-report"),
         ("ipykernel_launcher.py", False, "python eval/report.py"),
         ("ipykernel_launcher.py", True, "tempera-report"),
-        ("-c", True, "tempera-report"),
     ],
 )
 def test_messages_call_commands_as_the_user_did(

@@ -27,12 +27,6 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
 
 
-def test_bfloat16_is_slow_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not computes_bfloat16(torch.device("cpu"))
-
-
 def test_float16_on_a_cpu_is_computed_with_in_float32() -> None:
     cpu, other = torch.device("cpu"), torch.device("meta")
     assert arithmetic(torch.float16, cpu) == torch.float32

@@ -24,7 +24,7 @@ from tempera.reporting import run_report
 from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Exact, Relaxed
 from tempera.runtime.distributed import Processes
-from tempera.runtime.tracking import NoTracker, Tracker
+from tempera.runtime.tracking import Tracker
 from tempera.shapes.networks import TextEncoder
 from tempera.shapes.scenes import world_prompts
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
@@ -127,7 +127,7 @@ def tiny_evaluate(
     )
     assert result is not None
     if report or tracker:
-        run_report.write(directory, result, tracker or NoTracker())
+        run_report.write(directory, result, tracker or Tracker())
     return {name: one["value"] for name, one in result["metrics"].items()}
 
 

@@ -14,7 +14,7 @@ from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.tracking import NoTracker
+from tempera.runtime.tracking import Tracker
 from tempera.shapes.networks import TextEncoder
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
@@ -88,15 +88,14 @@ def tiny_train(
     target: TransformerTarget | None = None,
     loss: Loss = EagleLoss(),  # noqa: B008  frozen
     kind: type[EagleModel | ParallelModel] = EagleModel,
-    quiet: bool = True,
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole training run."""
     target = target or tiny_target()
     recipe = Recipe(**{**RECIPE, **changes})
     draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}, "loss": {}}
-    run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record, quiet)
-    return run.train(lambda: tracker or NoTracker())
+    run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record)
+    return run.train(lambda: tracker or Tracker())
 
 
 if __name__ == "__main__":

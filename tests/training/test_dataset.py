@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_training import tiny_codes, tiny_target
 
-from tempera.data.encoders import VQEncoder, target_encoder, vq_encoder
+from tempera.data.encoders import target_encoder, vq_encoder
 from tempera.data.prepare import prepare
 from tempera.data.shards import CodedImages, read_shards
 from tempera.data.sources import Entry
@@ -17,8 +17,6 @@ from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_identity import identity_of
-from tempera.shapes.scenes import WorldCodes
-from tempera.shapes.world import World
 from tempera.training.dataset import ShardCodes, encoded_codes, shard_codes
 
 
@@ -114,13 +112,3 @@ def test_captions_of_one_image_stay_on_one_side() -> None:
     codes = ShardCodes(images_of([f"{i // 5}#{i}" for i in range(1000)]))
     held = {codes.images.keys[i].partition("#")[0] for i in codes.held}
     assert not held & {codes.images.keys[i].partition("#")[0] for i in codes.kept}
-
-
-def test_world_scenes_train_and_hold_out_are_disjoint() -> None:
-    torch.manual_seed(0)
-    vq = VQModel(VQConfig(64, 4, 32, (1, 1, 1), (1, 1, 1), 1, 32)).eval()
-    codes, world = WorldCodes(VQEncoder(vq, "tok", (16, 16)), seed=4), World(4)
-    assert codes.holdout([0, 1]).captions == [world.sample(i).caption for i in (0, 20)]
-    images = codes.train([0, 18, 19])
-    assert images.captions == [world.sample(i).caption for i in (1, 19, 21)]
-    assert images.keys == ["1", "19", "21"] and images.codes.shape == (3, 256)

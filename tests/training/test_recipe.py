@@ -32,9 +32,8 @@ def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("lr=-1", "lr=nan", "lr=0", "steps=0", "cfg_dropout=1.5", "ema=1", "ttt_decay=0"),
-        *("decay=step", "mixed_precision=fp8", "seed=100000000000000000000", "seed=-1"),
-        *("loss.cross_entropy=-1", "loss.eta=-1 loss=acceptance"),
+        *("lr=nan", "cfg_dropout=1.5", "mixed_precision=fp8", "seed=100000000000000000000"),
+        *("loss.cross_entropy=-1",),
     ],
 )  # fmt: skip
 def test_impossible_values_are_named(wrong: str) -> None:

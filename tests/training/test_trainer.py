@@ -22,7 +22,7 @@ from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
-from tempera.runtime.tracking import NoTracker
+from tempera.runtime.tracking import Tracker
 from tempera.training import trainer
 from tempera.training.checkpoint import LAST, load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
@@ -36,7 +36,7 @@ def stop() -> None:
     raise KeyboardInterrupt
 
 
-class Notebook(NoTracker):
+class Notebook(Tracker):
     """Keeps what is logged; stops the run after a step, or does something then."""
 
     def __init__(self, at: int = -1, do: Callable[[], object] = stop) -> None:
@@ -108,7 +108,7 @@ def run_of(
 ) -> TrainingRun:
     target, recipe = tiny_target(), Recipe(**{**RECIPE, **changes})
     draft = tiny_draft(target, kind=kind)
-    return TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, quiet=True)
+    return TrainingRun(target, draft, tiny_codes(), loss, recipe, directory)
 
 
 @pytest.mark.parametrize("unroll", [0, 2])
@@ -230,7 +230,7 @@ def test_a_finished_run_does_nothing_but_replaces_a_lost_draft(
     def again() -> dict[str, Any]:
         tracker = Notebook(do=lambda: pytest.fail("a finished run tracks nothing"))
         options = {"gradient_accumulation": 2, "matrix_lr": 0.01}
-        return tiny_train(tmp_path, tracker, quiet=False, **options)
+        return tiny_train(tmp_path, tracker, **options)
 
     assert again() == first
     assert "already trained, 12 steps" in capsys.readouterr().out

@@ -5,19 +5,16 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated
 
 import httpx
 from PIL import Image, ImageOps
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
 from tempera.runtime.image_files import decode_picture
 
 FORBIDDEN = {"noai", "noimageai", "noindex", "noimageindex"}
 """X-Robots-Tag directives by which a server forbids training on an image, as in img2dataset."""
 USER_AGENT = "Mozilla/5.0 (compatible; tempera; research on image generation)"
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass
@@ -33,11 +30,11 @@ class Limits:
         robots: leave out images whose server forbids training on them.
     """
 
-    concurrency: Positive = 64
-    timeout: Annotated[float, Field(gt=0)] = 10.0
-    max_bytes: Positive = 20_000_000
+    concurrency: PositiveInt = 64
+    timeout: PositiveFloat = 10.0
+    max_bytes: PositiveInt = 20_000_000
     min_side: int = 64
-    size: Positive = 768
+    size: PositiveInt = 768
     robots: bool = True
 
 

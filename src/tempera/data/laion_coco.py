@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import PositiveInt
 from tqdm import tqdm
 from typing_extensions import override
 
-from tempera.data.downloads import Limits, Positive, download
+from tempera.data.downloads import Limits, download
 from tempera.data.prompts import text_of
 from tempera.data.sources import Broken, Entry, Source, matching
 from tempera.errors import TemperaError
@@ -67,16 +68,16 @@ class LaionCoco(Limits, Source):
     revision: str | None = None
     path: str | None = None
     images: str = "outputs/images/laion_coco"
-    limit: Positive | None = None
+    limit: PositiveInt | None = None
     url: str | None = None
     caption: str | None = None
     seed: int = 0
-    shard_size: Positive = 1000
+    shard_size: PositiveInt = 1000
 
     @override
     def describe(self) -> dict[str, Any]:
         known = {name: value for name, value in self._manifest().items() if name != "files"}
-        return {"kind": "laion_coco", **self._asked(), **known, "pairs": self.count()}
+        return {"kind": "laion_coco", **known, "pairs": self.count()}
 
     @override
     def count(self) -> int | None:
@@ -193,17 +194,14 @@ class LaionCoco(Limits, Source):
             except (pa.ArrowException, OSError, KeyError) as problem:
                 raise _unreadable(path, problem) from None
 
-    def _asked(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ASKED}
-
     def _manifest(self) -> dict[str, Any]:
         path = Path(self.images, "images.json")
         return dict(read_json(path)) if path.is_file() else {}
 
     def _keep_manifest(self) -> None:
         """Record the request, the commit and its files; refuse a directory of another request."""
-        known, asked = self._manifest() if self._shards() else {}, self._asked()
-        if known:
+        asked = {name: getattr(self, name) for name in ASKED}
+        if known := self._manifest() if self._shards() else {}:
             check_same(Path(self.images), {name: known.get(name) for name in ASKED}, asked)
             return
         if self.path is None:

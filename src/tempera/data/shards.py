@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pydantic
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError, shortened
@@ -27,7 +27,6 @@ from tempera.runtime.installation import command
 
 MANIFEST = "manifest.json"
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -35,8 +34,8 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 class Shard:
     """One Parquet file: `count` entries of the source became codes, and `broken` did not."""
 
-    count: Count
-    broken: Count
+    count: NonNegativeInt
+    broken: NonNegativeInt
     sha256: str
 
 

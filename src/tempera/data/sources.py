@@ -5,7 +5,8 @@ is read as prompt files are.
 
 import glob
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -284,7 +285,7 @@ def usable_entry(
         if folder is not None and (path.is_absolute() or ".." in path.parts):
             return Broken(where, "its file name points outside the data set")
         path = path if folder is None else folder / path
-        if not _is(path, Path.is_file):
+        if not os.path.isfile(path):  # noqa: PTH113 (False for a name that is too long)
             return Broken(where, f"image {shortened(image)} is missing")
         image = path
     return Entry(where, key, caption, image)
@@ -294,16 +295,9 @@ def _suffix(file: Path) -> str:
     return file.suffix.lower().removeprefix(".")
 
 
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except OSError:  # a name that is too long, for one
-        return False
-
-
 def existing(path: str, what: str) -> Path:
     """The path; raise TemperaError if nothing is there."""
-    if not _is(Path(path), Path.exists):
+    if not os.path.exists(path):  # noqa: PTH110 (the same)
         raise TemperaError(f"{shortened(path)} does not exist: give the path of {what}.")
     return Path(path)
 
@@ -313,7 +307,7 @@ def matching(pattern: str, suffix: str) -> list[Path]:
     in order.
     """
     folder = Path(pattern)
-    if _is(folder, Path.is_dir):
+    if os.path.isdir(folder):  # noqa: PTH112 (the same)
         files = sorted(one for one in folder.glob("[!.]*") if _suffix(one) == suffix)
     else:
         files = sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)

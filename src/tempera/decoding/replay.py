@@ -17,7 +17,7 @@ LARGEST = 2**18
 """Most drafted tokens that a replay holds, of one image."""
 REPLAYS = "replays"
 """Where a run directory keeps them."""
-COLUMNS = ("rows", "columns", "place", "origin", "nodes")
+COLUMNS = dict.fromkeys(("rows", "columns", "place", "origin", "nodes"))
 """What nothing can be shown without, of a replay's columns."""
 
 

@@ -28,10 +28,6 @@ class CannotReach(TemperaError):
         self.repository, self.reason = repository, reason
 
 
-class Gated(TemperaError):
-    """A repository is open only to accounts that accepted its conditions."""
-
-
 @dataclass(frozen=True)
 class Repository:
     """A repository of the hub.
@@ -136,6 +132,7 @@ class Repository:
                 errors.RemoteEntryNotFoundError: f"has no file {patterns[0]}: see {self.page}",
             }.items():
                 if isinstance(problem, kind):
-                    made = Gated if kind is errors.GatedRepoError else TemperaError
-                    raise made(f"the {self.kind} {self.id} of the hub {sentence}.") from None
+                    raise TemperaError(
+                        f"the {self.kind} {self.id} of the hub {sentence}."
+                    ) from None
             raise CannotReach(self, patterns, reason(problem)) from None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_json
-from tempera.runtime.hub import CannotReach, Repository
+from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
 from tempera.runtime.tensor_files import fill, read_tensors
 
@@ -177,13 +177,7 @@ class PretrainedFiles:
                 f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
                 "holds it, or a hub id (owner/name, or owner/name@revision);"
             )
-        try:
-            return repository.snapshot(self._patterns())
-        except CannotReach as problem:
-            raise self._missing(
-                f"{self.weights} is not in the hub's cache, and the hub cannot be reached "
-                f"({problem.reason}): go online, or, on a machine that is,"
-            ) from None
+        return repository.snapshot(self._patterns())
 
 
 def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:

@@ -47,11 +47,10 @@ class Store:
     """
 
     def __init__(
-        self, directory: Path, columns: Iterable[str] | Mapping[str, Numbers | None] = ()
+        self, directory: Path, columns: Mapping[str, Numbers | None] | None = None
     ) -> None:
         self.directory = directory
-        known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
-        self.columns: dict[str, Numbers | None] = {"id": None, **known}
+        self.columns: dict[str, Numbers | None] = {"id": None, **(columns or {})}
 
     def rows(self) -> dict[str, Row]:
         """All rows by id.

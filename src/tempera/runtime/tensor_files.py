@@ -61,13 +61,15 @@ def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
         TemperaError: the file has another format, is truncated, or contains objects.
     """
     check_readable(path)
-    refuse_programs(path)
     objects: Any = {"pickle_module": _ONLY_TENSORS} if skip_objects else {}
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
         mapped = zipfile.is_zipfile(path)  # the old format cannot be mapped
+        names = zipfile.ZipFile(path).namelist() if mapped else []
+        if any(name.endswith("/constants.pkl") for name in names):
+            raise ValueError("it is a TorchScript program")
         loaded = torch.load(
             path, map_location="cpu", mmap=mapped, weights_only=not skip_objects, **objects
         )
@@ -79,20 +81,10 @@ def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
             f"{path} is cut off or no file of weights ({told}): download it again, or convert it "
             "to safetensors."
         ) from None
-    return named_tensors(loaded, path)
+    return _named_tensors(loaded, path)
 
 
-def refuse_programs(path: Path) -> None:
-    """Raise TemperaError for a TorchScript archive, which torch would load as a program."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                raise TemperaError(
-                    f"{path} is a TorchScript program, not a checkpoint: give the weights alone."
-                )
-
-
-def named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:
+def _named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:
     """The weights in what a PyTorch file held.
 
     Raises:

@@ -43,10 +43,6 @@ class Tracker:
         """Flush all data and close the run."""
 
 
-class NoTracker(Tracker):
-    """A tracker that records nothing: every method of `Tracker` returns at once."""
-
-
 class WandbTracker(Tracker):
     """A live W&B run. The step is logged as a metric and used as the x-axis of all others, because
     W&B's internal step cannot go back when a run is resumed.
@@ -105,16 +101,9 @@ class WandbTracker(Tracker):
         self.run.finish()
 
 
-def no_tracker(
-    *,
-    directory: Path,
-    job_type: str = "",
-    group: str | None = None,
-    tags: Sequence[str] = (),
-    config: Mapping[str, Any] | None = None,
-) -> Tracker:
+def no_tracker(**given: Any) -> Tracker:
     """`tracking=none`: accepts the arguments of `wandb_tracker` and records nothing."""
-    return NoTracker()
+    return Tracker()
 
 
 def wandb_tracker(
@@ -129,7 +118,7 @@ def wandb_tracker(
     config: Mapping[str, Any] | None = None,
 ) -> Tracker:
     """`tracking=wandb`: start, or resume, the W&B run of a run directory. Processes other than the
-    main one get a `NoTracker`.
+    main one get a `Tracker`.
 
     Args:
         directory: the run directory. It contains the W&B files and the run's id, so a resumed run
@@ -143,7 +132,7 @@ def wandb_tracker(
         TemperaError: W&B refuses the mode, the project, the entity or the run.
     """
     if int(os.environ.get("RANK", "0")) != 0:
-        return NoTracker()
+        return Tracker()
     chosen = _mode(mode)
     arguments: dict[str, Any] = {
         "dir": str(directory),

@@ -46,7 +46,7 @@ class State:
 
     Attributes:
         network: what is trained.
-        optimisers: Adam, AdamW or Muon, of its parameters.
+        optimisers: Adam, AdamW or Muon, of its parameters; their moments are made here.
         beside: other tensors that change in place, such as those of a moving average.
         progress: the counters.
     """
@@ -56,20 +56,28 @@ class State:
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
+    def __post_init__(self) -> None:
+        for optimiser in self.optimisers:
+            muon = isinstance(optimiser, torch.optim.Muon)
+            for weight in (one for group in optimiser.param_groups for one in group["params"]):
+                names = ("momentum_buffer",) if muon else ("exp_avg", "exp_avg_sq")
+                steps = {} if muon else {"step": torch.tensor(0.0)}
+                optimiser.state[weight] = {name: torch.zeros_like(weight) for name in names} | steps
+
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and the tensors beside them, by their names in the file."""
-        network = {f"network/{name}": value for name, value in self.network.state_dict().items()}
-        return network | {f"beside/{name}": value for name, value in self.beside.items()}
+        """Weights, the tensors beside them and the moments, by their names in the file."""
+        named = {f"network/{name}": value for name, value in self.network.state_dict().items()}
+        named |= {f"beside/{name}": value for name, value in self.beside.items()}
+        for number, optimiser in enumerate(self.optimisers):
+            for index, moments in optimiser.state_dict()["state"].items():
+                place = f"optimiser/{number}/{index}"
+                named |= {f"{place}/{name}": value for name, value in moments.items()}
+        return named
 
 
 def save_state(directory: Path, state: State) -> None:
     """Write `directory/last.safetensors`."""
-    tensors = state.tensors()
-    for number, optimiser in enumerate(state.optimisers):
-        for index, moments in optimiser.state_dict()["state"].items():
-            place = f"optimiser/{number}/{index}"
-            tensors |= {f"{place}/{name}": value for name, value in moments.items()}
-    kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    kept = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
     with replacing(directory / LAST) as temporary:
         save_file(kept, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
 
@@ -84,59 +92,31 @@ def load_state(directory: Path, state: State, steps: int) -> bool:
     path = directory / LAST
     if not path.exists():
         return False
-    regular_file(path)
+    own = state.tensors()
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(regular_file(path), "pt") as file:
             told = (file.metadata() or {}).get("progress", "null")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         progress = TypeAdapter(TrainingProgress).validate_json(told, strict=True)
         if progress.step > steps:
             raise ValueError(f"step {progress.step} of {steps}")
-        _check(state, tensors)
+        if unpaired := sorted(own.keys() ^ tensors.keys()):
+            raise ValueError(f"{unpaired[0]} is {'missing' if unpaired[0] in own else 'unknown'}")
+        for name, value in tensors.items():
+            if value.shape != own[name].shape or value.dtype != own[name].dtype:
+                raise ValueError(f"{name} is {value.dtype} {list(value.shape)}")
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"{name} is not finite")
     except (SafetensorError, OSError, ValueError) as problem:
         raise TemperaError(
             f"training cannot resume from {path} ({_reason(problem)}): delete {directory} to start "
             "anew."
         ) from problem
     with torch.no_grad():
-        for name, value in state.tensors().items():
+        for name, value in own.items():
             value.copy_(tensors[name])
-    for number, optimiser in enumerate(state.optimisers):
-        found: dict[int, dict[str, Tensor]] = {}
-        for name in tensors:
-            if name.startswith(f"optimiser/{number}/"):
-                index, moment = name.split("/")[2:]
-                found.setdefault(int(index), {})[moment] = tensors[name]
-        optimiser.load_state_dict({**optimiser.state_dict(), "state": found})
     state.progress = progress
     return True
-
-
-def _check(state: State, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless a file's tensors are those of the state, with the moments of no
-    parameter (it had no gradient yet) or all of them.
-    """
-    own = state.tensors()
-    begun = {name.rpartition("/")[0] for name in tensors if name.startswith("optimiser/")}
-    expected = dict(own)
-    for number, optimiser in enumerate(state.optimisers):
-        parameters = [one for group in optimiser.param_groups for one in group["params"]]
-        for index, parameter in enumerate(parameters):
-            if (place := f"optimiser/{number}/{index}") in begun:
-                if isinstance(optimiser, torch.optim.Muon):
-                    expected[f"{place}/momentum_buffer"] = parameter
-                else:
-                    expected |= {f"{place}/exp_avg{end}": parameter for end in ("", "_sq")}
-                    expected[f"{place}/step"] = torch.tensor(0.0)
-    for name in sorted(expected.keys() | tensors.keys()):
-        if name not in expected or name not in tensors:
-            raise ValueError(f"{name} is {'missing' if name in expected else 'unknown'}")
-        found, wanted = tensors[name], expected[name]
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
-            shapes = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
-            raise ValueError(f"{name} is {shapes[0]}, not {shapes[1]}")
-        if found.is_floating_point() and not found.isfinite().all():
-            raise ValueError(f"{name} is not finite")
 
 
 def _reason(problem: Exception) -> str:

@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
-from tempera.runtime.distributed import check_launch
+from tempera.runtime.distributed import Processes, check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
-from tempera.runtime.tracking import NoTracker, Tracker
+from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import State, keep_record, load_state, save_state
@@ -58,7 +58,6 @@ class TrainingRun:
             from), `conditions/` (features of the captions) and `training.json` (the configuration).
         record: further configuration that must not change when a run is resumed; `data` describes
             the images.
-        quiet: no progress bar and no messages.
 
     Raises:
         TemperaError: the launcher splits networks, the draft is not the target's, or the batch does
@@ -72,8 +71,7 @@ class TrainingRun:
     recipe: Recipe
     directory: Path
     record: Mapping[str, Any] = field(default_factory=dict)
-    quiet: bool = False
-    tracker: Tracker = field(default_factory=NoTracker)
+    tracker: Tracker = field(default_factory=Tracker)
 
     def __post_init__(self) -> None:
         check_launch()
@@ -84,7 +82,6 @@ class TrainingRun:
         processes, first = self.accelerator.num_processes, self.accelerator.process_index
         recipe.part(processes)
         self.is_main = self.accelerator.is_main_process
-        self.quiet = self.quiet or not self.is_main
         self.head = Head(
             lambda hidden: target.head.lm_logits(hidden.to(target.dtype)),
             target.sampling,
@@ -119,10 +116,9 @@ class TrainingRun:
         """
         self.resume()
         if isinstance(self.codes, ShardCodes) and self.state.progress.step < self.recipe.steps:
-            accelerator, captions = self.accelerator, self.codes.images.captions
-            place = accelerator.process_index, accelerator.num_processes
-            kept, wait = self.directory / CONDITIONS, accelerator.wait_for_everyone
-            keep_conditions(self.target, captions, kept, *place, wait)
+            processes = Processes(cpu=self.target.device.type == "cpu")
+            captions = self.codes.images.captions
+            keep_conditions(self.target, captions, self.directory / CONDITIONS, processes)
         if self.is_main and self.state.progress.step < self.recipe.steps:
             self.tracker = start_tracker()
         try:
@@ -150,7 +146,7 @@ class TrainingRun:
         done, best = self.state.progress.step, self.directory / DRAFT
         if not all((best / name).is_file() for name in (CONFIG, WEIGHTS)):
             self.state.progress.best = {}
-        if resumed and not self.quiet:
+        if resumed and self.is_main:
             finished = done >= self.recipe.steps
             told = f"already trained, {done} steps" if finished else f"resumes after step {done}"
             print(f"{self.directory}: {told}.")
@@ -159,7 +155,7 @@ class TrainingRun:
         progress, recipe = self.state.progress, self.recipe
         began = time.monotonic() - progress.seconds
         with tqdm(
-            total=recipe.steps, initial=progress.step, desc="train draft", disable=self.quiet
+            total=recipe.steps, initial=progress.step, desc="train draft", disable=not self.is_main
         ) as bar:
             if progress.step >= recipe.steps and not progress.best:
                 self.validate(bar)
@@ -268,9 +264,8 @@ class TrainingRun:
             return
         logged = {f"validation/{name}": value for name, value in metrics.items()}
         self.tracker.log(logged, progress.step)
-        if not self.quiet:
-            told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-            bar.write(f"step {progress.step}: {told}")
+        told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        bar.write(f"step {progress.step}: {told}")
         if better:
             draft.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
