@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 5_940, "src/tempera": 16_160, "tests": 17_340}
+BUDGETS = {"core": 6_000, "src/tempera": 16_180, "tests": 17_200}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """

@@ -141,7 +141,7 @@ METHODS = [
     "method=sjd window=8 rule=block",
     "method=scd window=8 coupling=maximal",
     "method=scd window=8 rule=lanternpp k=5",
-    "method=sjd_pac window=12 branches=2 branching=first",
+    "method=sjd_pac window=12 branches=2",
     "method=sjd_pac window=12 branches=2 rule=grouped k=5",
     "method=lantern k=24 drafter=eagle2 branches=3 depth=2 nodes=5 measure=jsd proximity=cosine "
     "delta=0.2",

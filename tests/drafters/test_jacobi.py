@@ -10,11 +10,11 @@ import pytest
 import torch
 from cases import slow_but, slow_rows_but
 from host_reads import HostReads
-from random_drafts import SMALL, Spy, random_draft
+from random_drafts import Spy
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import INITIALISATIONS, check_window, local_target
 
-from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, at, one_hot, sample
 from tempera.decoding.random_streams import RandomStreams, uniforms
@@ -32,10 +32,10 @@ from tempera.drafters.jacobi import (
     sjd,
     sjd_pac,
 )
-from tempera.drafters.jacobi_window import ProactiveDrafting, Window
+from tempera.drafters.jacobi_window import Window
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.exactness.tables import TableDraft, check, emit
+from tempera.exactness.tables import emit
 from tempera.rules.standard import Exact, Match, Relaxed
 
 
@@ -91,10 +91,6 @@ def test_the_law_is_the_targets(method, case):
 
 OTHERS = {
     "sjd, no refinement": (lambda target: sjd(target, 2, "vertical_sample", False), Exact()),
-    "sjd, no refinement, repeats": (
-        lambda target: sjd(target, 2, "horizontal_repeat", False),
-        Exact(),
-    ),
     "fixed draws": (lambda target: jacobi(target, 3), Exact()),
     "maximal": (lambda target: scd(target, 3, coupling="maximal"), Exact()),
     "sjd, match": (lambda target: sjd(target, 3), Match()),
@@ -118,12 +114,6 @@ def test_relaxed_rules_behave_as_documented():
     strict, exact, lax = (check_window(lambda target: sjd(target, 3), rule, ROWS) for rule in rules)
     assert strict.agrees and not lax.agrees, (strict, lax)
     assert strict.accepted_length < exact.accepted_length < lax.accepted_length
-
-
-def test_one_row_checks_a_drafter_that_needs_nothing_but_the_image_size():
-    assert sjd(TableDraft(local_target()), 2).nodes == 2
-    make = lambda draft: sjd(draft, 3, "vertical_repeat")  # noqa: E731
-    assert check(Exact(), make, grid=(2, 2), rows=10_000).agrees
 
 
 def test_without_refinement_every_guess_starts_anew():
@@ -246,8 +236,8 @@ FAULTS = {
     "noise of places": (Jacobi, Window(3), NoiseOfPlaces()),
     "draws of places": (Jacobi, Window(3), DrawsOfPlaces()),
     "draws of the position before": (Jacobi, Window(3), Forgetful()),
-    "label of siblings": (SameLabel, ProactiveDrafting(4, 2, 2, "first"), AdaptiveContinuation()),
-    "token of another place": (Jacobi, ProactiveDrafting(6, 2, 2, "first"), OldGuess()),
+    "label of siblings": (SameLabel, Window(5, 2, 2), AdaptiveContinuation()),
+    "token of another place": (Jacobi, Window(6, 2, 2), OldGuess()),
 }
 
 
@@ -347,21 +337,6 @@ def test_guesses_survive_more_often_with_shared_noise():
     assert same[FixedDraw] < same[SharedNoise]
 
 
-@pytest.mark.parametrize("redraft", [Redraw, FixedDraw, SharedNoise, AdaptiveContinuation])
-def test_guesses_are_drawn_from_q(redraft):
-    rows = 50_000
-    redraft, q = redraft(), torch.tensor([0.5, 0.0, 0.2, 0.25, 0.05])
-    draws = uniforms(torch.arange(rows).unsqueeze(1), torch.arange(30))
-    first, later = redraft.uniforms(2, 4)
-    redraft.begin(draws[:, :first])
-    probs = torch.stack([q, q.flip(0)]).expand(rows, -1, -1)
-    last = Guesses(sample(probs.roll(1, -1), draws[:, 10:12]), probs.roll(1, -1))
-    places = torch.tensor([[0, 1]]).expand(rows, -1)
-    tokens = redraft.tokens(probs, last, places, places + 1, draws[:, 20 : 20 + later])
-    joint = torch.bincount(tokens[:, 0] * 5 + tokens[:, 1], minlength=25) / rows
-    torch.testing.assert_close(joint, (q.unsqueeze(1) * q.flip(0)).flatten(), atol=0.008, rtol=0)
-
-
 def gumbels(key, position, size):
     """The noise of a row's key at a position, as its two hashes define it."""
     key = (key + 2**63) % 2**64 - 2**63  # as a signed number
@@ -383,47 +358,6 @@ def test_shared_noise_is_a_hash_of_the_rows_key_the_position_and_the_token():
             coarse, fine = gumbels(key, position, size)
             gumbel = -torch.log(-torch.log1p(-(coarse + fine * 2.0**-24)))
             assert found[row, place] == (q[row, place].log() + gumbel).argmax()
-
-
-def test_shared_noise_has_more_than_24_bits_where_it_decides():
-    """Small draws decide. Of two tokens with the same small 24 bits, the next 24 choose."""
-    noise, size, key = SharedNoise(), 1 << 14, (3 << 40) + (5 << 20) + 7
-    noise.begin(torch.tensor([[3, 5, 7]]) * 2.0**-24)
-    ties = 0
-    for position in range(100):
-        coarse, fine = gumbels(key, position, size)
-        order = coarse.argsort()
-        for one in (coarse[order].diff() == 0).nonzero().flatten().tolist():
-            pair = order[one : one + 2]
-            exact = coarse[pair] + fine[pair] * 2.0**-24
-            if exact.diff().abs() > 1e-6 * exact[0]:  # more than rounding
-                q = torch.zeros(size).index_fill(0, pair, 0.5)[None, None]
-                found = noise.tokens(q, None, None, torch.tensor([[position]]), None)
-                assert found.item() == pair[exact.argmin()]
-                ties += 1
-    assert ties > 5
-
-
-@pytest.mark.parametrize("tree", [Tree.chain(3), SMALL])
-def test_match_accepts_the_tokens_that_the_target_draws(tree):
-    draft, p, draws = random_draft(300, tree)
-    verdict = verify(draft, Scores(p, p), Match(), draws)
-    drawn = sample(p, draws.roll(1, 1))
-    for row in range(300):
-        node, tokens = -1, []
-        while True:
-            tokens.append(int(drawn[row, 1 + node]))
-            children = [
-                n
-                for n in range(tree.nodes)
-                if tree.parents[n] == node and draft.tokens[row, n] == tokens[-1]
-            ]
-            if not children:
-                break
-            node = children[0]
-        assert verdict.tokens[row, : len(tokens)].tolist() == tokens
-        assert verdict.accepted[row] == len(tokens) - 1
-    assert verdict.accepted.unique().numel() > 1
 
 
 # The loop
@@ -469,11 +403,11 @@ def test_a_round_is_read_once_has_static_shapes_and_adds_nothing_to_the_bound(me
 @pytest.mark.parametrize("levels", [1, 2])
 def test_candidates_of_a_place_are_drawn_without_replacement(levels):
     target = local_target(4, (2, 4))
-    drafter = sjd_pac(target, 8, "random", branches=3, levels=levels, branching="first")
+    drafter = sjd_pac(target, 8, "random", branches=3, levels=levels)
     spy = Spy(drafter)
     emit(target, spy, Exact(), rows=30)
     for draft, *_ in spy.heard:
-        for siblings in draft.tree.children[: 1 + levels]:
+        for siblings in draft.tree.children:
             tokens = draft.tokens[:, siblings[siblings >= 0]]
             assert all(len(set(row)) == len(row) for row in tokens.tolist())
         assert draft.tree.children[0].ge(0).sum() == 3
@@ -482,7 +416,7 @@ def test_candidates_of_a_place_are_drawn_without_replacement(levels):
 def test_distributions_are_read_from_where_the_walk_stopped():
     """The next window begins with the distribution after the first child of the last kept node."""
     target = local_target(4, (2, 4))
-    drafter = sjd_pac(target, 8, "random", branches=2, levels=2, branching="full")
+    drafter = sjd_pac(target, 8, "random", branches=3, levels=2)
     spy = Spy(drafter)
     emit(target, spy, Exact(), rows=1000)
     elsewhere = 0
@@ -550,8 +484,6 @@ def test_the_trace_has_the_networks_probabilities(method):
     [
         (lambda target: sjd(target, 13), "window=13 is longer than the image of 12 tokens"),
         (lambda target: jacobi(target, 0), "window=0 is empty"),
-        (lambda target: sjd(target, 3, "diagonal"), "initialisation=diagonal is not known"),
-        (lambda target: scd(target, 3, coupling="loose"), "coupling=loose is not known"),
     ],
 )
 def test_impossible_windows_are_refused(make, message):

@@ -6,30 +6,22 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import slow_but
 from random_drafts import Spy
-from tiny_networks import PROMPTS, tiny_target
 from window_laws import check_window, local_target
 
-from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, normalise
-from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
-from tempera.drafters.jacobi import AdaptiveContinuation, jacobi, scd, sjd, sjd_pac
-from tempera.drafters.jacobi_window import ProactiveDrafting, Window
+from tempera.drafters.jacobi import sjd_pac
+from tempera.drafters.jacobi_window import Window
 from tempera.errors import TemperaError
 from tempera.exactness.tables import emit
 from tempera.rules.standard import Exact, Relaxed
 
-BRANCHINGS = ["ranked", "first", "full"]
 GUIDED, TOP_K = Sampling(3.0, 1.7), Sampling(2.0, 1.3, 2)
 TWO = {"branches": 2, "levels": 2}
 LAWS = {
-    # six nodes: two candidates on two levels, and with `first` a chain of two more
-    "ranked": (6, "random", TWO, (2, 3), {}),
-    "ranked, proactive": (6, "random", {**TWO, "continuation": False}, (2, 3), {}),
-    "first": (6, "random", {**TWO, "branching": "first"}, (2, 3), {}),
-    "full": (6, "random", {**TWO, "branching": "full"}, (2, 3), {}),
+    "continued": (6, "random", TWO, (2, 3), {}),
+    "proactive": (6, "random", {**TWO, "continuation": False}, (2, 3), {}),
     # three nodes for two places: most enter later, also as the first of several candidates
     "repeat": (3, "horizontal_repeat", {"branches": 2, "levels": 1}, (2, 3), {}),
     "repeat above": (3, "vertical_repeat", {"branches": 2, "levels": 1}, (2, 3), {}),
@@ -56,22 +48,15 @@ def test_the_law_is_the_targets(name):
 
 
 def test_several_candidates_are_accepted_more_often_and_strict_relaxation_stays_exact():
-    def law(rule=None, window=4, **options):
-        return check_window(lambda target: sjd_pac(target, window, **options), rule, rows=20_000)
+    def law(rule=None, window=5, **options):
+        return check_window(
+            lambda target: sjd_pac(target, window, **options), rule, rows=20_000, grid=(2, 3)
+        )
 
-    chain, tree = law(window=2, proactive=False), law(**TWO, branching="first")
+    chain, tree = law(window=2, proactive=False), law(**TWO)
     assert tree.accepted_length > chain.accepted_length + 0.05
-    strict = law(Relaxed((0.7, 0.4)), **TWO, branching="first")
+    strict = law(Relaxed((0.7, 0.4)), **TWO)
     assert strict.agrees and strict.accepted_length < tree.accepted_length
-
-
-def test_with_both_parts_off_it_is_sjd():
-    target = local_target(3, (3, 3))
-    off = sjd_pac(target, 4, "vertical_repeat", proactive=False, continuation=False)
-    found, expected = (
-        emit(target, one, Exact(), rows=200) for one in (off, sjd(target, 4, "vertical_repeat"))
-    )
-    assert found.tokens.equal(expected.tokens)
 
 
 def path_of(node, parents):
@@ -80,11 +65,9 @@ def path_of(node, parents):
 
 
 @pytest.mark.parametrize("continuation", [False, True])
-@pytest.mark.parametrize("branching", slow_but(BRANCHINGS, "ranked"))
-def test_every_q_is_the_stale_distribution_without_earlier_siblings(branching, continuation):
+def test_every_q_is_the_stale_distribution_without_earlier_siblings(continuation):
     target, rows = local_target(3, (3, 4)), 30
-    options = {**TWO, "branching": branching, "continuation": continuation}
-    spy = Spy(sjd_pac(target, 12, **options))
+    spy = Spy(sjd_pac(target, 12, **TWO, continuation=continuation))
     emit(target, spy, Exact(), rows)
     parents = spy.heard[0][0].tree.parents.tolist()
     paths = {node: path_of(node, parents) for node in range(-1, len(parents))}
@@ -118,8 +101,6 @@ def test_every_q_is_the_stale_distribution_without_earlier_siblings(branching, c
     ("options", "nodes", "length", "tree"),
     [
         ({}, 64, 42, 25),
-        ({"branching": "first"}, 64, 55, 12),
-        ({"window": 100, "branching": "full"}, 100, 19, 84),
         ({"branches": 5}, 64, 36, 31),
         ({"levels": 4}, 64, 24, 44),
         ({"window": 32}, 32, 10, 25),
@@ -146,47 +127,25 @@ class Large:
     vocab_size, length, grid = 100, 256, (16, 16)
 
 
-def test_the_papers_windows_are_the_defaults():
-    for make in (jacobi, sjd, scd):
-        drafter = make(Large())
-        assert drafter.nodes == drafter.depth == 32 and drafter.init.refinement
-    drafter = sjd_pac(Large())
-    window = drafter.window
-    assert (window.tree.nodes, window.branches, window.levels) == (64, 4, 3)
-    assert isinstance(drafter.redraft, AdaptiveContinuation)
-
-
 def test_one_candidate_a_place_is_a_chain_and_ranked_trees_continue_late_candidates_less():
-    for window in (Window(6), ProactiveDrafting(6, 1, 3), ProactiveDrafting(6, 4, 0)):
+    for window in (Window(6), Window(6, 1, 3), Window(6, 4, 0)):
         assert (window.length, window.branches, window.levels) == (6, 1, 0)
         assert window.tree is Tree.chain(6)
-    parents = ProactiveDrafting(64, 4, 3).tree.parents.tolist()
+    parents = Window(64, 4, 3).tree.parents.tolist()
     assert [parents.count(node) for node in range(-1, 4)] == [4, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"branches": 5, "branching": "full"}, "a longer window, or branching=first"),
         ({"branches": 10, "levels": 30}, "more than the 64 tokens of window=64"),
-        ({"levels": 20, "branching": "first"}, "take fewer branches or levels, a longer window"),
         ({"window": 4, "branches": 2, "levels": 2}, "more than the 4 tokens of window=4"),
         ({"branches": 0}, "branches=0 and levels=3 make no tree"),
         ({"levels": -1}, "branches=4 and levels=-1 make no tree"),
         ({"window": 300}, "window=300 is longer than the image of 256 tokens"),
         ({"window": 0}, "window=0 is empty"),
-        ({"branching": "wild"}, "branching=wild is not known; choose one of ranked, first, full"),
     ],
 )
 def test_trees_that_do_not_fit_are_refused(options, message):
     with pytest.raises(TemperaError, match=message):
         sjd_pac(Large(), **options)
-
-
-@pytest.mark.parametrize("branching", BRANCHINGS)
-def test_on_a_network_at_temperature_0(branching):
-    target = tiny_target(Sampling(3.0, 0))
-    drafter = sjd_pac(target, 14, "vertical_repeat", branches=2, levels=3, branching=branching)
-    output = decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    plain = decode(target, sjd(target, 1), Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    assert output.tokens.equal(plain.tokens)

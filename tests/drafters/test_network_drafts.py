@@ -41,8 +41,6 @@ from tempera.errors import TemperaError
 from tempera.rules.standard import Exact, Relaxed
 from tempera.targets import compiled
 
-BUSH = Tree.from_paths([[0], [1], [2]])
-
 
 def decoded(target, drafter, prompts=PROMPTS, rule=None, seed=0, **options):
     return decode(
@@ -91,12 +89,9 @@ QUICK = [("eagle", TREE, 3.0, {"features": (1,)}), ("parallel", TREE, 3.0, {"lay
 SLOW = [
     ("eagle", CHAIN, 1.0, {}),
     ("eagle", Tree.chain(1), 3.0, {}),
-    ("eagle", BUSH, 3.0, {}),
     ("parallel", CHAIN, 3.0, {"features": (0, 1), "layers": 2}),
     ("parallel", Tree.chain(2), 3.0, {"rank": 0}),
-    ("parallel", Tree.chain(1), 1.0, {}),
     ("independent", CHAIN, 1.0, {}),
-    ("independent", BUSH, 3.0, {}),
 ]
 
 
@@ -207,6 +202,10 @@ class Sick:
         return (condition * torch.nan if self.now else condition), keep
 
 
+def broken(function):
+    return lambda *given: function(*given) * torch.nan
+
+
 @pytest.mark.parametrize("where", ["encoding", "mid-image", "draft"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
@@ -218,18 +217,13 @@ def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
         if where == "encoding":
             patch.setattr(conditioner, "now", True)
         elif where == "mid-image":
-            embed = target.head.embed
-            patch.setattr(target.head, "embed", lambda tokens: embed(tokens) * torch.nan)
+            patch.setattr(target.head, "embed", broken(target.head.embed))
         elif name == "independent":
-            embed = drafter.model.draft.head.embed
-            patch.setattr(
-                drafter.model.draft.head, "embed", lambda tokens: embed(tokens) * torch.nan
-            )
+            head = drafter.model.draft.head
+            patch.setattr(head, "embed", broken(head.embed))
         else:
-            forward = drafter.model.network.forward
-            patch.setattr(
-                drafter.model.network, "forward", lambda *args: forward(*args) * torch.nan
-            )
+            network = drafter.model.network
+            patch.setattr(network, "forward", broken(network.forward))
         decoded(target, drafter)
     assert torch.equal(decoded(target, drafter).tokens, expected)
 
@@ -272,15 +266,8 @@ def test_of_several_targets_and_drafts_only_the_last_one_is_alive(name, ways, mo
     assert pair and alive == [[index == 2] * len(parts) for index in range(3)]
 
 
-@pytest.mark.parametrize("depth", [1, 3, 4])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(4.0, 1.3, top_k=5),
-        pytest.param(Sampling(3.0, 0.7), marks=pytest.mark.slow),
-        pytest.param(Sampling(2.0, 0), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("sampling", [Sampling(4.0, 1.3, top_k=5), Sampling(2.0, 0)], ids=str)
 def test_a_draft_equal_to_the_target_is_always_accepted(sampling, depth):
     """Also if the sampling changes between images."""
     target, draft = tiny_target(Sampling(1.0)), tiny_target()
@@ -299,27 +286,11 @@ def test_two_drafts_of_different_features_need_a_target_each():
         EagleDraft(tiny_eagle(target, features=features), target)
     with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
         EagleDraft(tiny_eagle(target, features=(0, 1)), target)
-    absent = r"layers \[9\] are not there: give numbers from 0 to 2"
-    with pytest.raises(TemperaError, match=absent):
+    with pytest.raises(TemperaError, match=r"layers \[9\] are not there: give numbers from 0"):
         tiny_eagle(target, features=(9,))
-    with pytest.raises(TemperaError, match=absent):
-        target.session.capture_hidden_states((9,))
     alone = tiny_target(Sampling(3.0))  # without features, where none are captured
     one, other = (decoded(each, eagle(each, CHAIN)).tokens for each in (target, alone))
     assert torch.equal(one, other)
-
-
-@torch.no_grad()
-def test_the_draft_has_the_top_k_of_the_target():
-    """A drafted token outside the draft's top-k is likely outside the target's too: it would be
-    proposed and never kept.
-    """
-    target = tiny_target(Sampling(2.0, temperature=4.0, top_k=3), network=llamagen(grid=(2, 2)))
-    drafter = eagle(target, CHAIN)
-    target.begin(PROMPTS[:1], drafter.nodes)
-    drafter.begin(PROMPTS[:1])
-    draft = drafter.propose(torch.full((1, drafter.uniforms), 0.5))
-    assert ((draft.q > 0).sum(-1) == 3).all()
 
 
 def test_an_independent_draft_of_another_family_and_what_does_not_fit():

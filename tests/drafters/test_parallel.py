@@ -32,14 +32,6 @@ from tempera.rules.standard import BlockVerification, Exact, Relaxed
 CHAIN, TREE = Tree.chain(2), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0]])
 
 
-def test_the_cache_has_room_for_a_rounds_tokens_and_masks_behind_the_image():
-    target = tiny_target(granularity=1)
-    drafter = parallel(target, Tree.chain(4))
-    target.begin(["a"], drafter.nodes)
-    drafter.begin(["a"])
-    assert drafter.model.cache.capacity == target.session.capacity(2 * 4)
-
-
 def test_a_draft_for_another_depth_drafts_what_one_made_for_it_drafts():
     target = tiny_target(Sampling(3.0, temperature=5.0))
     network = tiny_parallel(target)
@@ -78,22 +70,10 @@ def test_a_round_runs_the_layers_once(name):
     assert passes == [0, *range(1, len(passes))]  # one in the first round, one in each later one
 
 
-def test_an_untrained_draft_has_small_weights_and_no_markov_correction():
-    target = tiny_target()
-    draft = parallel_network(target, "tiny")
+def test_an_untrained_draft_has_no_markov_correction():
+    draft = parallel_network(tiny_target(), "tiny")
     assert (draft.config.layers, draft.config.rank, draft.config.length) == (1, 64, 5)
-    made = ParallelModel.of(target.network, "tiny", target.vocab_size, target.identity)
-    assert made.config == draft.config
-    linears = [module for module in draft.modules() if isinstance(module, torch.nn.Linear)]
-    small = [one for one in linears if one not in (draft.markov_in, draft.markov_out)]
-    weights = torch.cat([one.weight.flatten() for one in small])
-    assert weights.std().item() == pytest.approx(0.02, rel=0.1)
-    assert not any(one.bias.any() for one in small if one.bias is not None)
-    masks = torch.cat([draft.mask_embed, draft.mask_hidden])
-    assert masks.std().item() == pytest.approx(0.02, rel=0.5)
-    expected = draft.config.hidden_size**-0.5
-    assert draft.markov_in.weight.std().item() == pytest.approx(expected, rel=0.2)
-    assert not draft.markov_out.weight.any()
+    assert draft.markov_in.weight.any() and not draft.markov_out.weight.any()
 
 
 def test_a_draft_may_be_as_long_as_the_image_and_as_short_as_two():

@@ -124,17 +124,6 @@ def test_only_nodes_with_children_are_expanded():
     assert model.asked[1][1].equal(draft.tokens[:, [3]])
 
 
-def test_the_drafter_is_identified_by_its_model():
-    model = Written(9)
-    model.identity = "weights"
-    assert StaticTreeDrafter(model, SMALL).identity == "weights"
-
-
-def test_the_drafter_declares_its_uniforms():
-    drafter = StaticTreeDrafter(Written(3), SMALL)
-    assert (drafter.nodes, drafter.depth, drafter.uniforms) == (7, 3, 7)
-
-
 def test_an_empty_tree_is_refused():
     with pytest.raises(TemperaError, match="a tree of depth 0 drafts nothing"):
         StaticTreeDrafter(Written(3), Tree.empty())

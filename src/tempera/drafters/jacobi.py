@@ -13,7 +13,7 @@ the next window's guesses are drawn from. The methods differ in how they draw gu
     sjd_pac  `AdaptiveContinuation`: keep or resample, by the exact rule   exact, on a tree
 
 `Match` accepts a token if the target draws the same one with the same random draw. The tree of
-sjd_pac is `jacobi_window.ProactiveDrafting`.
+sjd_pac is `jacobi_window.Window`.
 
 **One window**, of S = 4 guesses, in an image of which 10 tokens are emitted:
 
@@ -84,13 +84,7 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.random_streams import uniforms as hashed
 from tempera.decoding.trees import take
-from tempera.drafters.jacobi_window import (
-    Branching,
-    Initialisation,
-    ProactiveDrafting,
-    Window,
-    WindowInit,
-)
+from tempera.drafters.jacobi_window import Initialisation, Window, WindowInit
 from tempera.errors import TemperaError
 
 
@@ -270,7 +264,7 @@ class Jacobi:
         uniforms: uniform draws per row that `propose` needs; the first round may need more.
 
     Raises:
-        TemperaError: the window is longer than the image, or the initialisation is unknown.
+        TemperaError: the window is longer than the image.
     """
 
     tree = None
@@ -426,10 +420,8 @@ def scd(
     or a maximal coupling of successive iterations.
 
     Raises:
-        TemperaError: the coupling is unknown, or the window does not fit into the image.
+        TemperaError: the window does not fit into the image.
     """
-    if coupling not in ("gumbel", "maximal"):
-        raise TemperaError(f"coupling={coupling} is not known; choose gumbel or maximal")
     redraft = SharedNoise() if coupling == "gumbel" else AdaptiveContinuation()
     return Jacobi(target, Window(window), redraft, initialisation)
 
@@ -442,7 +434,6 @@ def sjd_pac(
     levels: int = 3,
     proactive: bool = True,
     continuation: bool = True,
-    branching: Branching = "ranked",
 ) -> Jacobi:
     """The drafter of SJD-PAC; with both parts off it is SJD.
 
@@ -452,7 +443,7 @@ def sjd_pac(
     always newly drawn (from a residual, or from the target if the whole window was accepted), so no
     guess was conditioned on it. The candidates of a level are the same under every parent, since
     they share one stale distribution. Tree and chain share the window; see
-    `jacobi_window.ProactiveDrafting`. After a walk that left the first path, the stale
+    `jacobi_window.Window`. After a walk that left the first path, the stale
     distributions are read along the walk's path, and below its end along the first path.
 
     *Adaptive continuation*: see `AdaptiveContinuation`. With both parts, the first candidate of a
@@ -465,6 +456,6 @@ def sjd_pac(
     Raises:
         TemperaError: the tree does not fit into the window, or the window not into the image.
     """
-    nodes = ProactiveDrafting(window, branches, levels, branching) if proactive else Window(window)
+    nodes = Window(window, branches, levels) if proactive else Window(window)
     redraft = AdaptiveContinuation() if continuation else Redraw()
     return Jacobi(target, nodes, redraft, initialisation)

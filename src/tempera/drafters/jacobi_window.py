@@ -6,9 +6,8 @@ first path is the spine. `jacobi` shows the numbers of one window.
 """
 
 import copy
-import itertools
 import math
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,20 +18,26 @@ from tempera.errors import TemperaError
 Initialisation = Literal[
     "random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"
 ]
-Branching = Literal["ranked", "first", "full"]
 
 
 class Window:
-    """A chain of guesses.
+    """A chain of guesses, or the tree and chain of SJD-PAC's proactive drafting: a tree of D levels
+    with K candidates each, whose first path continues as a chain.
+
+    The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
+    Here the tree and the chain together have N nodes, so that a larger tree shortens the chain. The
+    tree has the paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K: candidates that are
+    tested later, and hence reached less often, have fewer continuations. With K = 4 and D = 3 these
+    are 25 nodes, and a chain of 39.
 
     Args:
-        length: S.
+        nodes: N.
+        branches: candidates K of each of the first places; 1 for a chain.
+        levels: how many places D have K candidates; 0 for a chain.
 
     Attributes:
         tree: the N nodes.
-        length: S.
-        branches: candidates K of each of the first places; 1 for a chain.
-        levels: how many places D have K candidates; 0 for a chain.
+        length: S, places of the spine.
         columns: candidate number of each node, int64 [N]: s for place s of the spine, and
             S + s·(K - 1) + k for the k-th further candidate (from 0) of place s. Nodes of the same
             place and rank under different parents are the same candidate.
@@ -43,102 +48,54 @@ class Window:
         depths: depths of the root and of every node, int64 [1 + N].
 
     Raises:
-        TemperaError: the length is below 1.
+        TemperaError: the window is empty, there are no candidates, or the tree does not fit into
+            the window.
     """
 
-    def __init__(self, length: int) -> None:
-        if length < 1:
-            raise TemperaError(f"window={length} is empty; give at least 1 token")
-        self.tree, self.length, self.branches, self.levels = Tree.chain(length), length, 1, 0
-        self.ahead = self.columns = torch.arange(length)
-        self.reading = torch.arange(length + 1).expand(length + 1, -1)
-        self.depths = torch.arange(length + 1)
+    def __init__(self, nodes: int, branches: int = 1, levels: int = 0) -> None:
+        if nodes < 1:
+            raise TemperaError(f"window={nodes} is empty; give at least 1 token")
+        if branches < 1 or levels < 0:
+            raise TemperaError(
+                f"branches={branches} and levels={levels} make no tree; give at least 1 branch "
+                "and 0 levels"
+            )
+        self.branches, self.levels = (branches, levels) if branches > 1 and levels else (1, 0)
+        paths = _tree(nodes, self.branches, self.levels)
+        self.length = self.levels + nodes - len(paths)
+        self.tree = Tree.chain(self.length)
+        self.ahead = self.columns = torch.arange(self.length)
+        self.reading = torch.arange(self.length + 1).expand(self.length + 1, -1)
+        if paths:
+            paths += [(0,) * depth for depth in range(levels + 1, self.length + 1)]
+            paths.sort(key=lambda path: (len(path), path))  # the order of `Tree.from_paths`
+            self.tree = Tree.from_paths(paths)
+            self.columns = torch.tensor([_column(path, self.length, branches) for path in paths])
+            self.reading = torch.tensor(_reading(paths, self.length))
+        self.depths = torch.nn.functional.pad(self.tree.depths, (1, 0))
 
     def to(self, device: torch.device) -> Self:
         """The same window on a device."""
-        if self.columns.device == device:
-            return self
         moved = copy.copy(self)
         for name in ("tree", "ahead", "columns", "reading", "depths"):
             setattr(moved, name, getattr(self, name).to(device))
         return moved
 
 
-class ProactiveDrafting(Window):
-    """SJD-PAC's tree and chain, `window` nodes in all: a K-ary tree of D levels whose first path
-    continues as a chain.
-
-    The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
-    Here the tree and the chain together have `window` nodes, so that a larger tree shortens the
-    chain, and `branching` says which nodes the tree has:
-
-    - "ranked": paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K. Candidates that are
-      tested later, and hence reached less often, have fewer continuations. 25 nodes for K = 4 and
-      D = 3, and a chain of 39.
-    - "first": only the first candidate of a level has children: K·D nodes.
-    - "full": every candidate has children: K + K² + … + K^D nodes.
-
-    Args:
-        window: N.
-        branches: K.
-        levels: D.
-        branching: see above.
-
-    Raises:
-        TemperaError: the window is empty, there are no candidates, or the tree does not fit into
-            the window.
-    """
-
-    def __init__(
-        self, window: int, branches: int, levels: int, branching: Branching = "ranked"
-    ) -> None:
-        super().__init__(window)
-        if branching not in get_args(Branching):
-            raise TemperaError(
-                f"branching={branching} is not known; choose one of "
-                f"{', '.join(get_args(Branching))}"
-            )
-        if branches < 1 or levels < 0:
-            raise TemperaError(
-                f"branches={branches} and levels={levels} make no tree; give at least 1 branch "
-                "and 0 levels"
-            )
-        if branches == 1 or levels == 0:
-            return
-        paths = _tree(window, branches, levels, branching)
-        super().__init__(levels + window - len(paths))
-        paths += [(0,) * depth for depth in range(levels + 1, self.length + 1)]
-        paths.sort(key=lambda path: (len(path), path))  # the order of `Tree.from_paths`
-        self.tree, self.branches, self.levels = Tree.from_paths(paths), branches, levels
-        self.columns = torch.tensor([_column(path, self.length, branches) for path in paths])
-        self.reading = torch.tensor(_reading(paths, self.length))
-        self.depths = torch.nn.functional.pad(self.tree.depths, (1, 0))
-
-
-def _tree(window: int, branches: int, levels: int, branching: Branching) -> list[tuple[int, ...]]:
-    """The paths of the tree's nodes, level by level; raises TemperaError for more than `window`."""
+def _tree(nodes: int, branches: int, levels: int) -> list[tuple[int, ...]]:
+    """The paths of the tree's nodes, level by level; raises TemperaError for more than `nodes`."""
     paths: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]
     for _ in range(levels):
-        grown = ((*path, rank) for path in level for rank in range(branches))
-        fitting = (path for path in grown if _grows(path, branches, branching))
-        level = list(itertools.islice(fitting, window - len(paths) + 1))
+        grown = [(*path, rank) for path in level for rank in range(branches)]
+        level = [path for path in grown if math.prod(1 + rank for rank in path) <= branches]
         paths += level
-        if len(paths) > window:
-            smaller = "" if branching == "first" else ", or branching=first"
+        if len(paths) > nodes:
             raise TemperaError(
-                f"branches={branches} and levels={levels} with branching={branching} make a tree "
-                f"of more than the {window} tokens of window={window}; take fewer branches or "
-                f"levels, a longer window{smaller}"
+                f"branches={branches} and levels={levels} make a tree of more than the {nodes} "
+                f"tokens of window={nodes}; take fewer branches or levels, or a longer window"
             )
     return paths
-
-
-def _grows(path: tuple[int, ...], branches: int, branching: Branching) -> bool:
-    """Whether the tree has this node, given that it has the one above."""
-    if branching == "first":
-        return not any(path[:-1])
-    return branching == "full" or math.prod(1 + rank for rank in path) <= branches
 
 
 def _column(path: tuple[int, ...], length: int, branches: int) -> int:
@@ -188,19 +145,11 @@ class WindowInit:
         repeats: whether new positions repeat their neighbour's token.
         samples: whether they are drawn from their neighbour's distribution.
         lookback: number of emitted positions before the last round whose distributions are needed.
-
-    Raises:
-        TemperaError: the initialisation is unknown.
     """
 
     def __init__(
         self, kind: Initialisation, grid: tuple[int, int], length: int, refinement: bool = True
     ) -> None:
-        if kind not in get_args(Initialisation):
-            raise TemperaError(
-                f"initialisation={kind} is not known; choose one of "
-                f"{', '.join(get_args(Initialisation))}"
-            )
         self.length, self.refinement = length, refinement
         self.repeats, self.samples = kind.endswith("repeat"), kind.endswith("sample")
         self._columns = grid[1] if kind.startswith("vertical") else 1
