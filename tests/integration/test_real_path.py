@@ -19,11 +19,12 @@ from hydra.utils import get_class
 from image_server import ImageServer
 from paths import ROOT
 from PIL import Image
-from reference_clip import random_state, register, write_open_clip
 from tiny_metrics import (
     image_reward_state,
     image_reward_tokenizer,
     shrink_image_reward,
+    tiny_clip,
+    write_clip,
     write_inception,
 )
 from tiny_targets import (
@@ -242,14 +243,14 @@ def test_all_published_metrics_from_the_hub(
     read as Inception is.
     """
     shrink_image_reward(monkeypatch)
-    name = register(tmp_path, "tiny-measured")
-    state = random_state(name)
+    name = "tiny-measured"
+    state = tiny_clip(tmp_path, name)
     places = {}
     for network in (*NETWORKS, "coco"):
         places[network] = tmp_path / network
         places[network].mkdir()
     write_inception(places["inception"])
-    write_open_clip(places["clip"], name, state)
+    write_clip(places["clip"], state)
     torch.save({"state_dict": state}, places["hps"] / "HPS_v2.1_compressed.pt")
     torch.save(image_reward_state(), places["image_reward"] / "ImageReward.pt")
     image_reward_tokenizer(places["image_reward"])

@@ -1,6 +1,5 @@
 """CLIP score and HPSv2, on tiny random checkpoints that open_clip itself evaluates."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_metrics import EDGE, tiny_clip, write_clip
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
@@ -19,10 +19,7 @@ from tempera.metrics.weights import WeightsFile
 from tempera.runtime.torchvision import import_open_clip
 
 CPU = torch.device("cpu")
-EDGE = 16
 TEXTS = ["a red ring", "two green stars, one large and one small"]
-VISION = {"image_size": EDGE, "patch_size": 8, "layers": 2, "width": 16, "head_width": 8}
-TEXT = {"context_length": 77, "vocab_size": 49408, "layers": 2, "width": 8, "heads": 2}
 NAME = "tiny-vit"
 
 
@@ -40,14 +37,7 @@ def scored(adapter: Adapter, images: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """Random weights of a tiny architecture, which open_clip then knows."""
-    path = tmp_path_factory.mktemp("open_clip") / f"{NAME}.json"
-    path.write_text(json.dumps({"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}))
-    import_open_clip().add_model_config(path)
-    torch.manual_seed(3)
-    made = import_open_clip().create_model(NAME, load_weights=False).state_dict()
-    return {key: torch.randn_like(one) * 0.3 + one if one.dim() else one
-            for key, one in made.items()}  # fmt: skip
+    return tiny_clip(tmp_path_factory.mktemp("open_clip"), NAME)
 
 
 def expected(
@@ -75,8 +65,7 @@ def test_clip_score_of_prefixed_prompts(
     monkeypatch.setattr(import_open_clip(), "get_pretrained_cfg", lambda *_: tag)
     found = scored(ClipScore(NAME, str(file), "A photo of "), pictures(40))
     torch.testing.assert_close(found, expected(state, pictures(40), "A photo of ", quick))
-    config = {"model_cfg": import_open_clip().get_model_config(NAME), "preprocess_cfg": {}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    write_clip(tmp_path, state)
     if not quick:
         found = scored(ClipScore(f"local-dir:{tmp_path}", prefix="A photo of "), pictures(40))
         torch.testing.assert_close(found, expected(state, pictures(40), "A photo of "))

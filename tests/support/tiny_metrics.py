@@ -1,9 +1,11 @@
 """Tiny random checkpoints of published metrics, in their official layouts."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -11,8 +13,12 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from tempera.metrics import image_reward
+from tempera.runtime.torchvision import import_open_clip
 
 EDGE, PATCH, WIDE, WORD, LAYERS = 16, 8, 128, 64, 2
+VISION = {"image_size": EDGE, "patch_size": PATCH, "layers": 2, "width": 16, "head_width": 8}
+TEXT = {"context_length": 77, "vocab_size": 49408, "layers": 2, "width": 8, "heads": 2}
+CLIP = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "ring", "star")
 
 
@@ -102,3 +108,21 @@ def write_inception(directory: Path) -> Path:
     }
     torch.save(state, path)
     return path
+
+
+def tiny_clip(directory: Path, name: str) -> dict[str, Tensor]:
+    """Random weights of a tiny architecture, which open_clip then knows by this name."""
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(CLIP))
+    import_open_clip().add_model_config(path)
+    torch.manual_seed(3)
+    made = import_open_clip().create_model(name, load_weights=False).state_dict()
+    return {key: torch.randn_like(one) * 0.3 + one if one.dim() else one
+            for key, one in made.items()}  # fmt: skip
+
+
+def write_clip(directory: Path, state: dict[str, Tensor]) -> None:
+    """The model as open_clip saves it: its configuration and its weights."""
+    config = {"model_cfg": CLIP, "preprocess_cfg": {}}
+    (directory / "open_clip_config.json").write_text(json.dumps(config))
+    save_file(state, directory / "open_clip_model.safetensors")
