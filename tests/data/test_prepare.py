@@ -20,10 +20,11 @@ from together import together
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest, read_shards
-from tempera.data.sources import Broken, Entry, decoded
+from tempera.data.sources import Broken, Entry
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import sha256_file
+from tempera.runtime.image_files import decode_picture
 from tempera.targets.conditioners import CaptionTokens
 
 GRID = (2, 3)
@@ -240,7 +241,7 @@ def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> Non
     encoder = VQEncoder(vq, "tok", GRID)
     good, bad = Entry("x", "0", "a", jpeg()), Entry("y", "1", "b", b"not an image")
     encoded = encoder.encode([bad, good])
-    expected = vq.encode(to_pixels(decoded(jpeg()), (8, 12))[None]).flatten(1)
+    expected = vq.encode(to_pixels(decode_picture(jpeg()), (8, 12))[None]).flatten(1)
     assert encoded.entries == [good]
     assert encoded.codes.tolist() == expected.tolist()
     assert "unreadable image" in encoded.broken[0].why

@@ -18,12 +18,12 @@ from tempera.data.sources import (
     Entry,
     Source,
     dataset,
-    decoded,
     image_folder,
     parquet,
     tar_shards,
 )
 from tempera.errors import TemperaError
+from tempera.runtime.image_files import decode_picture
 
 
 def picture(value: int = 0) -> bytes:
@@ -45,7 +45,9 @@ def check(source: Source, captions: list[str], *broken: str) -> None:
     assert all(part in failure for part, failure in zip(broken, failures, strict=True)), failures
     for start in {0, 1, len(items) - 1, len(items) + 1}:
         assert list(map(str, source.read(start))) == list(map(str, items[start:]))
-    assert all(decoded(entry.image).size == (12, 8) for entry in entries if entry.image is not None)
+    assert all(
+        decode_picture(entry.image).size == (12, 8) for entry in entries if entry.image is not None
+    )
     assert len({entry.key for entry in entries}) == len(entries)
     json.dumps(source.describe())
 
@@ -179,7 +181,7 @@ def test_a_folder_and_paths_on_the_hub_that_datasets_streams(
     (folder / "metadata.csv").write_text("file_name,text\na.png,one\nb.png,two\n")
     entries = list(dataset(str(folder)).read(0))
     assert [one.caption for one in entries if isinstance(one, Entry)] == ["one", "two"]
-    assert decoded(entries[0].image).size == (12, 8)  # type: ignore[union-attr,arg-type]
+    assert decode_picture(entries[0].image).size == (12, 8)  # type: ignore[union-attr,arg-type]
 
 
 def test_places_without_anything_to_read(tmp_path: Path) -> None:

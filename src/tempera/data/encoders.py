@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from tempera.data.sources import Broken, Entry, decoded
+from tempera.data.sources import Broken, Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.rules.standard import Exact
+from tempera.runtime.image_files import decode_picture
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
@@ -75,7 +76,7 @@ class VQEncoder:
                     "source its images."
                 )
             try:
-                pixels.append(to_pixels(decoded(entry.image), self.size))
+                pixels.append(to_pixels(decode_picture(entry.image), self.size))
                 kept.append(entry)
             except (OSError, ValueError) as problem:
                 broken.append(Broken(entry.where, f"unreadable image ({problem})"))

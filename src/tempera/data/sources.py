@@ -12,25 +12,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import PIL.Image
 from huggingface_hub import HfFileSystem
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from tempera.data.prompts import TEXT_NAMES, UNPRINTABLE, field_of, rows_of, text_of
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_text, reason, regular_file
-from tempera.runtime.image_files import decode_picture
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
 MEMBERS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
 """Names of the images in an archive's samples."""
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
-EncodedPicture = bytes | Path | NDArray[np.float32] | PIL.Image.Image
-"""Encoded bytes, a file, an array [h, w, 3] in [0, 1], or a decoded image."""
+EncodedPicture = bytes | Path | PIL.Image.Image
+"""Encoded bytes, a file, or a decoded image."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +72,6 @@ class Source(Protocol):
         """The entries from position `start` on; broken ones occupy a position too."""
 
 
-def decoded(image: EncodedPicture) -> PIL.Image.Image:
-    """Decode any picture into an RGB image.
-
-    Raises:
-        OSError: it cannot be decoded, or is implausibly large.
-    """
-    if isinstance(image, np.ndarray):
-        return PIL.Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
-    return decode_picture(image)
-
-
 class Listed(Source):
     """Entries that are known one by one. `described`: see `Source.describe`."""
 
@@ -120,24 +106,21 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
     if not files:
         raise TemperaError(f"{path} holds no images: give a folder of captioned images.")
     if metadata:
-        entries = [
-            _named(f"{metadata}:{number}", row, caption, folder, f"#{number}")
-            for number, row in rows_of(metadata)
-        ]
+        entries = list[Entry | Broken]()
+        for number, row in rows_of(metadata):
+            name = row.get("file_name") if isinstance(row, dict) else None
+            place = f"{metadata}:{number}", f"{name}#{number}"
+            entries.append(
+                usable_entry(*place, field_of(row, caption), name, folder)
+                if name and isinstance(name, str)
+                else Broken(place[0], "no file_name")
+            )
     else:
         entries = [_beside(file, folder) for file in files]
     known = {"kind": "imagefolder", "path": path, "caption": caption}
     return Listed(
         entries, {**known, "fingerprint": _fingerprint([metadata] if metadata else files)}
     )
-
-
-def _named(where: str, row: Any, caption: str | None, folder: Path, end: str) -> Entry | Broken:
-    """An entry of a folder's metadata."""
-    name = row.get("file_name") if isinstance(row, dict) else None
-    if not isinstance(name, str) or not name:
-        return Broken(where, "no file_name")
-    return usable_entry(where, name + end, field_of(row, caption), name, folder)
 
 
 def _beside(image: Path, folder: Path) -> Entry | Broken:

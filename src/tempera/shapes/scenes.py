@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder, vq_encoder
@@ -38,7 +40,7 @@ class WorldCodes:
     def _scenes(self, indices: list[int]) -> CodedImages:
         samples = [self.world.sample(index) for index in indices]
         entries = [
-            Entry(f"world scene {i}", str(i), sample.caption, sample.image)
+            Entry(f"world scene {i}", str(i), sample.caption, _shown(sample.image))
             for i, sample in zip(indices, samples, strict=True)
         ]
         return CodedImages(
@@ -46,6 +48,10 @@ class WorldCodes:
             [entry.caption for entry in entries],
             self.encoder.encode(entries).codes,
         )
+
+
+def _shown(image: NDArray[np.float32]) -> Image.Image:
+    return Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
 
 
 class WorldScenes(Source):
@@ -81,7 +87,7 @@ class WorldScenes(Source):
                 f"world scene {index}",
                 f"world-{self.world.seed}-{index}",
                 sample.caption,
-                sample.image,
+                _shown(sample.image),
             )
 
 
