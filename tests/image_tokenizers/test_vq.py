@@ -171,7 +171,7 @@ def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computa
     )
     extra = {"loss.discriminator.main.0.weight": torch.ones(3)}
     torch.save(
-        {"state_dict": {prefix + name: tensor for name, tensor in (state | extra).items()}},
+        {"state_dict": extra | {prefix + name: tensor for name, tensor in state.items()}},
         tmp_path / "vqgan.ckpt",
     )
     vq = load_vq(str(tmp_path), ["vqgan.ckpt"], "a/b", "vqgan", config=config)

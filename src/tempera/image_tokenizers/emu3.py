@@ -2,7 +2,6 @@
 Emu3-VisionTokenizer.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
+from tempera.runtime.tensor_files import renamed
 
 
 class Emu3Tokenizer(nn.Module):
@@ -67,24 +67,22 @@ def load_emu3_tokenizer(
     )
 
 
-_VQ_NAMES = (
-    (r"\.(down|up)\.(\d+\.)", r".\1_block.\1.\2"),
-    (r"\.mid\.attn_1\.norm\.", ".middle_block.attn_norm."),
-    (r"\.mid\.", ".middle_block."),
-    (r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1."),
-    (r"(\.attn(?:_1|\.\d+))\.([qkv])\.", r"\1.\2_proj."),
-    (r"(\.attn(?:_1|\.\d+))\.proj_out\.", r"\1.out_proj."),
-)
+_NAMES = {
+    r"\.(down|up)\.(\d+\.)": r".\1_block.\1.\2",
+    r"\.mid\.attn_1\.norm\.": ".middle_block.attn_norm.",
+    r"\.mid\.": ".middle_block.",
+    r"\.attn\.(\d+)\.norm\.": r".attn_norms.\1.",
+    r"(\.attn(?:_1|\.\d+))\.([qkv])\.": r"\1.\2_proj.",
+    r"(\.attn(?:_1|\.\d+))\.proj_out\.": r"\1.out_proj.",
+}
 
 
 def vq_from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Translate Emu3-VisionTokenizer's names into those of Hugging Face; 1×1 convolutions in
     attention become matrices.
     """
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        for pattern, replacement in _VQ_NAMES:
-            name = re.sub(pattern, replacement, name)
-        matrix = re.search(r"\.(?:[qkv]|out)_proj\.weight$", name) and tensor.dim() == 4
-        result[name] = tensor.flatten(1) if matrix else tensor
+    result = renamed(state, _NAMES)
+    for name, tensor in result.items():
+        if name.endswith("_proj.weight"):
+            result[name] = tensor.flatten(1)
     return result

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.vq import Decoder, Encoder, VQConfig, from_vqgan
+from tempera.image_tokenizers.vq import VQConfig, decoder, encoder, from_vqgan
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 
@@ -40,8 +40,8 @@ class KLModel(nn.Module):
     def __init__(self, config: KLConfig) -> None:
         super().__init__()
         self.config, channels = config, config.networks.z_channels
-        self.encoder = Encoder(replace(config.networks, z_channels=2 * channels))
-        self.decoder = Decoder(config.networks)
+        self.encoder = encoder(replace(config.networks, z_channels=2 * channels))
+        self.decoder = decoder(config.networks)
         self.quant_conv = nn.Conv2d(2 * channels, 2 * channels, 1)
         self.post_quant_conv = nn.Conv2d(channels, channels, 1)
 

@@ -6,21 +6,22 @@ An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's cod
 for both encoding and decoding; VQGAN's is not.
 """
 
-import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
+from tempera.runtime.tensor_files import renamed
 
 
 @dataclass(frozen=True)
@@ -90,42 +91,26 @@ class AttnBlock(nn.Module):
         return x + out
 
 
-class Resample(nn.Module):
-    """A convolution that halves (stride 2, padded right and below) or, after nearest upsampling,
-    doubles the resolution.
-    """
-
-    def __init__(self, channels: int, up: bool) -> None:
-        super().__init__()
-        self.up = up
-        self.conv = nn.Conv2d(channels, channels, 3, stride=1 if up else 2, padding=1 if up else 0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, h, w] → half or double the resolution."""
-        out: Tensor = self.conv(
-            F.interpolate(x, scale_factor=2.0, mode="nearest")
-            if self.up
-            else F.pad(x, (0, 1, 0, 1))
-        )
-        return out
-
-
-class ResolutionLevel(nn.Module):
-    """The residual blocks of one resolution, with attention at the coarsest one, and the resampling
-    that follows.
+class Level(nn.Module):
+    """The residual blocks of one resolution, with or without attention, and the resampling that
+    follows if there is one: "downsample" (padded right and below) or "upsample" (nearest).
     """
 
     def __init__(
-        self, inner: int, outer: int, blocks: int, groups: int, attend: bool, resample: str | None
+        self, inner: int, outer: int, blocks: int, groups: int, attend: bool, resample: str
     ) -> None:
         super().__init__()
         self.res = nn.ModuleList(
             ResBlock(inner if i == 0 else outer, outer, groups) for i in range(blocks)
         )
         self.attn = nn.ModuleList(AttnBlock(outer, groups) for _ in range(blocks if attend else 0))
-        if resample:
-            setattr(self, resample, Resample(outer, up=resample == "upsample"))
         self.resample = resample
+        if resample == "downsample":
+            pad, conv = nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(outer, outer, 3, stride=2)
+            self.downsample = nn.Sequential(OrderedDict(pad=pad, conv=conv))
+        if resample == "upsample":
+            nearest, conv = nn.Upsample(scale_factor=2.0), nn.Conv2d(outer, outer, 3, padding=1)
+            self.upsample = nn.Sequential(OrderedDict(nearest=nearest, conv=conv))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inner, h, w] → [B, outer, …]."""
@@ -136,67 +121,44 @@ class ResolutionLevel(nn.Module):
         return getattr(self, self.resample)(x) if self.resample else x
 
 
-def _middle(channels: int, groups: int) -> nn.ModuleList:
-    first, last = (ResBlock(channels, channels, groups) for _ in range(2))
-    return nn.ModuleList([first, AttnBlock(channels, groups), last])
+def _network(
+    config: VQConfig, ends: tuple[int, int], widths: list[int], blocks: int, resample: str
+) -> nn.Sequential:
+    """Levels of `widths` between two convolutions to `ends` channels: the encoder, or the decoder,
+    whose middle comes first. Attention is at the coarsest level.
+    """
+    groups, decodes, count = config.norm_groups, resample == "upsample", len(widths) - 1
+    coarsest = 0 if decodes else count - 1
+    levels = nn.Sequential()
+    for i, (inner, outer) in enumerate(pairwise(widths)):
+        attend, further = config.level_attention and i == coarsest, resample * (i < count - 1)
+        levels.append(Level(inner, outer, blocks, groups, attend, further))
+    width = widths[0 if decodes else -1]
+    first, last = (ResBlock(width, width, groups) for _ in range(2))
+    middle = nn.Sequential(first, AttnBlock(width, groups), last)
+    parts = OrderedDict[str, nn.Module](
+        conv_in=nn.Conv2d(ends[0], widths[0], 3, padding=1),
+        conv_blocks=levels,
+        mid=middle,
+        norm_out=_norm(widths[-1], groups),
+        swish=nn.SiLU(),
+        conv_out=nn.Conv2d(widths[-1], ends[1], 3, padding=1),
+    )
+    order = ["conv_in", "mid", "conv_blocks", "norm_out", "swish", "conv_out"] if decodes else parts
+    return nn.Sequential(OrderedDict((name, parts[name]) for name in order))
 
 
-class Encoder(nn.Module):
+def encoder(config: VQConfig) -> nn.Sequential:
     """Image [B, 3, H, W] → latents [B, z, H/f, W/f]."""
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        widths = [config.channels * m for m in (1, *config.encoder_multipliers)]
-        last, groups = len(widths) - 2, config.norm_groups
-        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
-        self.conv_blocks = nn.ModuleList(
-            ResolutionLevel(widths[i], widths[i + 1], config.res_blocks, groups, *further)
-            for i, further in enumerate(
-                [(False, "downsample")] * last + [(config.level_attention, None)]
-            )
-        )
-        self.mid = _middle(widths[-1], groups)
-        self.norm_out = _norm(widths[-1], groups)
-        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_in(x)
-        for block in (*self.conv_blocks, *self.mid):
-            x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+    widths = [config.channels * factor for factor in (1, *config.encoder_multipliers)]
+    return _network(config, (3, config.z_channels), widths, config.res_blocks, "downsample")
 
 
-class Decoder(nn.Module):
+def decoder(config: VQConfig) -> nn.Sequential:
     """Latents [B, z, h, w] → image [B, 3, h·f, w·f]."""
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        outer = [config.channels * m for m in reversed(config.decoder_multipliers)]
-        inner = [outer[0], *outer[:-1]]
-        last, groups, attended = len(outer) - 1, config.norm_groups, config.level_attention
-        self.conv_in = nn.Conv2d(config.z_channels, outer[0], 3, padding=1)
-        self.mid = _middle(outer[0], groups)
-        self.conv_blocks = nn.ModuleList(
-            ResolutionLevel(
-                inner[i],
-                outer[i],
-                config.res_blocks + 1,
-                groups,
-                attended and i == 0,
-                None if i == last else "upsample",
-            )
-            for i in range(last + 1)
-        )
-        self.norm_out = _norm(outer[-1], groups)
-        self.conv_out = nn.Conv2d(outer[-1], 3, 3, padding=1)
-
-    @override
-    def forward(self, z: Tensor) -> Tensor:
-        x = self.conv_in(z)
-        for block in (*self.mid, *self.conv_blocks):
-            x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+    outer = [config.channels * factor for factor in reversed(config.decoder_multipliers)]
+    widths = [outer[0], *outer]
+    return _network(config, (config.z_channels, 3), widths, config.res_blocks + 1, "upsample")
 
 
 class Quantizer(nn.Module):
@@ -232,7 +194,7 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.encoder, self.decoder = encoder(config), decoder(config)
         self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
@@ -315,51 +277,43 @@ def load_vq(
     translate: dict[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
         "llamagen": lambda state: state,
         "vqgan": lambda state: from_vqgan(state, levels),
-        "janus": from_janus,
+        "janus": lambda state: from_janus(state, levels),
     }
     published = PretrainedFiles(weights, files, hub)
-    vq = load_pretrained(lambda: VQModel(sizes), published, translate[layout])
+    vq = load_pretrained(lambda: VQModel(sizes), published, translate[layout], ignore=("loss.",))
     return LinedTokenizer(vq) if lines else vq
 
 
-_PREFIX = "model.vqmodel."  # in the file of a whole Chameleon or Janus-Pro
-_NAMES = (
-    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.conv_blocks.\1.res."),
-    (r"^encoder\.down\.(\d+)\.(attn|downsample)\.", r"encoder.conv_blocks.\1.\2."),
-    (r"\.mid\.block_1\.", ".mid.0."),
-    (r"\.mid\.attn_1\.", ".mid.1."),
-    (r"\.mid\.block_2\.", ".mid.2."),
-)
-
-
-def _renamed(name: str, levels: int | None) -> str:
-    """A name of VQGAN's in this module; `levels` if its decoder numbers them from the finest."""
-    name = name.removeprefix(_PREFIX)
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    if up := re.match(r"decoder\.up\.(\d+)\.(block|attn|upsample)\.", name):
-        level = int(up[1]) if levels is None else levels - 1 - int(up[1])
-        part = "res" if up[2] == "block" else up[2]
-        name = f"decoder.conv_blocks.{level}.{part}.{name[up.end() :]}"
-    return name
-
-
-def from_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
+def from_vqgan(
+    state: Mapping[str, Tensor], levels: int, finest_first: bool = True
+) -> dict[str, Tensor]:
     """Translate VQGAN's layout (`vqgan.ckpt`, or `model.vqmodel.` of a Chameleon) into this
-    module's. Its decoder numbers levels from the finest, ours from the coarsest. Tensors that only
-    training needs (`loss.`) are dropped.
+    module's.
+
+    Args:
+        state: published weights.
+        levels: number of resolutions.
+        finest_first: whether the file numbers the decoder's levels from the finest, as VQGAN, or
+            from the coarsest, as this module.
     """
-    return {
-        _renamed(name, levels): tensor
-        for name, tensor in state.items()
-        if not name.removeprefix(_PREFIX).startswith("loss.")
+    names = {
+        r"^model\.vqmodel\.": "",
+        r"\.mid\.block_1\.": ".mid.0.",
+        r"\.mid\.attn_1\.": ".mid.1.",
+        r"\.mid\.block_2\.": ".mid.2.",
+        r"^(encoder\.down|decoder\.up)\.(\d+)\.block\.": r"\1.\2.res.",
+        r"^encoder\.down\.": "encoder.conv_blocks.",
     }
+    for level in range(levels):
+        own = levels - 1 - level if finest_first else level
+        names[rf"^decoder\.up\.{level}\."] = f"decoder.conv_blocks.{own}."
+    return renamed(state, names)
 
 
-def from_janus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_janus(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     """Translate the names of Janus-Pro's image tokenizer in Hugging Face's layout; the rest of the
-    model is dropped. Its decoder numbers levels from the coarsest, as this module. Hugging Face
-    looks up the nearest code without normalising; Janus's own code normalises, as this module.
+    model is dropped. Hugging Face looks up the nearest code without normalising; Janus's own code
+    normalises, as this module.
     """
-    own = {_renamed(name, None): x for name, x in state.items() if name.startswith(_PREFIX)}
-    return {"quantize.codebook_used": torch.zeros(65536), **own}
+    own = {name: tensor for name, tensor in state.items() if name.startswith("model.vqmodel.")}
+    return {"quantize.codebook_used": torch.zeros(65536), **from_vqgan(own, levels, False)}
