@@ -128,7 +128,6 @@ def test_a_language_model_with_forced_positions(kind):
         conditioner=network.conditioner,
         grid=(2, 3),
         token_ids=torch.tensor([29, 11, 12, 13, 20]),
-        token_bias=torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0]),
         forced=forced,
         granularity=4,
     )

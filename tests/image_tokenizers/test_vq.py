@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.image_tokenizers.vq import VQConfig, VQModel, load_vq
 
 TINY = VQConfig(
@@ -64,6 +65,18 @@ def test_the_default_is_the_official_vq16() -> None:
         "encoder.conv_blocks.4.attn.1.proj_out.weight" in state
         and "decoder.mid.1.q.weight" in state
     )
+
+
+def test_end_of_line_tokens_have_no_pixels() -> None:
+    vq = model()
+    lined, images = LinedTokenizer(vq), torch.rand(2, 3, 8, 12) * 2 - 1
+    codes = lined.encode(images)
+    assert codes.shape == (2, 2, 4) and (codes[..., -1] == 32).all() and lined.vocab_size == 33
+    assert torch.equal(codes[..., :-1], vq.encode(images))
+    assert torch.equal(lined.decode_codes(codes), vq.decode_codes(codes[..., :-1]))
+    distances = torch.cdist(lined.codebook, lined.codebook)
+    assert distances[32, :32].min() > distances[:32, :32].max()
+    assert lined.image_size((2, 4)) == (8, 12) == vq.image_size((2, 3))
 
 
 # Decoding, from the definition, on official names

@@ -249,10 +249,10 @@ def write_llamagen_classes(directory: Path) -> list[str]:
 
 
 SIZES = [
-    f"+model.network.sizes.hidden_size={DIM}",
-    f"+model.network.sizes.intermediate_size={INNER}",
-    f"+model.network.sizes.num_hidden_layers={LAYERS}",
-    f"+model.network.sizes.num_attention_heads={HEADS}",
+    f"++model.network.sizes.hidden_size={DIM}",
+    f"++model.network.sizes.intermediate_size={INNER}",
+    f"++model.network.sizes.num_hidden_layers={LAYERS}",
+    f"++model.network.sizes.num_attention_heads={HEADS}",
 ]
 CHAMELEON_VQ = {"normalised": False, "level_attention": False}
 
@@ -276,7 +276,7 @@ def write_lumina(directory: Path) -> list[str]:
         "model=lumina",
         *options,
         *SIZES,
-        "+model.network.sizes.vocab_size=8832",
+        "++model.network.sizes.vocab_size=8832",
         vq_option(8192, **CHAMELEON_VQ),
     ]
 
@@ -305,7 +305,7 @@ def write_anole(directory: Path) -> list[str]:
         *options,
         *spec,
         *SIZES,
-        "+model.network.sizes.vocab_size=8832",
+        "++model.network.sizes.vocab_size=8832",
         vq_option(8192, **CHAMELEON_VQ),
     ]
 
@@ -329,7 +329,7 @@ def write_emu3(directory: Path) -> list[str]:
         "model=emu3",
         *options,
         *SIZES,
-        "+model.network.sizes.num_key_value_heads=1",
+        "++model.network.sizes.num_key_value_heads=1",
         f"+model.tokenizer.sizes={flow(sizes)}",
     ]
 

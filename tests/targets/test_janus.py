@@ -12,7 +12,8 @@ from tempera.config.build import build_target, build_tokenizer
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
-from tempera.targets.janus import janus, load_janus_prompts
+from tempera.targets.janus import janus
+from tempera.targets.shared_vocabulary import about_as_many, load_prompts
 
 pytestmark = pytest.mark.slow
 SPECIAL = ("<begin_of_image>", "<｜▁pad▁｜>")
@@ -31,7 +32,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def prompt_ids(text: str) -> list[int]:
     written = f"<|User|>: {text}\n\n<|Assistant|>:<begin_of_image>"
-    return [100000, *[10 + byte for byte in written.encode()]]
+    return [100000, *about_as_many(written)]
 
 
 @torch.no_grad()
@@ -44,7 +45,7 @@ def test_logits_and_guidance_equal_those_of_hugging_face(official: Any, options:
     for row in range(4):
         ids = prompt_ids(PROMPTS[row % 2])
         if row >= 2:  # all but the first and the last become padding, which is attended to
-            ids = [ids[0], *[100015] * (len(ids) - 2), ids[-1]]
+            ids = [ids[0], *about_as_many(SPECIAL[1])[:1] * (len(ids) - 2), ids[-1]]
         prefix = official.get_input_embeddings()(torch.tensor([ids]))
         drawn = official.prepare_embeddings_for_image_generation(tokens[row % 2][None])
         states = official.model.language_model(
@@ -116,7 +117,7 @@ def write_tokenizer(directory: Path, *special: str) -> None:
 def test_the_prompt_is_tokenised_whole_and_padding_is_found_by_name(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, *SPECIAL)
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    encoder = load_janus_prompts(janus(), str(tmp_path), ["tokenizer.json"], "x/y")
+    encoder = load_prompts(janus(), str(tmp_path), ["tokenizer.json"], "x/y")
     (row, null), (shorter, _) = encoder.encode(["a bed", "a"])[0].tolist()
     text = own.encode("<|User|>: a bed\n\n<|Assistant|>:<begin_of_image>").ids
     start, padding = map(own.token_to_id, SPECIAL)
@@ -128,7 +129,7 @@ def test_the_prompt_is_tokenised_whole_and_padding_is_found_by_name(tmp_path: Pa
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "<begin_of_image>")
     with pytest.raises(TemperaError, match=r"has no token <｜▁pad▁｜>: give the tokenizer.json"):
-        load_janus_prompts(janus(), str(tmp_path), ["tokenizer.json"], "x/y")
+        load_prompts(janus(), str(tmp_path), ["tokenizer.json"], "x/y")
 
 
 def test_both_sizes_are_the_published_ones() -> None:

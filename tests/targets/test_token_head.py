@@ -21,13 +21,12 @@ def test_guidance_of_hidden_states_equals_guidance_of_logits():
     torch.testing.assert_close(other, Sampling(3.0).distribution(network.lm_head(hidden)))
 
 
-def test_target_tokens_select_network_ids_and_add_a_bias():
+def test_target_tokens_select_network_ids():
     network, ids = lively(TextLlama()), torch.tensor([29, 11, 12])
-    bias = torch.tensor([0.0, -1e4, 2.0])
-    head = TokenHead(network, Sampling(1.0), 6, token_ids=ids, token_bias=bias)
+    head = TokenHead(network, Sampling(1.0), 6, token_ids=ids)
     hidden = torch.randn(2, 1, 16)
     assert (head.vocab_size, head.hidden_size) == (3, 16)
-    torch.testing.assert_close(head.lm_logits(hidden), network.lm_head(hidden)[..., ids] + bias)
+    torch.testing.assert_close(head.lm_logits(hidden), network.lm_head(hidden)[..., ids])
     assert torch.equal(head.embed(torch.tensor([[1]])), network.embed_tokens(ids[1])[None, None])
 
 
@@ -45,5 +44,8 @@ def test_forced_positions_start_at_each_rows_length():
     certain = p[..., 7] == 1
     # positions 0, 1, 2 and 4, 5, 5: past the image the last position counts
     assert certain.tolist() == [[False, False, True], [False, True, True]]
+    assert (p[..., 7][~certain] == 0).all(), "it is drawn nowhere else"
+    log = head.lm_logits(torch.randn(1, 16)).log_softmax(-1)
+    assert torch.isfinite(log).all() and log.exp()[0, 7] == 0
     with pytest.raises(TemperaError, match="forced positions do not fit an image of 6 tokens"):
         TokenHead(llamagen(), Sampling(1.0), 6, forced=torch.zeros(3, dtype=torch.int64))

@@ -131,11 +131,9 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
     prompts = ["xyz", "a", "bc"]
     with torch.no_grad():
         target.begin(prompts, 3)
-        logits = target.head.lm_logits(target.session.prefix_hidden)
-        torch.testing.assert_close(logits, network.lm_head(target.session.prefix_hidden)[..., ids])
         check_rounds(target, prompts, lambda: Tree.chain(3), generator, forced)
     generated = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
-    assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).any()
+    assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).all()
 
 
 def test_identity_depends_on_the_weights_and_not_on_their_dtype():

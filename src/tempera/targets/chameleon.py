@@ -3,7 +3,7 @@
 
 The transformer is Hugging Face's inner model, because its `ForConditionalGeneration` sets the
 logits of image tokens to −∞. Ids are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image
-codes 4 … 8195 in order, `<eoss>` (end of image) 8196, `<racm3:break>` (start of image) 8197,
+codes 4 … 8195 in order, `<racm3:break>` (start of image) 8197,
 `<reserved08706>` (end of turn) 8710. Prompt formats are from the Lumina-mGPT and Anole
 repositories.
 """
@@ -24,7 +24,7 @@ from tempera.targets.token_format import ModelSpec, patches
 PATCH = 16
 """Pixels along each side of a code's patch."""
 
-_BEGIN, _START, _END, _TURN = 0, 8197, 8196, 8710
+_BEGIN, _START, _TURN = 0, 8197, 8710
 
 
 def lumina(height: int = 768, width: int = 768) -> ModelSpec:
@@ -54,7 +54,6 @@ def lumina(height: int = 768, width: int = 768) -> ModelSpec:
         null=null,
         context=10240,
         line_end=8803,
-        end=(_END,),
     )
 
 
@@ -72,22 +71,7 @@ def anole() -> ModelSpec:
         prompt=prompt,
         null=(_BEGIN, _START),
         context=4096,
-        end=(_END,),
     )
-
-
-SIZES = {
-    "vocab_size": 65536,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "swin_norm": False,
-    "model_parallel_size": None,
-}
-"""The sizes of the 7B models."""
 
 
 UNUSED = ("model.vqmodel.", "rope.")

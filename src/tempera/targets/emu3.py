@@ -2,9 +2,8 @@
 Face's implementation.
 
 Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endoftext|>`):
-`<|extra_200|>` (end of line) 151846, `<|extra_201|>` (end of frame) 151847, start and end of text
-151849 and 151850, `<|image token|>` 151851, `<|image start|>` 151852 and `<|image end|>` 151853.
-The codes are 151854 … 184621.
+`<|extra_200|>` (end of line) 151846, start of text 151849, `<|image token|>` 151851 and
+`<|image start|>` 151852. The codes are 151854 … 184621.
 """
 
 from collections.abc import Mapping
@@ -53,21 +52,7 @@ def emu3(
         null=(_BEGIN, negative, *head),
         context=9216,
         line_end=151846,
-        end=(151847, 151853, 151850),
     )
-
-
-SIZES = {
-    "vocab_size": 184622,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-}
-"""The sizes of the 8B model."""
 
 
 UNUSED = ()

@@ -117,17 +117,12 @@ class PromptEncoder(nn.Module):
         for number, prompt in enumerate(prompts, start=1):
             self._row(prompt, f"prompt {number} of {len(prompts)}")
 
-    @property
-    def is_published(self) -> bool:
-        """Whether the tokenizer is the model's own, and no stand-in."""
-        return self.tokenize not in (_by_bytes, about_as_many)
-
     def _null(self, row: list[int]) -> list[int]:
         """The null prompt of a prompt."""
-        filling = self.spec.null_filling
-        if filling is None:
+        if self.spec.null_filling is None:
             return self._ids(self.spec.null, "")
-        return [row[0], *[filling] * (len(row) - 2), row[-1]]
+        filling = self.tokenize(self.spec.null_filling)[:1]
+        return [row[0], *filling * (len(row) - 2), row[-1]]
 
     def _row(self, prompt: str, where: str) -> list[int]:
         if not prompt.strip():
@@ -159,29 +154,29 @@ def load_prompts(
 
     Args:
         spec, truncate: see `PromptEncoder`.
-        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; with
-            `weights="random"` every byte of a prompt is a token.
+        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; `weights="random"`
+            gives tokens without meaning.
 
     Raises:
-        TemperaError: the file is missing or is no tokenizer.
+        TemperaError: the file is missing, is no tokenizer, or is another model's.
     """
     release = PretrainedFiles(weights, files, hub)
-    if are_sizes_enough():
+    if release.random or are_sizes_enough():
         return PromptEncoder(spec, about_as_many, truncate)
-    return PromptEncoder(
-        spec, _by_bytes if release.random else load_tokenize(release.find()[0]), truncate
-    )
-
-
-def _by_bytes(text: str) -> list[int]:
-    return [10 + byte for byte in text.encode()]
+    file = release.find()[0]
+    tokenize = load_tokenize(file)
+    if spec.null_filling is not None and len(tokenize(spec.null_filling)) != 1:
+        raise TemperaError(
+            f"{file} has no token {spec.null_filling}: give the tokenizer.json of the model."
+        )
+    return PromptEncoder(spec, tokenize, truncate)
 
 
 def about_as_many(text: str) -> list[int]:
     """About as many tokens as a text has, where its tokenizer is not to be read: one for four
     characters, as of English.
     """
-    return [10] * -(-len(text) // 4)
+    return [10 + byte for byte in text.encode()[::4]]
 
 
 def load_tokenize(file: Path) -> Tokenize:
@@ -209,7 +204,7 @@ def load_network(
     weights: str,
     files: list[str],
     hub: str,
-    sizes: Mapping[str, int | float] | None = None,
+    sizes: Mapping[str, Any],
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SharedVocabularyLM:
@@ -217,10 +212,11 @@ def load_network(
 
     Args:
         family: `chameleon`, `emu3` or `janus`: the module of `tempera.targets` with its
-            `SIZES`, `build`, `translate`, and `UNUSED` names in its files.
+            `build`, `translate`, and `UNUSED` names in its files.
         spec: format of its sequences.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
-        sizes: in place of the family's; those of a `config.json` beside the weights come first.
+        sizes: by their names in `config.json`, `rope_theta` among them; those of a `config.json`
+            beside the weights come first.
         device, dtype: device and dtype of random weights; published weights keep those of their
             files.
 
@@ -228,7 +224,7 @@ def load_network(
         TemperaError: the files are missing, do not fit, or are of an unsupported variant.
     """
     module, published = family_module(family), PretrainedFiles(weights, files, hub)
-    stated = stated_sizes(published, family, module.SIZES, sizes)
+    stated = stated_sizes(published, family, sizes)
     network: SharedVocabularyLM = load_pretrained(
         lambda: module.build(dict(stated), spec),
         published,
@@ -253,39 +249,25 @@ def prompted_target(
         sampling,
         grid=spec.grid,
         token_ids=spec.token_ids,
-        token_bias=spec.token_bias,
         forced=spec.forced,
         identity=identity,
     )
 
 
-def stated_sizes(
-    files: PretrainedFiles,
-    kind: str,
-    defaults: Mapping[str, Any],
-    given: Mapping[str, int | float] | None = None,
-) -> dict[str, Any]:
+def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a Hugging Face configuration: the sizes that `config.json` beside the weights
-    states, else those given, else the defaults.
+    states, else those given.
 
     Args:
         files, kind: see `PretrainedFiles.stated`.
-        defaults: of a published model, by their names in `config.json`, `rope_theta` among them.
-        given: sizes that replace defaults.
+        sizes: by their names in `config.json`, `rope_theta` among them.
 
     Raises:
-        TemperaError: there is no such size, or the file states an unsupported network.
+        TemperaError: the file states an unsupported network.
     """
-    sizes = {"num_key_value_heads": None, **defaults, **(given or {})}
-    unknown = [name for name in sizes if name not in {"num_key_value_heads", *defaults}]
-    if unknown:
-        raise TemperaError(
-            f"a {kind} has no size {unknown[0]}: give {', '.join(defaults)}.", option="model"
-        )
-    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-    sizes = files.stated(sizes, kind)
-    rope = {"rope_type": "default", "rope_theta": sizes.pop("rope_theta")}
-    return {**sizes, "rope_parameters": rope, "attn_implementation": "sdpa"}
+    stated = files.stated({"num_key_value_heads": sizes["num_attention_heads"], **sizes}, kind)
+    rope = {"rope_type": "default", "rope_theta": stated.pop("rope_theta")}
+    return {**stated, "rope_parameters": rope, "attn_implementation": "sdpa"}
 
 
 def single_layer(make_config: Any, make_layer: Any, config: Mapping[str, Any]) -> DecoderLayer:

@@ -12,15 +12,10 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
-FORBIDDEN = -1e4
-"""Added to the logit of a forbidden token. Its probability becomes 0; −∞ would give NaN in a loss
-that multiplies it by 0.
-"""
-
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The format of a model's sequences: prompt, image, end.
+    """The format of a model's sequences.
 
     Attributes:
         lines, columns: grid of image codes; `columns` does not count the end-of-line token.
@@ -30,13 +25,11 @@ class ModelSpec:
         null: what precedes it in the unconditional row of guidance (a negative prompt, or none).
         context: number of positions that the network supports.
         line_end: id that ends every line of codes; None if lines have no end token.
-        null_filling: if given, the unconditional row is not `null` but the prompt with this id in
-            place of all tokens but the first and the last.
-        end: ids after the image. They are forced and come after the last code, so no forward pass
-            runs on them.
+        null_filling: if given, the unconditional row is not `null` but the prompt with this special
+            token in place of all tokens but the first and the last.
 
     Raises:
-        TemperaError: the prompt has no `{text}`, or a size is below 1.
+        TemperaError: the prompt has no `{text}`.
     """
 
     lines: int
@@ -47,8 +40,7 @@ class ModelSpec:
     null: tuple[int | str, ...]
     context: int
     line_end: int | None = None
-    end: tuple[int, ...] = ()
-    null_filling: int | None = None
+    null_filling: str | None = None
 
     def __post_init__(self) -> None:
         if not any(isinstance(piece, str) and "{text}" in piece for piece in self.prompt):
@@ -56,13 +48,6 @@ class ModelSpec:
                 f"the prompt format {self.prompt} has no place for the prompt: write {{text}} "
                 "into one of its texts."
             )
-        for name, value in (
-            ("lines", self.lines),
-            ("columns", self.columns),
-            ("codes", self.codes),
-        ):
-            if value < 1:
-                raise TemperaError(f"{name}={value} makes no image: give at least 1.")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -92,20 +77,9 @@ class ModelSpec:
         return forced.flatten()
 
     @property
-    def token_bias(self) -> Tensor | None:
-        """Logit bias that forbids the end-of-line token where it is not forced, float32 [V]; None
-        if the format has no such token.
-        """
-        if self.line_end is None:
-            return None
-        bias = torch.zeros(self.codes + 1)
-        bias[-1] = FORBIDDEN
-        return bias
-
-    @property
     def room(self) -> int:
         """Number of tokens that the context leaves for the prompt."""
-        return self.context - self.length - len(self.end)
+        return self.context - self.length
 
 
 def patches(pixels: int, patch: int, what: str) -> int:

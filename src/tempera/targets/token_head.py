@@ -16,6 +16,11 @@ from tempera.targets.compiled import StepFunction
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear
 
+FORBIDDEN = -1e4
+"""Added to the logit of a forbidden token. Its probability becomes 0; −∞ would give NaN in a loss
+that multiplies it by 0.
+"""
+
 
 class TokenHead:
     """Embedding, head and sampling of a target.
@@ -26,10 +31,8 @@ class TokenHead:
         length: tokens of an image.
         token_ids: the network's id of each target token, int64 [V]; needed if the network's
             vocabulary contains other tokens too.
-        token_bias: added to the logits of the V tokens, float [V]: a large negative number for a
-            token that occurs only in forced positions.
         forced: the forced token of each position, such as the end of a line, int64 [length]; −1
-            where the position is free.
+            where the position is free. A token that is forced somewhere is drawn nowhere else.
 
     Attributes:
         linear: the head over the V tokens.
@@ -44,7 +47,6 @@ class TokenHead:
         sampling: Sampling,
         length: int,
         token_ids: Tensor | None = None,
-        token_bias: Tensor | None = None,
         forced: Tensor | None = None,
     ) -> None:
         if forced is not None and forced.shape != (length,):
@@ -56,9 +58,10 @@ class TokenHead:
         self._ids = None if token_ids is None else token_ids.to(weight.device)
         if self._ids is not None:
             weight, bias = weight[self._ids], None if bias is None else bias[self._ids]
-        if token_bias is not None:
-            token_bias = token_bias.to(weight)
-            bias = token_bias if bias is None else bias + token_bias
+        if forced is not None:
+            listed = torch.zeros(1 + len(weight)).index_fill_(0, forced.cpu() + 1, FORBIDDEN)
+            forbidden = listed[1:].to(weight)
+            bias = forbidden if bias is None else bias + forbidden
         self.linear = PackedLinear(weight, bias, pack=False)
         self._linears = {weight.dtype: self.linear}
         self._embed, self._network = network.embed_tokens, network

@@ -32,7 +32,7 @@ class TransformerTarget:
         conditioner: turns prompts into the network's condition.
         sampling: guidance, temperature, top-k and top-p.
         grid: rows and columns of the image-token grid; by default the network's.
-        token_ids, token_bias, forced: see `token_head.TokenHead`.
+        token_ids, forced: see `token_head.TokenHead`.
         identity: names the weights; by default a hash of them.
         granularity: see `forward.Session`.
 
@@ -51,7 +51,6 @@ class TransformerTarget:
         *,
         grid: tuple[int, int] | None = None,
         token_ids: Tensor | None = None,
-        token_bias: Tensor | None = None,
         forced: Tensor | None = None,
         identity: str | None = None,
         granularity: int | None = None,
@@ -61,7 +60,7 @@ class TransformerTarget:
         self.length = self.grid[0] * self.grid[1]
         self.conditioner = PromptConditioner(conditioner)
         self.session = Session(network, granularity)
-        self.head = TokenHead(network, sampling, self.length, token_ids, token_bias, forced)
+        self.head = TokenHead(network, sampling, self.length, token_ids, forced)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
         decoder, head = network.model, self.head.linear
