@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from paths import CONF, ROOT
 from safetensors.torch import load_file
 from shapes_recipe import kl, mar, mar_draft, recipe, stage, target, tokenizer
-from shapes_recipe.evaluators import EvaluatorTraining, contrastive_loss
+from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining, contrastive_loss
 from shapes_recipe.recipe import STAGES, DraftTraining, Recipe, build
 from shapes_recipe.stage import is_built, minimise, muon
 from shapes_recipe.target import TargetModel, TargetTraining, encode_scenes, losses_in_parts
@@ -31,7 +31,7 @@ from tempera.evaluation.pipeline import records
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import read_json
 from tempera.runtime.torchvision import import_open_clip
-from tempera.shapes.clip import TINY_CLIP, world_tokenizer
+from tempera.shapes.clip import world_tokenizer
 from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
 from tempera.shapes.world import World
 from tempera.targets.llamagen import LlamaGenConfig

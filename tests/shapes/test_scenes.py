@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tempera.data.shards import CodedImages
-from tempera.errors import TemperaError
 from tempera.shapes.scenes import MixedCodes
 
 
@@ -47,8 +46,3 @@ def test_an_image_depends_on_its_number_alone() -> None:
 
 def test_the_target_s_own_images_are_held_out() -> None:
     assert mixed(0.5).holdout([3]).keys == ["own--3"]
-
-
-def test_a_share_is_between_0_and_1() -> None:
-    with pytest.raises(TemperaError, match="share=2"):
-        mixed(2)

@@ -83,12 +83,6 @@ def test_an_incomplete_scene_cannot_be_generated() -> None:
         render(told)
 
 
-@pytest.mark.parametrize("name", ["terse", "pairs"])
-def test_a_share_must_be_a_probability(name: str) -> None:
-    with pytest.raises(TemperaError, match=name):
-        World(**{name: 1.5})
-
-
 def test_a_shape_is_the_same_wherever_it_stands() -> None:
     """Up to the background and the light: centres are on the tokens' lattice."""
     masks = [

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,36 @@ from shapes_recipe.stage import arithmetic, minimise
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes.classifier import UNTOLD, Classifier, correct, labels
-from tempera.shapes.clip import TINY_CLIP, world_tokenizer
+from tempera.shapes.clip import CONTEXT, world_tokenizer
 from tempera.shapes.world import Sample, World
 from tempera.training.lr_schedules import cosine
+
+TINY_CLIP: dict[str, Any] = {
+    "model_cfg": {
+        "embed_dim": 128,
+        "vision_cfg": {
+            "image_size": 48,
+            "layers": [1, 1, 1, 1],
+            "width": 16,
+            "patch_size": None,
+            "head_width": 32,
+        },
+        "text_cfg": {
+            "context_length": CONTEXT,
+            "vocab_size": 545,
+            "width": 48,
+            "heads": 3,
+            "layers": 3,
+        },
+    },
+    "preprocess_cfg": {
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "interpolation": "bicubic",
+        "resize_mode": "squash",
+    },
+}
+"""The shipped CLIP's configuration, in open_clip's format."""
 
 
 @dataclass

@@ -26,7 +26,6 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.kl import read_kl
 from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
-from tempera.shapes.clip import TINY_CLIP
 from tempera.shapes.networks import load_tokenizer, target_config
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.trainer import DRAFT
@@ -130,7 +129,7 @@ def build_classifier(output: Path, settings: EvaluatorTraining, run: Path) -> Me
 def build_clip(output: Path, settings: EvaluatorTraining, run: Path) -> Metrics:
     """The tiny CLIP, in open_clip's layout."""
     model, metrics = evaluators.train_clip(settings, load_tokenizer(output / "tokenizer"), run)
-    write_half(output / "clip", model, TINY_CLIP, prefix="open_clip_")
+    write_half(output / "clip", model, evaluators.TINY_CLIP, prefix="open_clip_")
     return metrics
 
 

@@ -19,32 +19,6 @@ CHARACTERS = 512
 """The first tokens of CLIP's vocabulary: single bytes, within a word and at its end."""
 CONTEXT = 32
 """Tokens of a text."""
-TINY_CLIP: dict[str, Any] = {
-    "model_cfg": {
-        "embed_dim": 128,
-        "vision_cfg": {
-            "image_size": 48,
-            "layers": [1, 1, 1, 1],
-            "width": 16,
-            "patch_size": None,
-            "head_width": 32,
-        },
-        "text_cfg": {
-            "context_length": CONTEXT,
-            "vocab_size": 545,
-            "width": 48,
-            "heads": 3,
-            "layers": 3,
-        },
-    },
-    "preprocess_cfg": {
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.5, 0.5, 0.5],
-        "interpolation": "bicubic",
-        "resize_mode": "squash",
-    },
-}
-"""The shipped CLIP's configuration, in open_clip's format."""
 
 
 def load_clip(

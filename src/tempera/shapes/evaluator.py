@@ -52,12 +52,8 @@ class ShapesEvaluator(Evaluator):
     def identity(self) -> str:
         """A hash of the networks' files, the first real scene and the options of the reference."""
         scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
-        text = [
-            *map(sha256_file, NETWORKS),
-            scene,
-            str(self.reference_count),
-            str(self.reference_seed),
-        ]
+        options = str(self.reference_count), str(self.reference_seed)
+        text = [*map(sha256_file, NETWORKS), scene, *options]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     @property
@@ -73,9 +69,6 @@ class ShapesEvaluator(Evaluator):
                 "metrics=real or none",
                 option="metrics",
             )
-        missing = [str(path) for path in NETWORKS if not path.is_file()]
-        if missing:
-            raise TemperaError(f"{missing[0]} is missing: reinstall tempera.")
         at_least_1(neighbours=self.neighbours, resamples=self.resamples)
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(
@@ -101,12 +94,8 @@ class ShapesEvaluator(Evaluator):
         world = World(self.reference_seed)
         for first in range(0, self.reference_count, 100):
             scenes = world.batch(first, min(100, self.reference_count - first))
-            yield np.stack(
-                [
-                    (scene.image * 255).round().astype(np.uint8).transpose(2, 0, 1)
-                    for scene in scenes
-                ]
-            )
+            images = np.stack([scene.image for scene in scenes])
+            yield (images * 255).round().astype(np.uint8).transpose(0, 3, 1, 2)
 
 
 def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
@@ -117,14 +106,9 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
     def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         scenes = [parse_caption(prompt.text) for prompt in prompts]
         foreign = torch.tensor([scene is None for scene in scenes])
-        correctness = correct(
-            classifier.attributes(_signed(pictures, device)),
-            [scene or _ANY_SCENE for scene in scenes],
-        )
-        return {
-            name: values.cpu().masked_fill(foreign, torch.nan)
-            for name, values in correctness.items()
-        }
+        logits = classifier.attributes(_signed(pictures, device))
+        found = correct(logits, [scene or _ANY_SCENE for scene in scenes])
+        return {name: one.cpu().masked_fill(foreign, torch.nan) for name, one in found.items()}
 
     return score
 

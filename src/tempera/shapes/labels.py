@@ -2,7 +2,7 @@
 
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt
+from tempera.data.prompts import Prompt, check_slice
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, parse_caption
 from tempera.targets.conditioners import ClassLabels
@@ -46,11 +46,7 @@ class ShapeLabels(ClassLabels):
 def shape_prompts(limit: int | None = 64, offset: int = 0) -> list[Prompt]:
     """Prompt `offset` + i is class i mod 48; ids are shape-07-000 (class, repetition)."""
     count = len(CLASSES)
-    if offset < 0 or (limit is not None and limit < 1):
-        raise TemperaError(
-            f"limit={limit} and offset={offset} choose no prompts: give a limit of at least 1 "
-            "and an offset of 0 or more."
-        )
+    check_slice(limit, offset)
     numbers = range(offset, offset + (count if limit is None else limit))
     return [
         Prompt(f"shape-{number % count:02d}-{number // count:03d}", CLASSES[number % count])

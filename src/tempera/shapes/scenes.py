@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder, vq_encoder
 from tempera.data.prompts import Prompt, check_slice
 from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry, Source
-from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.distributed import Processes
 from tempera.shapes.world import World
@@ -57,11 +57,9 @@ def _shown(image: NDArray[np.float32]) -> Image.Image:
 class WorldScenes(Source):
     """The shapes world's scenes `first` … `first + count − 1`."""
 
-    def __init__(self, count: int, seed: int = 0, first: int = 0) -> None:
-        if count < 1:
-            raise TemperaError(f"count={count} scenes is an empty source: give a positive count.")
-        if first < 0:
-            raise TemperaError(f"first={first} is no scene: they are numbered from 0.")
+    def __init__(
+        self, count: PositiveInt, seed: NonNegativeInt = 0, first: NonNegativeInt = 0
+    ) -> None:
         self.world, self.scenes, self.first = World(seed), count, first
 
     @override
@@ -83,15 +81,11 @@ class WorldScenes(Source):
     def read(self, start: int) -> Iterator[Entry | Broken]:
         for index in range(self.first + start, self.first + self.scenes):
             sample = self.world.sample(index)
-            yield Entry(
-                f"world scene {index}",
-                f"world-{self.world.seed}-{index}",
-                sample.caption,
-                _shown(sample.image),
-            )
+            key = f"world-{self.world.seed}-{index}"
+            yield Entry(f"world scene {index}", key, sample.caption, _shown(sample.image))
 
 
-def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Prompt]:
+def world_prompts(limit: int = 64, offset: int = 0, seed: NonNegativeInt = 1) -> list[Prompt]:
     """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are
     world-000123.
 
@@ -106,7 +100,7 @@ def world_prompts(limit: int = 64, offset: int = 0, seed: int = 1) -> list[Promp
 
 
 def world_codes(
-    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: int = 0
+    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: NonNegativeInt = 0
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(vq_encoder(target.grid, tokenizer), seed)
@@ -123,8 +117,6 @@ class MixedCodes:
     """
 
     def __init__(self, world: WorldCodes, generated: ShardCodes, share: float) -> None:
-        if not 0 <= share <= 1:
-            raise TemperaError(f"share={share} is not possible: give a share between 0 and 1.")
         self.world, self.generated, self.share = world, generated, share
 
     def train(self, positions: list[int]) -> CodedImages:
@@ -151,24 +143,15 @@ def mixed_codes(
     tokenizer: VQModel,
     directory: Path,
     processes: Processes | None = None,
-    limit: int = 4096,
-    share: float = 0.5,
+    limit: PositiveInt = 4096,
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5,
     batch_size: int = 64,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> MixedCodes:
     """`train_data=shapes_mixed`: scenes of the world of `seed`, and `limit` images that the target
     generates for captions of its later scenes, kept in `directory`/codes.
     """
     source = WorldScenes(limit, seed, first=10**6)
-    own = encoded_codes(
-        target,
-        tokenizer,
-        directory,
-        source,
-        draws=True,
-        processes=processes,
-        limit=limit,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    options: Any = {"limit": limit, "batch_size": batch_size, "seed": seed, "processes": processes}
+    own = encoded_codes(target, tokenizer, directory, source, draws=True, **options)
     return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)

@@ -7,7 +7,7 @@ texture. Scene `i` of a world is a pure function of `(world seed, i)`.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,20 +44,8 @@ tokens wherever it stands.
 """
 RELATIONS = ("above", "left of")
 
-WORDS = (
-    "a",
-    "an",
-    "on",
-    "background",
-    "of",
-    "left",
-    "above",
-    *SIZES,
-    *COLOURS,
-    *SHAPES,
-    *PATTERNS,
-    *BACKGROUNDS,
-)
+CONNECTIVES = ("a", "an", "on", "background", "of", "left", "above")
+WORDS = (*CONNECTIVES, *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
 """Every word a caption can hold."""
 
 
@@ -155,16 +143,6 @@ class World:
     """
 
     def __init__(self, seed: int = 0, terse: float = 0.1, pairs: float = 1 / 3) -> None:
-        for name, value, what in (
-            ("terse", terse, "a caption leaves its background out"),
-            ("pairs", pairs, "a scene holds two shapes"),
-        ):
-            if not 0 <= value <= 1:
-                raise TemperaError(
-                    f"{name}={value} is not a probability: give the chance in [0, 1] that {what}."
-                )
-        if seed < 0:
-            raise TemperaError(f"seed={seed} of the shapes world is negative: give 0 or more.")
         self.seed, self.terse, self.pairs = seed, terse, pairs
 
     def scene(self, index: int) -> Scene:
@@ -177,14 +155,9 @@ class World:
         scene = _draw_scene(rng, self.pairs)
         told = scene
         if rng.random() < self.terse:
-            told = Scene(told.things, told.relation, None, None)
+            told = replace(told, background=None, pattern=None)
         if rng.random() < self.terse:
-            told = Scene(
-                tuple(Thing(t.shape, t.colour, None) for t in told.things),
-                told.relation,
-                told.background,
-                told.pattern,
-            )
+            told = replace(told, things=tuple(replace(one, size=None) for one in told.things))
         return Sample(scene, told.caption, render(scene))
 
     def batch(self, first: int, count: int) -> list[Sample]:
@@ -201,12 +174,14 @@ def one_of(
 
 def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
     relation = one_of(RELATIONS, rng) if rng.random() < pairs else None
-    kinds = [_draw_kind(rng) for _ in range(2 if relation else 1)]
+    if relation:
+        things = _place_pair([_draw_kind(rng), _draw_kind(rng)], relation, rng)
+    else:
+        kind = _draw_kind(rng)
+        things = (_place(kind, _anywhere(kind, rng), _anywhere(kind, rng)),)
     return Scene(
-        things=_place_pair(kinds, relation, rng)
-        if relation
-        else (_place(kinds[0], _anywhere(kinds[0], rng), _anywhere(kinds[0], rng)),),
-        relation=relation,
+        things,
+        relation,
         background=one_of(list(BACKGROUNDS), rng),
         pattern=one_of(PATTERNS, rng, p=(0.5, 0.25, 0.25)),
         seed=int(rng.integers(2**31)),
@@ -214,11 +189,8 @@ def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
 
 
 def _draw_kind(rng: np.random.Generator) -> Thing:
-    return Thing(
-        one_of(SHAPES, rng),
-        one_of(list(COLOURS), rng),
-        one_of(list(SIZES), rng, p=(0.35, 0.65)),
-    )
+    shape, colour = one_of(SHAPES, rng), one_of(list(COLOURS), rng)
+    return Thing(shape, colour, one_of(list(SIZES), rng, p=(0.35, 0.65)))
 
 
 def _reach(kind: Thing) -> int:
@@ -238,7 +210,7 @@ def _between(low: int, high: int, rng: np.random.Generator) -> int:
 
 
 def _place(kind: Thing, x: int, y: int) -> Thing:
-    return Thing(kind.shape, kind.colour, kind.size, x, y, SIZES[kind.size or "large"])
+    return replace(kind, x=x, y=y, radius=SIZES[kind.size or "large"])
 
 
 def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> tuple[Thing, ...]:
@@ -246,13 +218,11 @@ def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> 
     a, b = (_reach(kind) for kind in kinds)
     lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
     follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
-    places = []
-    for kind, along in zip(kinds, (lead, follow), strict=True):
-        across = _between(16, 32, rng)
-        places.append(
-            _place(kind, across, along) if relation == "above" else _place(kind, along, across)
-        )
-    return tuple(places)
+    places = [(_between(16, 32, rng), along) for along in (lead, follow)]
+    down = relation == "above"
+    return tuple(
+        _place(kind, *(at if down else at[::-1])) for kind, at in zip(kinds, places, strict=True)
+    )
 
 
 _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
@@ -260,11 +230,8 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 def render(scene: Scene) -> Image:
     """Generate a fully specified scene: float32 [48, 48, 3] in [0, 1]."""
-    if (
-        scene.background is None
-        or scene.pattern is None
-        or any(thing.radius is None for thing in scene.things)
-    ):
+    known = (scene.background, scene.pattern, *(thing.radius for thing in scene.things))
+    if scene.background is None or scene.pattern is None or None in known:
         raise TemperaError(
             "only a fully specified scene can be generated: background, pattern and every "
             "position must be known."
@@ -329,17 +296,12 @@ def _distance(thing: Thing) -> Image:
     if thing.shape == "ring":
         return np.asarray(np.abs(np.hypot(x, y) - 0.72 * radius) - 0.25 * radius)
     if thing.shape == "cross":
-        wide, tall = (
-            np.maximum(np.abs(x) - radius, np.abs(y) - 0.34 * radius),
-            np.maximum(np.abs(y) - radius, np.abs(x) - 0.34 * radius),
-        )
+        wide = np.maximum(np.abs(x) - radius, np.abs(y) - 0.34 * radius)
+        tall = np.maximum(np.abs(y) - radius, np.abs(x) - 0.34 * radius)
         return np.asarray(np.minimum(wide, tall))
     if thing.shape == "triangle":
-        return _polygon(
-            x,
-            y,
-            [(0.0, -0.98 * radius), (0.98 * radius, 0.8 * radius), (-0.98 * radius, 0.8 * radius)],
-        )
+        corners = [(0.0, -0.98), (0.98, 0.8), (-0.98, 0.8)]
+        return _polygon(x, y, [(radius * along, radius * down) for along, down in corners])
     turns = np.arange(10) * np.pi / 5 - np.pi / 2
     reach = np.where(np.arange(10) % 2 == 0, 1.05, 0.45) * radius
     return _polygon(x, y, list(zip(reach * np.cos(turns), reach * np.sin(turns), strict=True)))
