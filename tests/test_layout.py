@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 6_000, "src/tempera": 15_900, "tests": 17_100}
+BUDGETS = {"core": 5_760, "src/tempera": 15_900, "tests": 17_100}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """

@@ -82,7 +82,7 @@ WINDOWS = {
     "scd": (lambda target: scd(target, 2, "vertical_repeat"), Exact()),
     "scd, maximal": (lambda target: scd(target, 2, coupling="maximal"), Exact()),
     "sjd_pac": (
-        lambda target: sjd_pac(target, 4, branches=2, levels=2, branching="first"),
+        lambda target: sjd_pac(target, 3, branches=2, levels=1),
         Exact(),
     ),
 }
