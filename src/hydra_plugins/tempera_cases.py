@@ -42,6 +42,10 @@ class CasesConf:
     params: dict[str, Any] | None = None
 
 
+CHOOSING = "method=", "model", "drafter", "experiment=", "weights=", "outputs=", "dry_run="
+"""What an option begins with that may decide which draft a job reads."""
+
+
 class CaseSweeper(BasicSweeper):
     """Hydra's basic sweeper, on each case in turn."""
 
@@ -70,7 +74,20 @@ class CaseSweeper(BasicSweeper):
             left = [one for one in overrides if one.get_key_element() not in named]
             jobs += BasicSweeper.split_arguments([*kept, *left], None)[0]
         distinct = [job for place, job in enumerate(jobs) if job not in jobs[:place]]
+        self._check_drafts(distinct)
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
+
+    def _check_drafts(self, jobs: list[list[str]]) -> None:
+        """Refuse a sweep if a job lacks its draft, before the first job runs."""
+        if self.hydra_context is None or self.config is None:
+            return
+        from tempera.config.build import check_draft
+
+        chosen = {tuple(one for one in job if one.startswith(CHOOSING)) for job in jobs}
+        for job in sorted(chosen):
+            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
+            if "drafter" in cfg and "tuned" not in cfg and not cfg.dry_run:
+                check_draft(cfg)
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:
         """The cases; those of a paper's table depend on the model."""

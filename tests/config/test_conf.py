@@ -224,6 +224,16 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
 
 
+def test_a_public_draft_serves_until_there_is_one_of_your_own(tmp_path: Path) -> None:
+    options = ["model=llamagen_xl_stage1", "method=eagle", f"outputs={tmp_path}"]
+    assert composed(*options).drafter.path == "jadohu/llamagen_drafter"
+    assert composed(*options, "weights=random").drafter.path == "random"
+    own = tmp_path / "train_draft" / "llamagen_xl_stage1" / "draft"
+    own.mkdir(parents=True)
+    (own / "config.json").touch()
+    assert composed(*options).drafter.path == str(own)
+
+
 def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
     assert build_captions(composed("model=shapes")) is None  # it takes any text
     with pytest.raises(TemperaError, match="'a dog', is no shape"):

@@ -36,8 +36,7 @@ def test_rows_advance_separately_and_guidance_rows_share_roots():
 def test_only_padding_is_masked():
     keep = torch.tensor([[False, True, True], [True, True, True]])
     prompt = PromptState(torch.zeros(2, 3, 8), keep, copies=1, length=5)
-    mask = prompt.padding(6, torch.bfloat16)
+    mask = prompt.padding(keep, 6, torch.bfloat16)
     assert mask is not None and mask.shape == (2, 1, 1, 6)
     assert (mask[:, 0, 0] < 0).tolist() == [[True] + 5 * [False], 6 * [False]]
-    whole = PromptState(torch.zeros(2, 3, 8), torch.ones_like(keep), copies=1, length=5)
-    assert whole.padding(6, torch.bfloat16) is None
+    assert prompt.padding(torch.ones_like(keep), 6, torch.bfloat16) is None

@@ -25,8 +25,10 @@ from tempera.errors import TemperaError, shortened
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification, Exact
+from tempera.runtime.distributed import started_as_main
+from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
-from tempera.runtime.network_directory import CONFIG, check_files
+from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
 from tempera.runtime.processor import arithmetic, computes_bfloat16
@@ -140,7 +142,7 @@ def check_training(cfg: DictConfig) -> None:
         check_values(part)
     if cfg.start is not None:
         advice = "give a trained draft's directory with start=DIR, or leave it out"
-        check_files(Path(str(cfg.start)), advice)
+        draft_directory(str(cfg.start), advice)
 
 
 def build_recipe(cfg: DictConfig) -> Any:
@@ -323,25 +325,14 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path") -> None:
     """
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
-        _check_place(path, cfg.get("weights"))
         kind = " draft=parallel" if str(cfg.drafter._target_).endswith(".build_parallel") else ""
-        check_files(
-            Path(str(path)),
+        place = draft_directory(
+            str(path),
             f"train a draft with `{command('train')} model={cfg.model.name}{kind}`, give another "
-            f"with {option}=DIR, or take a method without one, such as method=sjd",
+            f"with {option}=DIR or owner/name, or take a method without one, such as method=sjd",
         )
-
-
-def _check_place(path: Any, weights: Any) -> None:
-    """Refuse an empty path, and a path in a directory of weights that does not exist."""
-    if str(path) == "":
-        raise TemperaError("drafter.path= is empty: give a draft's directory.")
-    if weights is None or Path(str(weights)).is_dir():
-        return
-    if Path(str(path)).is_relative_to(str(weights)):
-        raise TemperaError(
-            f"there is no directory {weights}: correct weights={weights}, or leave it out."
-        )
+        if not Path(str(path)).exists() and started_as_main():
+            print(f"draft: {path} of the hub, commit {place.name}")
 
 
 def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
@@ -426,9 +417,12 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         if "compile" in sized:
             sized.compile = False
         path = OmegaConf.select(sized, "drafter.path")
-        if path is not None and not (Path(str(path)) / CONFIG).is_file():  # not trained yet
+        elsewhere = path is not None and not (Path(str(path)) / CONFIG).is_file()
+        if elsewhere:  # not trained yet, or on the hub
             sized.drafter.path = RANDOM
     with sizes_only() as files:
+        if elsewhere and Repository.named(str(path)):
+            files.append(PretrainedFiles(str(path), (WEIGHTS, PICKLE), str(path)))
         yield sized, files
 
 

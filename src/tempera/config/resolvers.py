@@ -1,5 +1,5 @@
-"""The resolvers that conf/ uses: `package`, `unique`, `beside`, `at`, `unless_random`, `jobs`,
-`ceil`, `each` and `usage`.
+"""The resolvers that conf/ uses: `package`, `unique`, `beside`, `at`, `unless_random`,
+`own_or`, `jobs`, `ceil`, `each` and `usage`.
 """
 
 import math
@@ -34,6 +34,13 @@ def unless_random(weights: str, other: str) -> str:
     model need no files.
     """
     return "random" if weights == "random" else other
+
+
+def own_or(directory: str, public: str | None) -> str:
+    """`${own_or:DIRECTORY,HUB}`: the draft in the directory, or if there is none, that of the hub,
+    if that is not null.
+    """
+    return directory if public is None or (Path(directory) / "config.json").is_file() else public
 
 
 def at(weights: str, revision: str | None) -> str:
@@ -127,6 +134,6 @@ def groups(config_name: str) -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-for _resolver in (package, beside, unless_random, at, jobs, ceil, each, usage):
+for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each, usage):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("unique", unique, replace=True, use_cache=True)

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import (
+    NO_DRAFT,
     WEIGHTS,
+    draft_directory,
     parse_sizes,
     read_network,
     sized_network,
@@ -77,6 +79,7 @@ class DraftNetwork(nn.Module, ABC):
         slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
             token to predict the next one.
         layers: its decoder layers.
+        embed_tokens: its own embedding of the target network's ids; None: the target's.
         rotary: their rotary embedding.
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
@@ -94,6 +97,7 @@ class DraftNetwork(nn.Module, ABC):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config, self.features = config, config.features
+        self.embed_tokens: nn.Module | None = None
         width = config.hidden_size
         self.fc: nn.Module = nn.Linear((2 + len(config.features)) * width, width)
 
@@ -121,6 +125,16 @@ class DraftNetwork(nn.Module, ABC):
         Returns:
             the predicted hidden state at token t, [R, S, H].
         """
+
+    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `keep`, bool
+        [R, T], which is False on padding.
+
+        Returns:
+            embeddings [R, T, H]; the tokens whose hidden states it reads, and the tokens that it
+            attends to, bool [R, T].
+        """
+        return embeds, keep, keep
 
     def project(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """What the first layer reads: fc, of `inputs`; without the columns of features if there are
@@ -204,7 +218,7 @@ class DraftNetwork(nn.Module, ABC):
         costs as much as a trained one of these sizes, but almost none of its tokens are accepted.
 
         Args:
-            path: directory with `config.json` and `model.safetensors`, or `random`.
+            path: see `draft_directory`; or `random`.
             target: the draft's target.
             sizes: further fields of an untrained draft's configuration.
         """
@@ -246,16 +260,17 @@ class DraftNetwork(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:
-        """Load a draft that `save_pretrained` wrote; its sizes alone where they are enough.
+        """Load a draft that `save_pretrained` wrote, from a directory or a repository of the hub;
+        its sizes alone where they are enough.
 
         Raises:
             TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
         """
-        place = Path(directory)
+        place = draft_directory(directory)
         described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
             lambda values: cls(parse_sizes(cls.config_type, values)),
             f"a draft of the kind {cls.drafter}",
-            "give a draft's directory that training wrote whole",
+            NO_DRAFT,
         )
         if are_sizes_enough():
             return sized_network(place, *described)
@@ -295,8 +310,8 @@ class DraftNetwork(nn.Module, ABC):
                 )
         if config.target != target.identity and not are_sizes_enough():
             raise TemperaError(
-                f"the draft was trained for {config.model} with weights {config.target}, but the "
-                f"target's weights are {target.identity}: "
+                f"the draft was trained for model={config.model} with weights {config.target}, but "
+                f"the target's weights are {target.identity}: "
                 "train a draft for this target, or load the target it was trained for."
             )
 

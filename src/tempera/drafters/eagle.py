@@ -14,7 +14,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
-from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.eagle_layout import load_eagle
 from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.cache import Layout
@@ -50,8 +50,9 @@ class EagleDraft(HiddenStateDraft):
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         self._sampling = self._sampling_of(self.head.sampling)
-        embeds = self.session.prompt.embeds
-        self._above = self._run_prefix(embeds, self._before_prefix(), nodes)[:, -1:]
+        prompt = self.session.prompt
+        embeds, real, seen = self.network.prefix(prompt.embeds, prompt.keep)
+        self._above = self._run_prefix(embeds, self._before_prefix(real), nodes, seen)[:, -1:]
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
@@ -61,7 +62,8 @@ class EagleDraft(HiddenStateDraft):
             (tokens, hidden, emitted), self._last = self._last, None
             layout = self.session.layout_of(tokens.shape[1], self.cache)
             start = prompt.start_of(emitted)
-            states = self._run_step(self.head.embed(tokens), hidden, layout, start)
+            embeds = self.head.embed(tokens, self.network.embed_tokens)
+            states = self._run_step(embeds, hidden, layout, start)
             self._above = prompt.from_root(states, emitted)
         return self._distribution(self.session.layout_of(1, self.cache))[:, 0]
 
@@ -72,7 +74,8 @@ class EagleDraft(HiddenStateDraft):
         """
         layout, parents = self.session.layout_of(level, self.cache), level.inner_parents
         above = take(self._above, self.session.prompt.by_row(parents) if level.per_row else parents)
-        self._above = self._run_step(self.head.embed(tokens), above, layout)
+        embeds = self.head.embed(tokens, self.network.embed_tokens)
+        self._above = self._run_step(embeds, above, layout)
         return self._distribution(layout)
 
     def _distribution(self, layout: Layout) -> Tensor:
@@ -87,15 +90,15 @@ def build_eagle(
     """The EAGLE drafter of a trained draft.
 
     Args:
-        path: directory with `config.json` and `model.safetensors`, or `random`.
+        path: see `eagle_layout.load_eagle`.
         target: the target it was trained for.
         tree: static tree drafted every round.
         dtype: see `HiddenStateDraft`.
 
     Raises:
-        TemperaError: the directory contains no valid draft, or one for another target.
+        TemperaError: it is no valid draft, or one for another target.
     """
-    network = EagleModel.for_target(path, target)
+    network = load_eagle(path, target)
     model = EagleDraft(network, target, dtype=torch_dtype(dtype))
     return StaticTreeDrafter(model, tree)
 
@@ -112,9 +115,9 @@ def build_eagle2(
     `build_eagle`.
 
     Raises:
-        TemperaError: the directory contains no valid draft or one for another target, or the tree
+        TemperaError: it is no valid draft, or one for another target, or the tree
             is impossible.
     """
-    network = EagleModel.for_target(path, target)
+    network = load_eagle(path, target)
     model = EagleDraft(network, target, attrgetter("ranking"), torch_dtype(dtype))
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

@@ -80,17 +80,20 @@ class HiddenStateDraft:
             hidden = take(hidden, self.session.prompt.by_row(verdict.visited))
         self._last = verdict.tokens, hidden, emitted
 
-    def _before_prefix(self) -> Tensor:
-        """The target's hidden state before each prefix token, [R, T, (1 + K)·H]."""
-        return shifted(self.session.prefix_hidden[..., : self._width], self.session.prompt.keep)
+    def _before_prefix(self, keep: Tensor) -> Tensor:
+        """The target's hidden state before each prefix token, [R, T, (1 + K)·H]; zero behind tokens
+        that are not in `keep`, bool [R, T].
+        """
+        return shifted(self.session.prefix_hidden[..., : self._width], keep)
 
-    def _run_prefix(self, embeds: Tensor, hidden: Tensor, nodes: int) -> Tensor:
+    def _run_prefix(self, embeds: Tensor, hidden: Tensor, nodes: int, keep: Tensor) -> Tensor:
         """Start a batch, in a cache with room for `nodes` tokens behind the image, with the first
-        tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H].
+        tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H]. Prefix tokens
+        that are not in `keep`, bool [R, T], are hidden.
         """
         self._last = None
-        self.session.begin_cache(self.cache, nodes)
-        placed = self.session.place_prefix(embeds.shape[1], self.cache)
+        self.session.begin_cache(self.cache, nodes, keep)
+        placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
         return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
 
     def _run_step(

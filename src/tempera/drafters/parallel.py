@@ -80,8 +80,8 @@ class ParallelDraft(HiddenStateDraft):
         """
         prompt = self.session.prompt
         self._sampling = self.head.sampling.drafting
-        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix())
-        states = self._run_prefix(embeds, hidden, 2 * self.depth)
+        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix(prompt.keep))
+        states = self._run_prefix(embeds, hidden, 2 * self.depth, prompt.keep)
         self._slots = states[:, prompt.prefix - 1 :]
 
     @torch.inference_mode()

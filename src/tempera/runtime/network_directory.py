@@ -1,7 +1,7 @@
 """Networks stored as a directory: `config.json` and `model.safetensors`."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.tensor_files import fill, read_tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+NO_DRAFT = "give a draft's directory that training wrote whole"
+"""What to do where there is no draft."""
 
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
 Sizes = TypeVar("Sizes")
@@ -113,17 +117,34 @@ def parse_sizes(kind: type[Sizes], values: Mapping[str, Any]) -> Sizes:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def check_files(directory: Path, advice: str) -> None:
-    """Refuse a directory that is missing or without one of the files.
+def draft_directory(path: str | Path, advice: str = NO_DRAFT) -> Path:
+    """The directory of a draft: `path` itself, or the files of the hub repository `owner/name` or
+    `owner/name@revision`, downloaded unless the cache has them.
+
+    Raises:
+        TemperaError: they cannot be had, or some are missing; the error ends with `advice`.
+    """
+    place = Path(path).expanduser()
+    if not place.exists() and (repository := Repository.named(str(path))):
+        try:
+            place = repository.snapshot([CONFIG, WEIGHTS, PICKLE])
+        except CannotReach as problem:
+            raise TemperaError(f"{str(problem).rstrip('.')}; or {advice}.") from None
+    check_files(place, advice, (WEIGHTS, PICKLE))
+    return place
+
+
+def check_files(directory: Path, advice: str, weights: Sequence[str] = (WEIGHTS,)) -> None:
+    """Refuse a directory that is missing, or without `config.json` or one of the files `weights`.
 
     Raises:
         TemperaError: says which, and `advice`.
     """
     if not directory.is_dir():
         raise TemperaError(f"there is no directory {directory}: {advice}.")
-    for name in (CONFIG, WEIGHTS):
-        if not (directory / name).is_file():
+    for names in ((CONFIG,), weights):
+        if not any((directory / name).is_file() for name in names):
             raise TemperaError(
-                f"the directory {directory} holds no {name}: {advice}; weights in a pickle (.bin, "
-                ".pt) must be converted to safetensors."
+                f"the directory {directory} holds no {names[0]}: {advice}; weights in a pickle "
+                "(.bin, .pt) must be converted to safetensors."
             )

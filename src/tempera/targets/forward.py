@@ -116,28 +116,28 @@ class Session:
         """
         self.prompt = prompt
         self._room = 2 + nodes  # the root, all nodes, and the token after them
-        self.begin_cache(self.cache, nodes)
+        self.begin_cache(self.cache, nodes, prompt.keep)
         embeds = prompt.embeds[:, :-1]
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        mask, positions = self.place_prefix(embeds.shape[1], self.cache)
+        mask, positions = self.place_prefix(embeds.shape[1], self.cache, prompt.keep)
         self.prefix_hidden = self._run(_run_layers, embeds, mask, positions)
 
-    def begin_cache(self, cache: KVCache, nodes: int) -> None:
+    def begin_cache(self, cache: KVCache, nodes: int, keep: Tensor) -> None:
         """Start the batch in a cache, with room for a whole image and `nodes` drafted tokens beyond
-        it.
+        it. Later tokens attend to the prefix tokens in `keep`, bool [R, T].
         """
         cache.begin(self.prompt.rows, self.capacity(nodes))
-        cache.padding = self.prompt.padding(cache.capacity, cache.dtype)
+        cache.padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
 
-    def place_prefix(self, count: int, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count] and
-        positions int64 [R, count].
+    def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count], which
+        hides prefix tokens that are not in `keep`, and positions int64 [R, count].
         """
         positions = torch.arange(count, device=self.device).expand(self.prompt.rows, -1)
         cache.place(positions, count)
-        return causal_mask(self.prompt.keep[:, :count], count, cache.dtype), positions
+        return causal_mask(keep[:, :count], count, cache.dtype), positions
 
     def layout_of(self, tokens: Tree | Frontier | int, cache: KVCache | None = None) -> Layout:
         """See `Layout.of`. What does not differ by row is computed once per cache.

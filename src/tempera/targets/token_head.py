@@ -87,11 +87,11 @@ class TokenHead:
         """Use `step` to compile the distributions of all later calls."""
         self._logits, self._sampled = step(_logits), step(Sampling.distribution)
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, table: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]; with guidance both rows of a prompt get the
-        same embeddings.
+        same embeddings. `table` replaces the network's embedding of its ids.
         """
-        embeds = self._embed(tokens if self._ids is None else self._ids[tokens])
+        embeds = (table or self._embed)(tokens if self._ids is None else self._ids[tokens])
         return torch.cat([embeds, embeds]) if self.sampling.guided else embeds
 
     def lm_logits(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""EAGLE drafts in the public layout of EAGLE-1's code (Li et al. 2024), which LANTERN's drafts
+share (Jang et al. 2025): `embed_tokens`, `fc` and `layers.0`, beside a `config.json`.
+
+Shapes: R rows, T prefix tokens, H hidden size.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tempera.drafters.eagle_network import EagleModel
+from tempera.errors import TemperaError
+from tempera.runtime.files import read_json, sha256_file
+from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
+from tempera.runtime.pretrained import RANDOM, PretrainedFiles, on_meta
+from tempera.runtime.tensor_files import fill, read_tensors, renamed
+from tempera.targets.llamagen import permute_pairs
+from tempera.targets.transformer import TransformerTarget
+
+INPUTS = {256: "t2i", 576: "c2i", 1024: "t2i2"}
+"""The `input_type` of LANTERN's LlamaGen drafts, by the number of image tokens."""
+
+
+class PublicEagle(EagleModel):
+    """A draft that EAGLE's or LANTERN's code has trained. It embeds image tokens itself: LANTERN's
+    LlamaGen drafts have the target's head for it. It has no step at the first prefix token, which
+    no hidden state precedes. In LlamaGen it reads every caption token, padding too, as code 0.
+    """
+
+    embed_tokens: nn.Embedding
+
+    @override
+    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.config.family == "llamagen":
+            keep = torch.ones_like(keep)
+            embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
+        return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)
+
+
+def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
+    """The EAGLE draft of a target.
+
+    Args:
+        path: a directory or hub repository (`owner/name`, or `owner/name@revision`) in our layout
+            or in the public one; or `random`, see `DraftNetwork.for_target`.
+        target: the target it was trained for.
+
+    Raises:
+        TemperaError: it cannot be had or read, or is not of the target's sizes.
+    """
+    if path == RANDOM or "family" in read_json((place := draft_directory(path)) / CONFIG):
+        return EagleModel.for_target(path, target)
+    stated = _stated(place, target)
+    file = next(one for one in (place / WEIGHTS, place / PICKLE) if one.is_file())
+    tensors = _translated(read_tensors(file), target)
+
+    def make() -> PublicEagle:
+        made = PublicEagle.of(target.network, path, target.vocab_size, target.identity)
+        sizes = target.network.config
+        made.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+        layer: Any = made.layer
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.variance_epsilon = stated["rms_norm_eps"]
+        if "layer.input_layernorm.weight" not in tensors:
+            layer.input_layernorm = nn.Identity()
+        if "fc.bias" not in tensors:
+            made.fc.register_parameter("bias", None)
+        return made
+
+    draft = on_meta(make)
+    fill(draft, tensors, file)
+    draft.identity = sha256_file(file)[:16]
+    return draft
+
+
+def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:
+    """What `config.json` states of which the tensors' sizes tell nothing; all but the epsilon of
+    the norms must be as in the target.
+    """
+    sizes, family = target.network.config, target.network.family
+    wanted = {"num_attention_heads": sizes.num_attention_heads}
+    if family == "llamagen":
+        wanted["rope_theta"] = sizes.rope_base
+        wanted |= {"input_type": INPUTS[sizes.length]} if sizes.length in INPUTS else {}
+    else:
+        wanted["rope_theta"] = sizes.rope_parameters["rope_theta"]
+    files = PretrainedFiles(str(place), (WEIGHTS, PICKLE), "")
+    stated = files.stated({"rms_norm_eps": 1e-6, **wanted}, family.removesuffix("gen"))
+    for name, value in wanted.items():
+        if stated[name] != value:
+            raise TemperaError(
+                f"the draft in {place} has {name}={stated[name]}, the target {value}: give a draft "
+                "for this target, or choose its model."
+            )
+    return stated
+
+
+def _translated(tensors: Mapping[str, Tensor], target: TransformerTarget) -> dict[str, Tensor]:
+    """The tensors by our names; LlamaGen's rotary pairs are interleaved there."""
+    found = renamed(tensors, {r"^layers\.0\.": "layer."})
+    for name in found:
+        if target.network.family == "llamagen" and re.search(r"\.[qk]_proj\.", name):
+            found[name] = permute_pairs(found[name], target.network.config.num_attention_heads)
+    return found

@@ -1,0 +1,270 @@
+"""Drafts in EAGLE-1's public layout: what they draft equals a forward pass written here, from the
+file on, and other files are refused.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub import Hub
+from safetensors.torch import save_file
+from tiny_networks import (
+    GRID,
+    PREFIX,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    check_q,
+    full_hidden,
+    lively,
+    random_rounds,
+    tiny_eagle,
+    tiny_target,
+)
+from torch import Tensor
+from torch.nn.functional import embedding, layer_norm, linear, rms_norm, silu
+
+from tempera.decoding.probabilities import Sampling
+from tempera.drafters.eagle import build_eagle, build_eagle2
+from tempera.drafters.eagle_layout import INPUTS
+from tempera.drafters.parallel import build_parallel
+from tempera.errors import TemperaError
+from tempera.targets.prompt_state import conditioned
+from tempera.targets.shared_vocabulary import PADDING, load_network, prompted_target
+from tempera.targets.token_format import ModelSpec
+
+WIDTH, HEADS, SIZE, INNER, FIRST, IDS = 16, 2, 8, 24, 4, 20
+EPSILON = 0.3
+"""Large enough to tell it from the target's."""
+
+
+def ids_of(prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """An id for every letter and a start of the image; the null prompt has one id and the start."""
+    width = 1 + max(map(len, prompts))
+    pairs = [([*([1] * len(prompt)), 3], [2, 3]) for prompt in prompts]
+    rows = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
+    return torch.tensor(rows), torch.tensor(rows)[:, 0] != PADDING
+
+
+def target_of(family: str) -> Any:
+    if family == "llamagen":
+        return tiny_target(Sampling(3.0, 2.0))
+    spec = ModelSpec(*GRID, VOCAB, FIRST, ("{text}", 3), (2, 3), 64)
+    sizes = {
+        "vocab_size": IDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "rope_theta": 10000.0,
+        "swin_norm": False,
+        "model_parallel_size": None,
+    }
+    network = lively(load_network("chameleon", spec, "random", [], "", sizes))
+    return prompted_target(network, ids_of, Sampling(3.0, 2.0))
+
+
+def published(
+    family: str, directory: Path, target: Any, file: str = "pytorch_model.bin", **stated: Any
+) -> dict[str, Tensor]:
+    """The tensors of a draft, which are written to a directory as EAGLE's code saves them. Text is
+    embedded as by the target, LlamaGen's codes otherwise.
+    """
+    generator, tensors = torch.Generator().manual_seed(7), {}
+    shapes = {
+        "embed_tokens.weight": (VOCAB if family == "llamagen" else IDS, WIDTH),
+        "fc.weight": (WIDTH, 2 * WIDTH),
+        "layers.0.mlp.gate_proj.weight": (INNER, WIDTH),
+        "layers.0.mlp.up_proj.weight": (INNER, WIDTH),
+        "layers.0.mlp.down_proj.weight": (WIDTH, INNER),
+        "layers.0.post_attention_layernorm.weight": (WIDTH,),
+        **{f"layers.0.self_attn.{part}_proj.weight": (WIDTH, WIDTH) for part in "qkvo"},
+    }
+    if family == "llamagen":
+        shapes["fc.bias"] = (WIDTH,)
+    else:
+        shapes["layers.0.input_layernorm.weight"] = (WIDTH,)
+        for name in ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"):
+            shapes[f"layers.0.self_attn.{name}"] = (HEADS, SIZE)
+    for name, shape in shapes.items():
+        tensors[name] = torch.randn(shape, generator=generator) / 3
+    if family != "llamagen":
+        tensors["embed_tokens.weight"] = target.network.model.embed_tokens.weight.detach().clone()
+    directory.mkdir(exist_ok=True)
+    (torch.save if file.endswith(".bin") else save_file)(tensors, directory / file)
+    config = {
+        "model_type": "llama" if family == "llamagen" else family,
+        "num_attention_heads": HEADS,
+        "rms_norm_eps": EPSILON,
+        "rope_scaling": None,
+        **stated,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def turned(family: str, x: Tensor, first: int) -> Tensor:
+    """Queries or keys [S, heads, D] after their rotation, pairs as complex numbers. In LlamaGen
+    they lie side by side and turn by row and column; those of `first` captions vanish.
+    """
+    places = torch.arange(len(x))[:, None]
+    if family != "llamagen":
+        pairs = torch.complex(*x.chunk(2, -1))
+        angles = places * 10000.0 ** (-2 * torch.arange(SIZE // 2) / SIZE)
+        out = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+        return torch.cat([out.real, out.imag], -1)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    speeds = 10000.0 ** (-2 * torch.arange(SIZE // 4) / (SIZE / 2))
+    image = (places - first).clamp(min=0)
+    angles = torch.cat([image // GRID[1] * speeds, image % GRID[1] * speeds], -1)
+    out = pairs * torch.polar((places >= first).float().expand_as(angles), angles)[:, None]
+    return torch.view_as_real(out).flatten(-2)
+
+
+def reference(
+    family: str, draft: dict[str, Tensor], ids: Tensor, hidden: Tensor, first: int
+) -> Tensor:
+    """The public code's forward pass over pairs of ids and the hidden states before them, [S] and
+    [S, H] → [S, H]; the first of an image is pair `first`.
+    """
+
+    def named(name: str) -> Tensor:
+        return draft[f"layers.0.{name}.weight"]
+
+    x = torch.cat([embedding(ids, draft["embed_tokens.weight"]), hidden], -1)
+    x = linear(x, draft["fc.weight"], draft.get("fc.bias"))
+    normed = x
+    if family != "llamagen":
+        normed = rms_norm(x, (WIDTH,), named("input_layernorm"), EPSILON)
+    q, k, v = (
+        linear(normed, named(f"self_attn.{part}_proj")).unflatten(-1, (HEADS, SIZE))
+        for part in "qkv"
+    )
+    if family != "llamagen":
+        q, k = (
+            layer_norm(one, (SIZE,)) * named(f"self_attn.{part}_norm")
+            + draft[f"layers.0.self_attn.{part}_norm.bias"]
+            for part, one in (("q", q), ("k", k))
+        )
+    q, k = turned(family, q, first), turned(family, k, first)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / SIZE**0.5
+    later = torch.ones(len(ids), len(ids)).triu(1).bool()
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    x = x + linear(torch.einsum("hij,jhd->ihd", weights, v).flatten(1), named("self_attn.o_proj"))
+    y = rms_norm(x, (WIDTH,), named("post_attention_layernorm"), EPSILON)
+    gated = silu(linear(y, named("mlp.gate_proj"))) * linear(y, named("mlp.up_proj"))
+    return x + linear(gated, named("mlp.down_proj"))
+
+
+def drafted(
+    family: str, draft: dict[str, Tensor], target: Any, prompt: str, image: Tensor, path: list[int]
+) -> Tensor:
+    """What the public code predicts behind image ‖ path, [R of one prompt, H]: captions are code 0
+    in LlamaGen, padding and all; other prompts are their ids.
+    """
+    condition, keep = target.conditioner([prompt])
+    rows = []
+    for drop, hidden in enumerate(full_hidden(target, [prompt], [image])[0]):
+        if family == "llamagen":
+            ids, states = torch.zeros(PREFIX - 1, dtype=torch.int64), hidden
+            image_ids = torch.tensor([*image.tolist(), *path], dtype=torch.int64)
+        else:
+            seen = conditioned(target.network, condition, keep, torch.tensor([bool(drop)]))[1][0]
+            ids = condition[0, drop][seen][1:]
+            states = torch.cat([hidden[: len(seen)][seen], hidden[len(seen) :]])
+            image_ids = FIRST + torch.tensor([*image.tolist(), *path], dtype=torch.int64)
+        first, ids = len(ids), torch.cat([ids, image_ids])
+        states = states[: first + len(image)]
+        while True:
+            out = reference(family, draft, ids[: len(states)], states, first)[-1]
+            if len(states) == len(ids):
+                break
+            states = torch.cat([states, out[None]])
+        rows.append(out)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "file"), [("llamagen", "pytorch_model.bin"), ("chameleon", "model.safetensors")]
+)
+@torch.no_grad()
+def test_it_drafts_what_the_public_code_predicts(family, file, tmp_path):
+    target, prompts = target_of(family), PROMPTS[1:4:2]
+    draft = published(family, tmp_path, target, file)
+    drafter = build_eagle(str(tmp_path), target, TREE)
+    rounds = random_rounds(target, drafter, prompts, torch.Generator().manual_seed(1))
+    for proposed, images in rounds:
+        for row, image in enumerate(images):
+
+            def law(path, row=row, image=image):
+                hidden = drafted(family, draft, target, prompts[row], image, path)[:, None]
+                return target.sampling.distribution(target.head.lm_logits(hidden))[0, 0]
+
+            check_q(proposed, row, law, target.length - len(image) - 1)
+
+
+class Payload:
+    """Would run a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return eval, ("1 / 0",)
+
+
+@pytest.mark.parametrize(
+    ("stated", "word"),
+    [
+        ({"num_attention_heads": 4}, "num_attention_heads=4, the target 2"),
+        ({"rope_theta": 1e6}, "rope_theta=1000000.0"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        ({"model_type": "chameleon"}, "model_type=chameleon"),
+        ({"input_type": "t2i"}, "input_type=t2i"),
+    ],
+)
+def test_a_draft_of_another_target_is_refused(stated, word, tmp_path, monkeypatch):
+    target = target_of("llamagen")
+    monkeypatch.setitem(INPUTS, target.length, "t2i2")
+    published("llamagen", tmp_path, target, **stated)
+    with pytest.raises(TemperaError, match=word):
+        build_eagle2(str(tmp_path), target)
+
+
+def test_other_files_are_refused_and_nothing_is_unpickled(tmp_path):
+    target = target_of("llamagen")
+    tensors = published("llamagen", tmp_path, target)
+    with pytest.raises(TemperaError, match="a draft of the kind parallel|model.safetensors"):
+        build_parallel(str(tmp_path), target, TREE)
+    for changed, word in (
+        ({**tensors, "fc.weight": Payload()}, "more than tensors"),
+        ({**tensors, "norm.weight": torch.ones(WIDTH)}, "norm.weight"),
+        ({**tensors, "embed_tokens.weight": torch.ones(7, WIDTH)}, "embed_tokens.weight"),
+    ):
+        torch.save(changed, tmp_path / "pytorch_model.bin")
+        with pytest.raises(TemperaError, match=word):
+            build_eagle(str(tmp_path), target, TREE)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(TemperaError, match="holds no model.safetensors"):
+        build_eagle(str(tmp_path), target, TREE)
+
+
+def test_drafts_of_either_layout_come_from_the_hub(tmp_path, monkeypatch):
+    target = target_of("llamagen")
+    published("llamagen", tmp_path / "public", target)
+    tiny_eagle(target).save_pretrained(tmp_path / "ours")
+    with Hub(tmp_path / "cache") as hub:
+        hub.here(monkeypatch)
+        for name in ("public", "ours"):
+            hub.add_directory(f"owner/{name}", tmp_path / name, revision="v1")
+            for build in (build_eagle, lambda *given: build_eagle2(*given[:2], 3, 3, 8)):
+                drafter = build(f"owner/{name}@v1", target, TREE)
+                local = build(str(tmp_path / name), target, TREE)
+                assert drafter.identity == local.identity is not None
+        assert sorted(hub.downloads()) == [
+            *("config.json", "config.json", "model.safetensors", "pytorch_model.bin")
+        ]
+        with pytest.raises(TemperaError, match="owner/none .* does not exist or is private"):
+            build_eagle("owner/none", target, TREE)
+        hub.here(monkeypatch, offline=True)
+        with pytest.raises(TemperaError, match="hf download owner/none .*; or give a draft's"):
+            build_eagle("owner/none", target, TREE)
