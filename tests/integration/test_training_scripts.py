@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return run
 
 
-def test_drafts_of_the_world_and_of_shards(tmp_path: Path, command: Command) -> None:
-    """A draft is trained on the world and drafts; it is the start of another one, on shards."""
+def test_drafts_of_the_world_and_of_shards(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft is trained on the world, drafts and is published; it is the start of another one, on
+    shards.
+    """
     first = [*QUICK, "decodes=1", f"hydra.run.dir={tmp_path}"]
     draft = tmp_path / "draft"
     status, out, err = command("main", *first)
@@ -49,8 +54,16 @@ def test_drafts_of_the_world_and_of_shards(tmp_path: Path, command: Command) -> 
     assert metrics["best"]["accepted_length"] >= 1
     cfg = composed("eval", ["method=eagle", f"drafter.path={draft}"])
     assert build_drafter(cfg, build_target(cfg)).depth == 5
-    status, out, _ = command("main", *first)
+    uploaded: list[Any] = []
+    monkeypatch.setattr("huggingface_hub.whoami", dict)
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *given, **_: uploaded.extend(given))
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **given: uploaded.append(given))
+    status, out, _ = command("main", *first, "push_to_hub=me/draft")
     assert (status, f"{tmp_path}: already trained, 2 steps." in out) == (0, True)
+    assert uploaded == ["me/draft", {"repo_id": "me/draft", "folder_path": draft}]
+    card = (draft / "README.md").read_text()
+    assert all(word in card for word in ("library_name: tempera", "accepted_length", "- lr: "))
+    assert "drafter=eagle drafter.path=me/draft" in out
     status, _, err = command("main", *first, "hidden_noise=0.2")
     assert status == 1 and f"error: {tmp_path} was made with" in err.splitlines()[-1]
 

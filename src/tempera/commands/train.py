@@ -17,6 +17,7 @@ from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import writable_directory
+from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
@@ -53,6 +54,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     torch.manual_seed(recipe.seed)
     draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
     apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate", "dry_run"}
+    apart |= {"push_to_hub"}
     record: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
     )
@@ -68,9 +70,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     run = TrainingRun(target, draft, codes, loss, recipe, directory, record)
     metrics = run.train(start_tracker)
     if processes.is_main:
+        place = pasted("drafter.path", directory / DRAFT)
+        if cfg.push_to_hub is not None:
+            Repository(str(cfg.push_to_hub)).upload(directory / DRAFT)
+            place = f"drafter.path={cfg.push_to_hub}"
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} model={draft.config.model} "
-            f"drafter={draft.drafter} {pasted('drafter.path', directory / DRAFT)}"
+            f"drafter={draft.drafter} {place}"
         )
     return metrics
 

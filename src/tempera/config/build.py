@@ -140,6 +140,12 @@ def check_training(cfg: DictConfig) -> None:
     build_recipe(cfg)
     for part in (cfg.loss, cfg.draft, cfg.train_data, cfg.tracking):
         check_values(part)
+    if cfg.push_to_hub is not None:
+        repository = Repository.named(str(cfg.push_to_hub))
+        if repository is None or repository.revision:
+            raise TemperaError(f"push_to_hub={cfg.push_to_hub} is no repository: give owner/name.")
+        if started_as_main() and not cfg.dry_run:
+            repository.check_upload()
     if cfg.start is not None:
         advice = "give a trained draft's directory with start=DIR, or leave it out"
         draft_directory(str(cfg.start), advice)

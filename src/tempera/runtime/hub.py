@@ -108,6 +108,27 @@ class Repository:
                 self.id, allow_patterns=list(patterns), **self._options, **options
             )
 
+    def check_upload(self) -> None:
+        """Raise TemperaError unless somebody is logged in who can upload."""
+        try:
+            huggingface_hub.whoami()
+        except Exception as problem:  # the hub's HTTP library has exceptions of its own
+            raise TemperaError(
+                f"nothing can be uploaded to {self.id} ({reason(problem)}): log in with `hf auth "
+                "login` and a token that may write, or leave push_to_hub out."
+            ) from None
+
+    def upload(self, directory: Path) -> None:
+        """Make the repository unless it exists, and commit the files of a directory to it."""
+        try:
+            huggingface_hub.create_repo(self.id, exist_ok=True)
+            huggingface_hub.upload_folder(repo_id=self.id, folder_path=directory)
+        except Exception as problem:
+            raise TemperaError(
+                f"{directory} could not be uploaded ({reason(problem)}): run `hf upload {self.id} "
+                f"{directory}`, or train again with these options, which only uploads."
+            ) from None
+
     @property
     def _options(self) -> dict[str, Any]:
         return {"repo_type": self.kind, "revision": self.revision}

@@ -320,18 +320,24 @@ def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def _readme(values: Mapping[str, Any]) -> str:
     """The README.md that is saved beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
-    data = "\n".join(f"- {name}: {value}" for name, value in values["data"].items())
+    data, recipe = (
+        "\n".join(f"- {name}: {value}" for name, value in values[part].items())
+        for part in ("data", "recipe")
+    )
     state = "finished" if values["finished"] else "not finished"
     use = f"{command('eval')} model={values['model']} drafter={values['drafter']}"
-    return f"""# A draft for {values["model"]}
+    return f"""---
+library_name: tempera
+tags: [speculative-decoding, {values["drafter"]}]
+---
+# A draft for {values["model"]}
 
 {values["architecture"]}, trained by tempera for the target with weights `{values["target"]}`
 ({state}; steps: {values["steps"]}, processes: {values["processes"]}). Use it with
-`{use} drafter.path=DIR`.
+`{use} drafter.path=DIR`, or `owner/name` of the hub.
 
 Held-out metrics of this checkpoint, the best by top-3 accuracy. Accuracies are after guidance, TV
 compares the distributions that decoding draws from, and accepted length is that of exact chains.
-The recipe is in `metrics.json`.
 
 | metric | value |
 |---|---|
@@ -339,5 +345,9 @@ The recipe is in `metrics.json`.
 
 Training images:
 
-{data or "- generated on demand: see training.json"}
+{data or "- generated on demand"}
+
+Recipe:
+
+{recipe}
 """
