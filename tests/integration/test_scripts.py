@@ -163,7 +163,7 @@ def foreign(draft: Path) -> None:
     ("damage", "words"),
     [
         (truncated, ["model.safetensors", "cut off"]),
-        (pickled, ["model.safetensors", "pickle"]),
+        (pickled, ["model.safetensors", "convert it to safetensors"]),
         (sick, ["NaN in fc"]),
         (foreign, ["draft for this target"]),
     ],
