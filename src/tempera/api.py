@@ -226,7 +226,7 @@ def _is_utf8(text: Any) -> bool:
 
 def _no_prompt(given: Any) -> TemperaError:
     return TemperaError(
-        f"{shortened(repr(given))} is no prompt: give a text or a list of texts, as in "
+        f"{shortened(repr(given))} is not a prompt: give a text or a list of texts, as in "
         'generate("a large green star"), or the number of a class'
     )
 

@@ -240,7 +240,7 @@ def test_preparation_draws_as_many_images_at_once_as_the_model_decodes() -> None
 
 def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
     assert build_captions(composed("model=shapes")) is None  # it takes any text
-    with pytest.raises(TemperaError, match="'a dog', is no shape"):
+    with pytest.raises(TemperaError, match="'a dog', is not a shape"):
         build_captions(composed("model=shapes_mar", "weights=/nowhere")).check(["a dog"])
 
 

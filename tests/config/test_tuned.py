@@ -91,7 +91,7 @@ def test_refused(option: str, message: str, stored: Path) -> None:
 @pytest.mark.parametrize("content", [{"options": "method=ar", "conditions": {}}, {"options": []}])
 def test_a_file_that_tuning_did_not_write(content: dict[str, Any], stored: Path) -> None:
     stored.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(TemperaError, match="is no result of tuning"):
+    with pytest.raises(TemperaError, match="is not a result of tuning"):
         composed("eval", ["method=auto"])
 
 

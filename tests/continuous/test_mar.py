@@ -398,13 +398,13 @@ def test_other_bad_input() -> None:
     fewer = MARTarget(network(replace(TINY, classes=4)), ClassLabels(5).encode, SAMPLING)
     with pytest.raises(TemperaError, match="names no smaller one"):
         draft(made, None)
-    with pytest.raises(TemperaError, match="no rule for continuous tokens"):
+    with pytest.raises(TemperaError, match="not a rule for continuous tokens"):
         speculative(made, object())  # type: ignore[arg-type]
     with pytest.raises(TemperaError, match="steps=13 is more than the 12 tokens"):
         decoded(Parallel(13), made)
     for model, prompt, message in (
-        (made, "5", "is no class; give a number from 0 to 4"),
-        (made, "a dog", "is no class; give a number from 0 to 4"),
+        (made, "5", "is not a class; give a number from 0 to 4"),
+        (made, "a dog", "is not a class; give a number from 0 to 4"),
         (fewer, "4", "class 4 is not one of the network's 4"),
     ):
         with pytest.raises(TemperaError, match=message):

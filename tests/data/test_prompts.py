@@ -155,7 +155,7 @@ def test_coco_captions_and_parquet(tmp_path: Path) -> None:
         ("a.json", coco({"id": True, "caption": "x"}), r"a\.json, annotation 1 "),
         ("a.json", coco({"id": 1, "caption": " "}), r"a\.json, annotation 1 "),
         ("a.json", coco(), r"a\.json holds 0 prompts"),
-        ("a.md", "x", r"a\.md is no prompt file"),
+        ("a.md", "x", r"a\.md is not a prompt file"),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(
@@ -172,7 +172,7 @@ def test_missing_files_and_bad_slices(tmp_path: Path) -> None:
     for given, told in (
         ((str(tmp_path / "nowhere.txt"),), "there is no file"),
         ((str(tmp_path / "folder.txt"),), "folder.txt is a directory"),
-        ((None,), "data=file is no prompt file"),
+        ((None,), "data=file is not a prompt file"),
         ((path, None, 2), "holds 2 prompts, so offset=2 leaves none"),
         ((path, 0), "limit=0"),
         ((path, 1, -1), "offset=-1"),
@@ -186,5 +186,5 @@ def test_prompts_are_checked_as_a_whole() -> None:
     check_prompts(prompts, AnyCaption())
     with pytest.raises(TemperaError, match="prompt 2 of 2 has 6 tokens"):
         check_prompts(prompts, CaptionTokens(lambda text: list(range(len(text.split()))), 4))
-    with pytest.raises(TemperaError, match="prompt 1 of 2, 'a cat', is no class"):
+    with pytest.raises(TemperaError, match="prompt 1 of 2, 'a cat', is not a class"):
         check_prompts(prompts, ClassLabels(10))

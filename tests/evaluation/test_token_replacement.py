@@ -57,7 +57,7 @@ def test_codes_are_replaced_by_the_farthest() -> None:
     ("options", "told"),
     [
         ({"replace": 33}, "k=33 nearest codes cannot be taken from a codebook of 32"),
-        ({"rank": 32}, "rank=32 is no place among 32 codes; .* 1 to 31 .* to -31"),
+        ({"rank": 32}, "rank=32 is not a place among 32 codes; .* 1 to 31 .* to -31"),
         ({"replace": 2, "rank": 1}, "replace=2 and rank=1 are two ways"),
     ],
 )

@@ -101,7 +101,7 @@ def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -
 
 
 MISTAKES = {
-    "eval/run.py data=file": "data=file is no prompt file",
+    "eval/run.py data=file": "data=file is not a prompt file",
     "eval/run.py data=file path=nowhere.txt": "there is no file nowhere.txt",
     "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
     "eval/run.py prompt=": "the prompt must be one printable text",

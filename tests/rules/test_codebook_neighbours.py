@@ -42,7 +42,7 @@ def test_a_code_by_its_place_in_the_order_of_distance():
     assert ranked(codebook, 1).tolist() == [1, 0, 1, 2]
     assert ranked(codebook, -1).tolist() == ranked(codebook, 3).tolist() == [3, 3, 3, 0]
     for rank in (4, -5):
-        with pytest.raises(TemperaError, match=f"rank={rank} is no place among 4 codes"):
+        with pytest.raises(TemperaError, match=f"rank={rank} is not a place among 4 codes"):
             ranked(codebook, rank)
 
 

@@ -47,13 +47,13 @@ BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2, 300]}, "tokens that are not between 0 and 300"),
     ({"tokens": [1, 2, -1]}, "tokens that are not between 0 and 300"),
     ({"sizes": [1, None, -7]}, "sizes that are not between"),
-    ({"tokens": ["1", "2", "3"]}, "tokens that are no numbers"),
+    ({"tokens": ["1", "2", "3"]}, "tokens that are not numbers"),
     ({"tokens": 7}, "a row of other than 3 tokens"),
     ({"tested": [0, -1]}, "tested that are not between 0 and inf"),
     ({"seconds": -0.5}, "seconds that are not between 0 and inf"),
     ({"seconds": float("inf")}, "seconds that are not between"),
     ({"seconds": None}, "a row without seconds"),
-    ({"seconds": "soon"}, "seconds that are no numbers"),
+    ({"seconds": "soon"}, "seconds that are not numbers"),
 ]
 
 

@@ -54,7 +54,7 @@ def test_classes_are_shapes_in_colours() -> None:
     assert numbers.tolist() == [*range(1, 48), 0, 1, 2]
     assert ShapeLabels().encode(["47", CLASSES[3]])[0].tolist() == [47, 3]
     for wrong in ("48", "-1", "1.0", "1" * 5000, "a dog"):
-        with pytest.raises(TemperaError, match="prompt 2 of 2, .*is no shape"):
+        with pytest.raises(TemperaError, match="prompt 2 of 2, .*is not a shape"):
             ShapeLabels().check(["a red ring", wrong])
 
 

@@ -86,7 +86,7 @@ def test_missing_text_weights_are_named(tmp_path: Path) -> None:
         load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=SIZES)
     write_t5(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TemperaError, match="is no tokenizer"):
+    with pytest.raises(TemperaError, match="is not a tokenizer"):
         load_tokenize(tmp_path / "tokenizer.json")
 
 
@@ -102,7 +102,7 @@ def test_class_numbers() -> None:
     assert labels.tolist() == [3, 9, 0, 7] and keep.shape == (4, 1)
     for wrong in ("10", "cat", "-1", "", "1" * 5000):
         with pytest.raises(
-            TemperaError, match=r"prompt 2 of 2, '.*', is no class; give a number from 0 to 9"
+            TemperaError, match=r"prompt 2 of 2, '.*', is not a class; give a number from 0 to 9"
         ):
             ClassLabels(10).encode(["1", wrong])
 

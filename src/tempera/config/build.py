@@ -143,7 +143,9 @@ def check_training(cfg: DictConfig) -> None:
     if cfg.push_to_hub is not None:
         repository = Repository.named(str(cfg.push_to_hub))
         if repository is None or repository.revision:
-            raise TemperaError(f"push_to_hub={cfg.push_to_hub} is no repository: give owner/name.")
+            raise TemperaError(
+                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
+            )
         if started_as_main() and not cfg.dry_run:
             repository.check_upload()
     if cfg.start is not None:

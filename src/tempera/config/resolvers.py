@@ -47,7 +47,7 @@ def at(weights: str, revision: str | None) -> str:
     """`${at:WEIGHTS,REVISION}`: the weights at a commit, branch or tag of their hub repository.
 
     Raises:
-        TemperaError: the weights are no repository, or name a revision themselves.
+        TemperaError: the weights are not a repository, or name a revision themselves.
     """
     if revision is None:
         return weights

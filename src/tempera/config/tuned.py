@@ -82,7 +82,7 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
     options, known = stored.get("options"), stored.get("conditions")
     own = stored.get("own_draft", {})
     if not (isinstance(known, dict) and isinstance(own, dict) and isinstance(options, list)):
-        raise TemperaError(f"{path} is no result of tuning: {again}")
+        raise TemperaError(f"{path} is not a result of tuning: {again}")
     for name, now in conditions(cfg).items():
         if known.get(name) != now:
             raise TemperaError(

@@ -317,7 +317,7 @@ class Speculative:
     def __post_init__(self) -> None:
         if not isinstance(self.rule, DensityRule):
             raise TemperaError(
-                f"{type(self.rule).__name__} is no rule for continuous tokens: choose "
+                f"{type(self.rule).__name__} is not a rule for continuous tokens: choose "
                 "rule=density, coupling or published",
                 option="rule",
             )

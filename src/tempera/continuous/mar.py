@@ -208,7 +208,7 @@ class MAR(nn.Module):
     """The whole network. Tokens are in decoding order; `order` gives their positions in the image.
 
     Raises:
-        TemperaError: the width is no multiple of the number of heads.
+        TemperaError: the width is not a multiple of the number of heads.
     """
 
     def __init__(self, config: MARConfig) -> None:

@@ -132,7 +132,7 @@ class MARTarget:
         """See `Model`.
 
         Raises:
-            TemperaError: a prompt is no class number, or the network has fewer classes.
+            TemperaError: a prompt is not a class number, or the network has fewer classes.
         """
         labels = self.conditioner(prompts)[0]
         classes = self.network.config.classes

@@ -128,7 +128,7 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
     """`limit` of a set's prompts from `offset` on.
 
     Raises:
-        TemperaError: that is no prompt, or two prompts of the set have the same id.
+        TemperaError: that is not a prompt, or two prompts of the set have the same id.
     """
     check_slice(limit, offset)
     check_unique(prompts)
@@ -203,7 +203,7 @@ def rows_of(file: Path) -> Rows:
     if kind == ".txt":
         return enumerate(_lines(file), start=1)
     raise TemperaError(
-        f"{file} is no prompt file: give one that ends in .txt, .csv, .tsv, .jsonl, .parquet or "
+        f"{file} is not a prompt file: give one that ends in .txt, .csv, .tsv, .jsonl, .parquet or "
         ".json (MS-COCO captions).",
         option="path",
     )
@@ -256,7 +256,7 @@ def coco_captions(path: Path) -> tuple[list[Caption], dict[str, str]]:
     """The annotations of an MS-COCO captions file, and its images' file names by image id.
 
     Raises:
-        TemperaError: it is no such file.
+        TemperaError: it is not such a file.
     """
     content = read_json(path)
     annotations, images = content.get("annotations"), content.get("images", [])

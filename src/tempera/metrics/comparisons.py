@@ -120,7 +120,7 @@ def _differences(drawn: Array, sides: list[list[Weighted]]) -> Array:
 
 def holm(p: Array) -> Array:
     """Holm's corrected p-values (Holm, 1979): the k-th smallest of m is multiplied by m - k + 1,
-    and is no smaller than those before it; at most 1.
+    and is not smaller than those before it; at most 1.
     """
     order = np.argsort(p, kind="stable")
     steps = np.asarray(p, np.float64)[order] * np.arange(len(p), 0, -1)

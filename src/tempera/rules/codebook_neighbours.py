@@ -100,7 +100,7 @@ def ranked(codebook: Tensor, rank: int) -> Tensor:
     size = len(codebook)
     if not -size <= rank < size:
         raise TemperaError(
-            f"rank={rank} is no place among {size} codes; give 0 (the code itself), 1 to "
+            f"rank={rank} is not a place among {size} codes; give 0 (the code itself), 1 to "
             f"{size - 1} (1: the nearest), or -1 (the farthest) to {1 - size}"
         )
     return _nearest(codebook, size)[:, rank]

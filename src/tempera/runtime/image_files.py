@@ -26,7 +26,7 @@ def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
     on white where it is transparent, 16-bit grey scaled down. Damaged metadata is ignored.
 
     Raises:
-        OSError: it cannot be decoded, is no regular file, or is implausibly large.
+        OSError: it cannot be decoded, is not a regular file, or is implausibly large.
     """
     try:
         if isinstance(image, Image.Image):

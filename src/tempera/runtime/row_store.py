@@ -154,7 +154,7 @@ def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
     if not len(values):
         return None
     if not np.issubdtype(values.dtype, np.number):
-        return f"{name} that are no numbers"
+        return f"{name} that are not numbers"
     if not numbers.needed:  # None, of NaN
         values = values[~np.isnan(values)]
     if not ((values >= numbers.least) & (values < numbers.below)).all():

@@ -54,8 +54,8 @@ def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
 
     Args:
         path: the file.
-        skip_objects: leave out what is no tensor, such as Lightning's callbacks. Otherwise such a
-            file is refused, for callers who give it to a library that would run it.
+        skip_objects: leave out what is not a tensor, such as Lightning's callbacks. Otherwise such
+            a file is refused, for callers who give it to a library that would run it.
 
     Raises:
         TemperaError: the file has another format, is truncated, or contains objects.
@@ -65,7 +65,7 @@ def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a mapping
         mapped = zipfile.is_zipfile(path)  # the old format cannot be mapped
         names = zipfile.ZipFile(path).namelist() if mapped else []
         if any(name.endswith("/constants.pkl") for name in names):

@@ -100,7 +100,7 @@ class ShapesEvaluator(Evaluator):
 
 def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
     """Scores every attribute of a caption's scene: 1 where the classifier sees it in the picture, 0
-    where it sees another, NaN where the caption leaves it open or is no caption of this world.
+    where it sees another, NaN where the caption leaves it open or is not a caption of this world.
     """
 
     def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ class ShapeLabels(ClassLabels):
     @override
     def refusal(self, where: str) -> TemperaError:
         return TemperaError(
-            f"{where}, is no shape: give one shape in one colour, as in "
+            f"{where}, is not a shape: give one shape in one colour, as in "
             'prompt="a red ring" or data=shape_classes.'
         )
 

@@ -30,7 +30,7 @@ class WorldCodes:
         self.world, self.encoder = World(seed), encoder
 
     def train(self, positions: list[int]) -> CodedImages:
-        """Scenes that are no multiple of 20."""
+        """Scenes that are not a multiple of 20."""
         return self._scenes([position + position // (HOLDOUT - 1) + 1 for position in positions])
 
     def holdout(self, positions: list[int]) -> CodedImages:

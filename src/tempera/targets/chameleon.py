@@ -36,7 +36,7 @@ def lumina(height: int = 768, width: int = 768) -> ModelSpec:
         height, width: pixels, multiples of 32.
 
     Raises:
-        TemperaError: a side is no multiple of 32.
+        TemperaError: a side is not a multiple of 32.
     """
     size: list[int] = [
         8804 + patches(pixels, 2 * PATCH, name)

@@ -170,7 +170,7 @@ class ClassLabels(nn.Module):
 
     def refusal(self, where: str) -> TemperaError:
         """The error for a prompt that names no class; `where` quotes it."""
-        return TemperaError(f"{where}, is no class; give a number from 0 to {self.classes - 1}")
+        return TemperaError(f"{where}, is not a class; give a number from 0 to {self.classes - 1}")
 
     def _labels(self, prompts: list[str]) -> list[int]:
         labels = []

@@ -39,7 +39,7 @@ def emu3(
         negative: prompt of the unconditional row.
 
     Raises:
-        TemperaError: a side is no multiple of 8.
+        TemperaError: a side is not a multiple of 8.
     """
     lines, columns = patches(height, PATCH, "height"), patches(width, PATCH, "width")
     head = (_START, f"{lines}*{columns}", _IMAGE)

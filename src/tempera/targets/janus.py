@@ -35,7 +35,7 @@ def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
         codes: size of the image codebook.
 
     Raises:
-        TemperaError: the size is no multiple of 16.
+        TemperaError: the size is not a multiple of 16.
     """
     side = patches(image_size, PATCH, "image_size")
     return ModelSpec(

@@ -29,7 +29,7 @@ class LlamaGenConfig:
     `num_classes` is.
 
     Raises:
-        TemperaError: the head size is no multiple of 4, or not exactly one of the two is set.
+        TemperaError: the head size is not a multiple of 4, or not exactly one of the two is set.
     """
 
     vocab_size: int
@@ -48,7 +48,7 @@ class LlamaGenConfig:
         if self.hidden_size % (4 * self.num_attention_heads):
             raise TemperaError(
                 f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads gives a "
-                "head size that is no multiple of 4, "
+                "head size that is not a multiple of 4, "
                 "as the two-dimensional rotary embedding needs: change one of the two."
             )
         if (self.caption_dim is None) == (self.num_classes is None):
@@ -256,7 +256,7 @@ def llamagen_config(
         vocab_size: V.
 
     Raises:
-        TemperaError: `image_size` is no multiple of 16.
+        TemperaError: `image_size` is not a multiple of 16.
     """
     layers, heads, width = SIZES[size]
     side = patches(image_size, PATCH, "image_size")

@@ -158,7 +158,7 @@ def load_prompts(
             gives tokens without meaning.
 
     Raises:
-        TemperaError: the file is missing, is no tokenizer, or is another model's.
+        TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
     release = PretrainedFiles(weights, files, hub)
     if release.random or are_sizes_enough():
@@ -189,7 +189,7 @@ def load_tokenize(file: Path) -> Tokenize:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as problem:  # the tokenizers library raises plain Exception
         raise TemperaError(
-            f"{file} is no tokenizer ({str(problem).splitlines()[0]}): download it again."
+            f"{file} is not a tokenizer ({str(problem).splitlines()[0]}): download it again."
         ) from None
 
     def tokenize(text: str) -> list[int]:

@@ -86,7 +86,7 @@ def patches(pixels: int, patch: int, what: str) -> int:
     """Number of patches along a side of `pixels`; `what` names the option in the error.
 
     Raises:
-        TemperaError: `pixels` is no multiple of `patch`.
+        TemperaError: `pixels` is not a multiple of `patch`.
     """
     if pixels < patch or pixels % patch:
         raise TemperaError(

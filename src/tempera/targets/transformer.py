@@ -145,7 +145,7 @@ class TransformerTarget:
         prefix = conditioned(self.network, condition, keep.repeat(copies, 1), drop)
         prompt = PromptState(*prefix, copies, self.length)
         self.session.begin(prompt, nodes)
-        # the first root is no token; `score` replaces the embedding of the zeros
+        # the first root is not a token; `score` replaces the embedding of the zeros
         self._first_root: Tensor | None = prompt.embeds[:, -1:]
         self._root = torch.zeros(len(prompts), 1, dtype=torch.int64, device=self.device)
 

@@ -83,7 +83,7 @@ def save_state(directory: Path, state: State) -> None:
 
 
 def load_state(directory: Path, state: State, steps: int) -> bool:
-    """Fill `state` from `directory/last.safetensors`; False if there is no such file.
+    """Fill `state` from `directory/last.safetensors`; False if there is not such a file.
 
     Raises:
         TemperaError: the file is damaged, belongs to another network, or has more than `steps`
