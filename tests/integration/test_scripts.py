@@ -116,7 +116,7 @@ MISTAKES = {
     "eval/run.py --delta 2": "write delta=2",
     "eval/run.py --experimental-rerun=run.pickle": "reads a pickle",
     "train_draft/main.py lr=-1": "lr=-1",
-    "train_draft/main.py push_to_hub=mine": "no repository",
+    "train_draft/main.py push_to_hub=mine": "not a repository",
     "train_draft/main.py push_to_hub=me/mine": "hf auth login",
     "train_draft/main.py train_data=shards": "`train_data.path` has no value",
     "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
