@@ -180,7 +180,7 @@ def test_logits_and_guidance_equal_a_float64_computation(
         drawn = [ids[token] for token in draft.tokens[row % 2].tolist()]
         wanted.append(compute([*before, *drawn])[-4:, ids[: target.network.spec.codes]])
     codes = target.network.spec.codes
-    assert (got[..., :codes] - torch.stack(wanted)).abs().max() < 5e-5
+    assert (got[..., :codes] - torch.stack(wanted)).abs().max() < 2e-5
     assert (got[..., codes:] < FORBIDDEN / 2).all()
     conditional, unconditional = torch.stack(wanted).chunk(2)
     logits = unconditional + target.sampling.guidance * (conditional - unconditional)

@@ -83,11 +83,12 @@ class Attention(nn.Module):
             (q,) = self._heads(F.linear(asking, self.qkv.weight[:width], self.qkv.bias[:width]), 1)
             k, v = self._heads(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]), 2)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[R, L, parts · W] → [R, heads, L, W / heads] each."""
-        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        return tuple(x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4))
 
 
 class MLP(nn.Module):
@@ -99,7 +100,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., W] → [..., W]."""
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 class Block(nn.Module):
@@ -120,7 +122,8 @@ class Block(nn.Module):
             x = x + self.attn(normed, keep)
         else:
             x = _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 class TimeEmbedding(nn.Module):
@@ -137,7 +140,8 @@ class TimeEmbedding(nn.Module):
         rates = torch.exp(-math.log(10000) * places / half)
         angles = t.float().unsqueeze(-1) * rates
         waves = torch.cat([angles.cos(), angles.sin()], -1)
-        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        return out
 
 
 class HeadBlock(nn.Module):
@@ -167,7 +171,8 @@ class HeadOutput(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and the output of `adaLN_modulation`, [N, 2W] → [N, out]."""
         shift, scale = modulation.chunk(2, -1)
-        return self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
+        out: Tensor = self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
+        return out
 
 
 class DiffusionHead(nn.Module):
@@ -201,7 +206,8 @@ class DiffusionHead(nn.Module):
         x = self.input_proj(x)
         for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
             x = block(x, modulation)
-        return self.final_layer(x, modulations[-1])
+        out: Tensor = self.final_layer(x, modulations[-1])
+        return out
 
 
 class MAR(nn.Module):
@@ -274,7 +280,8 @@ class MAR(nn.Module):
             x = block(x)
         asked = order.gather(1, places)
         x = last(x, asked=buffer + asked)  # its other positions are not used
-        return self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
+        out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
+        return out
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
         """Scatter encoded tokens to their positions in the image and fill the rest with mask

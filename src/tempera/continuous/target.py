@@ -73,7 +73,8 @@ class GuidedHead(Denoiser):
     def _time(self) -> Tensor:
         """Embeddings of all stages, [S, W']."""
         self._times = self._times.to(self.head.input_proj.weight.device)
-        return self.head.time_embed(self._times)
+        out: Tensor = self.head.time_embed(self._times)
+        return out
 
     def _guided(
         self, modulations: list[Tensor], scale: Tensor, x: Tensor, t: Tensor | int
@@ -155,7 +156,8 @@ class MARTarget:
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
         vectors = self.network(tokens, order, known, embedding, asked)
         if count == 1:
-            return vectors.float()
+            out: Tensor = vectors.float()
+            return out
         scale = self.sampling.scale(after, self.length).unsqueeze(-1)
         return torch.cat([*vectors.float().chunk(2), scale], -1)
 

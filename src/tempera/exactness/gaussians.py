@@ -85,7 +85,9 @@ class Linear(Denoiser):
             mean = mean @ turn.T + condition.double() + self.shift[stage].double()
             covariance = turn @ covariance @ turn.T + noise.diag()
         lower = torch.linalg.cholesky(covariance)
-        return torch.linalg.solve_triangular(lower, (tokens.double() - mean).T, upper=False).T
+        apart = (tokens.double() - mean).T
+        out: Tensor = torch.linalg.solve_triangular(lower, apart, upper=False).T
+        return out
 
     def imitation(self, spread: float, seed: int = 1) -> "Linear":
         """See `ToyHead`."""
@@ -146,7 +148,8 @@ class Wavy(Denoiser):
         place = ((tokens.double() + 9) / step).clamp(0, len(grid) - 1.001)
         low = place.long()
         share = torch.lerp(cumulative[low], cumulative[low + 1], place - low)
-        return torch.special.ndtri(share.clamp(1e-12, 1 - 1e-12))
+        out: Tensor = torch.special.ndtri(share.clamp(1e-12, 1 - 1e-12))
+        return out
 
     def imitation(self, spread: float, seed: int = 1) -> "Wavy":
         """See `ToyHead`."""

@@ -157,7 +157,8 @@ class LlamaGen(nn.Module):
         """
         if self.config.num_classes is not None:
             labels = torch.where(drop, self.config.num_classes, condition)
-            return self.class_embedding(labels)[:, None]
+            labelled: Tensor = self.class_embedding(labels)[:, None]
+            return labelled
         features = torch.where(
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
