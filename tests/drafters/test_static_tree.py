@@ -12,6 +12,7 @@ from tiny_networks import (
 )
 
 from tempera.decoding.loop import decode
+from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -23,12 +24,10 @@ from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 
 
-class Written:
+class Written(DraftModel):
     """A draft model whose distribution after a token puts more mass on the tokens near it;
     remembers what it was asked.
     """
-
-    greedy = False
 
     def __init__(self, vocab_size):
         self.table = (

@@ -166,67 +166,67 @@ class Target(ImageModel, Protocol):
         """
 
 
-class Drafter(Protocol):
-    """Proposes a draft for every row."""
+class Drafter(ABC):
+    """Proposes a draft for every row. Set `nodes`, `depth` and `uniforms`, and write `propose`; the
+    rest has defaults.
+    """
 
-    @property
-    def nodes(self) -> int:
-        """N, drafted nodes per round."""
+    nodes: int
+    """N, drafted nodes per round."""
 
-    @property
-    def depth(self) -> int:
-        """L, depth of the deepest node."""
+    depth: int
+    """L, depth of the deepest node."""
 
-    @property
-    def uniforms(self) -> int:
-        """Uniform draws per row that `propose` needs in the next round."""
+    uniforms: int = 0
+    """Uniform draws per row that `propose` needs in the next round."""
 
-    @property
-    def tree(self) -> Tree | None:
-        """The static tree drafted in every round; None if trees are dynamic."""
+    tree: Tree | None = None
+    """The static tree drafted in every round; None if trees are dynamic."""
 
-    @property
-    def identity(self) -> str | None:
-        """Short hash of the draft's weights; None if it has no weights."""
+    identity: str | None = None
+    """Short hash of the draft's weights; None if it has no weights."""
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str]) -> None:  # noqa: B027
         """Start a batch, after the target's `begin`."""
 
+    @abstractmethod
     def propose(self, uniforms: Tensor) -> Draft:
         """Draft the next round; `uniforms` float32 [B, self.uniforms] in [0, 1)."""
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(  # noqa: B027
+        self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor
+    ) -> None:
         """Update the drafter's state with the outcome of a round; for `emitted` see
         `Target.commit`.
         """
 
 
-class DraftModel(Protocol):
+class DraftModel(ABC):
     """A cheap model of the target's distributions, queried level by level of a tree.
     `drafters.static_tree` and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is
-    one.
+    one. Write `roots` and `expand`; the rest has defaults.
     """
 
-    @property
-    def identity(self) -> str | None:
-        """See `Drafter.identity`."""
+    identity: str | None = None
+    """See `Drafter.identity`."""
 
-    @property
-    def greedy(self) -> bool:
-        """Whether a static tree takes the most probable tokens of Q instead of drawing from it: in
-        greedy decoding, where Q is the distribution at temperature 1.
-        """
+    greedy: bool = False
+    """Whether a static tree takes the most probable tokens of Q instead of drawing from it: in
+    greedy decoding, where Q is the distribution at temperature 1.
+    """
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int) -> None:  # noqa: B027
         """Start a batch, after the target's `begin`. At most `nodes` tokens per round are drafted,
         and at most `nodes` are passed to `expand`.
         """
 
+    @abstractmethod
     def roots(self) -> Tensor:
         """Q after the root, the last emitted token: float32 [B, V]. Discards the last round's
         `expand` calls.
         """
 
+    @abstractmethod
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
         """Q after the inner nodes of a level, with tokens int64 [B, P]: float32 [B, P, V].
 
@@ -235,7 +235,9 @@ class DraftModel(Protocol):
         nodes of all levels so far that it attends to.
         """
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(  # noqa: B027
+        self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor
+    ) -> None:
         """See `Drafter.observe`."""
 
 

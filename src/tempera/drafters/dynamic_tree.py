@@ -8,13 +8,13 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.errors import TemperaError
 
 
-class DynamicTreeDrafter:
+class DynamicTreeDrafter(Drafter):
     """Dynamic draft trees (EAGLE-2, Li et al. 2024, arXiv 2406.16858).
 
     *Expansion* (Section 4.1): at each level, the k candidates with the highest cumulative draft
@@ -36,9 +36,6 @@ class DynamicTreeDrafter:
     Raises:
         TemperaError: the tree is empty, or k exceeds V, or N the number of candidates.
     """
-
-    uniforms = 0
-    tree = None
 
     def __init__(
         self,
@@ -63,13 +60,8 @@ class DynamicTreeDrafter:
                 f"nodes={nodes} is not possible: branches={branches} and depth={depth} expand to "
                 f"{most}; give 1 to {most}"
             )
-        self.model, self.vocab_size = model, vocab_size
+        self.model, self.identity, self.vocab_size = model, model.identity, vocab_size
         self.branches, self.depth, self.nodes = branches, depth, nodes
-
-    @property
-    def identity(self) -> str | None:
-        """Identity of the draft model's weights."""
-        return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import take
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle_network import shifted
@@ -25,7 +25,7 @@ from tempera.targets.compiled import StepFunction
 from tempera.targets.transformer import TransformerTarget
 
 
-class HiddenStateDraft:
+class HiddenStateDraft(DraftModel):
     """Base of draft models that run a `DraftNetwork` beside its target. With guidance there are two
     rows per prompt, combined as in the target.
 
@@ -63,11 +63,6 @@ class HiddenStateDraft:
         self._step: StepFunction = self.session.step(_run)
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
-    @property
-    def greedy(self) -> bool:
-        """See `DraftModel.greedy`."""
-        return self.head.sampling.greedy
-
     def for_depth(self, depth: int) -> Self:
         """The same draft for trees whose deepest node is at `depth`."""
         return self
@@ -91,7 +86,7 @@ class HiddenStateDraft:
         tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H]. Prefix tokens
         that are not in `keep`, bool [R, T], are hidden.
         """
-        self._last = None
+        self._last, self.greedy = None, self.head.sampling.greedy
         self.session.begin_cache(self.cache, nodes, keep)
         placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
         return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, torch_dtype
 from tempera.drafters.none import NoDraft
@@ -22,7 +22,7 @@ from tempera.targets.cache import Layout
 from tempera.targets.transformer import TransformerTarget
 
 
-class IndependentDraft:
+class IndependentDraft(DraftModel):
     """The distributions of a complete smaller model, for chains and trees.
 
     It samples like the target (`Sampling.drafting`): same temperature, top-k and top-p, and with
@@ -52,22 +52,13 @@ class IndependentDraft:
                 f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of "
                 "the same image size."
             )
-        self.draft, self.target = draft, target
+        self.draft, self.target, self.identity = draft, target, draft.identity
         self._last: tuple[Tensor, Tensor] | None = None  # emitted tokens, and their numbers
-
-    @property
-    def identity(self) -> str:
-        """Identity of the draft model's weights."""
-        return self.draft.identity
-
-    @property
-    def greedy(self) -> bool:
-        """See `DraftModel.greedy`."""
-        return self.target.sampling.greedy
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the draft's own prefix."""
+        self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
         self._last = None

@@ -72,7 +72,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Target, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -249,7 +249,7 @@ class SharedNoise(Redraft):
         return (q / exponential.clamp_(min=1e-30)).argmax(-1)
 
 
-class Jacobi:
+class Jacobi(Drafter):
     """A window of guesses that the target refines (`interfaces.Drafter`).
 
     Args:
@@ -266,9 +266,6 @@ class Jacobi:
     Raises:
         TemperaError: the window is longer than the image.
     """
-
-    tree = None
-    identity = None
 
     def __init__(
         self,

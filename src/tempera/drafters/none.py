@@ -3,21 +3,15 @@
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter
 from tempera.decoding.trees import Tree
 
 
-class NoDraft:
+class NoDraft(Drafter):
     """The drafter of `method=ar`."""
 
     nodes = 0
     depth = 0
-    uniforms = 0
-    tree = None
-    identity = None
-
-    def begin(self, prompts: list[str]) -> None:
-        """Do nothing."""
 
     def propose(self, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0], q [B, 0, 0]."""
@@ -27,6 +21,3 @@ class NoDraft:
             torch.empty(batch, 0, 0, device=device),
             Tree.empty().to(device),
         )
-
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Do nothing."""

@@ -5,13 +5,13 @@
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
 from tempera.decoding.trees import Tree, TreeLevel, take
 from tempera.errors import TemperaError
 
 
-class StaticTreeDrafter:
+class StaticTreeDrafter(Drafter):
     """Drafts the same tree every round.
 
     Args:
@@ -19,22 +19,19 @@ class StaticTreeDrafter:
         tree: a static tree that is not empty; `Tree.chain(5)` for chains.
     """
 
+    tree: Tree
+
     def __init__(self, model: DraftModel, tree: Tree) -> None:
         if tree.nodes == 0:
             raise TemperaError(
                 "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar",
                 option="depth",
             )
-        self.model = model
+        self.model, self.identity = model, model.identity
         self.tree = tree
         self.nodes = tree.nodes
         self.depth = tree.max_depth
         self.uniforms = tree.nodes
-
-    @property
-    def identity(self) -> str | None:
-        """Identity of the draft model's weights."""
-        return self.model.identity
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch."""

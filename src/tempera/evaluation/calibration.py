@@ -70,7 +70,7 @@ class Statistics:
         return Chains(ratios, torch.full_like(ratios[:, 0], 1 / len(ratios)))
 
 
-class Recorder:
+class Recorder(Drafter):
     """Wraps a drafter of static trees and records how the target scores its drafts."""
 
     def __init__(self, drafter: Drafter) -> None:

@@ -106,7 +106,7 @@ def compressed(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
     return Draft(tokens, q, draft.tree), torch.cat([law, law[:, -1:]], 1)
 
 
-class LawRecorder:
+class LawRecorder(Drafter):
     """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`.
 
     Attributes:

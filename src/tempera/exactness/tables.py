@@ -26,7 +26,7 @@ import torch
 from scipy.stats import chi2, poisson
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, DraftModel, JointRule, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
 from tempera.decoding.random_streams import RandomStreams
@@ -118,17 +118,14 @@ class TableTarget:
         return sequence_law(self.conditionals(), self.length)
 
 
-class TableDraft:
-    """A draft for a `TableTarget`: its logits with normal noise on top. Implements
-    `interfaces.DraftModel`.
+class TableDraft(DraftModel):
+    """A draft for a `TableTarget`: its logits with normal noise on top.
 
     Args:
         target: the target it imitates, with its sampling (`Sampling.drafting`).
         noise: standard deviation of the noise; 0 is a perfect draft.
         seed: of the noise.
     """
-
-    identity = None
 
     def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
