@@ -83,14 +83,14 @@ def test_tables_agree_with_the_parents(parents):
         line = lineage(parents, node)
         assert tree.depths[node] == len(line)
         assert tree.ancestors[node].nonzero().flatten().tolist() == sorted(line)
-        elders = [
+        earlier = [
             n
             for n in range(tree.nodes)
             for member in line
             if parents[n] == parents[member] and n < member
         ]
         assert (tree.path_score[node] == 1).nonzero().flatten().tolist() == sorted(line)
-        assert (tree.path_score[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(elders)
+        assert (tree.path_score[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(earlier)
     for parent in range(-1, tree.nodes):
         children = [n for n in range(tree.nodes) if parents[n] == parent]
         assert [child for child in tree.children[1 + parent].tolist() if child >= 0] == children

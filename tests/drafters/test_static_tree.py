@@ -11,8 +11,8 @@ from tiny_networks import (
     tiny_target,
 )
 
-from tempera.decoding.loop import decode
 from tempera.decoding.interfaces import DraftModel
+from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -61,10 +61,10 @@ def test_every_node_has_the_q_it_was_drawn_from():
         for row in range(2):
             for node, parent in enumerate(parents):
                 law = model.roots()[row] if parent < 0 else model.table[draft.tokens[row, parent]]
-                elders = [n for n in range(node) if parents[n] == parent]
-                left = law.index_fill(0, draft.tokens[row, elders], 0.0)
+                earlier = [n for n in range(node) if parents[n] == parent]
+                left = law.index_fill(0, draft.tokens[row, earlier], 0.0)
                 torch.testing.assert_close(draft.q[row, node], left / left.sum())
-                assert draft.tokens[row, node] not in draft.tokens[row, elders]
+                assert draft.tokens[row, node] not in draft.tokens[row, earlier]
 
 
 def test_greedy_siblings_are_the_most_probable_tokens_in_turn():

@@ -127,7 +127,7 @@ def test_one_token_needs_one_table():
         one_round_law(p[:1], [], rule, 0),
         decoded_law(p[:1], q[:1], rule, 2, 1),
         tree_law(p[:1], q[:1], rule, Tree.chain(1), 1),
-        next(visits(p[:1], q[:1], rule, 1)).law[0],
+        next(visits(p[:1], q[:1], rule, 1)).emitted[0],
     ):
         torch.testing.assert_close(found, law)
 
@@ -149,7 +149,7 @@ def test_a_floor_of_one_keeps_the_bound_of_a_visit_and_emits_more():
         low, high = Relaxed(published), Relaxed(floored(published, 1.0))
         for below, above in zip(visits(p, q, low, 3), visits(p, q, high, 3), strict=True):
             torch.testing.assert_close(
-                total_variation(below.law, below.p), total_variation(above.law, above.p)
+                total_variation(below.emitted, below.p), total_variation(above.emitted, above.p)
             )
         assert tv_bound(p, q, high, 3) == pytest.approx(tv_bound(p, q, low, 3))
         assert expected_emitted(p, q, high, 3) > expected_emitted(p, q, low, 3)
@@ -244,7 +244,7 @@ def test_a_residual_of_the_rejected_token_is_averaged():
     (visit,) = visits([torch.full((1, 3), 1 / 3)], [torch.tensor([[0.2, 0.5, 0.3]])], Next(), 1)
     rejected = torch.tensor([0.3 * 0.8, 0.2 * 0.1, 0.5 * 0.5])  # of the token before each
     torch.testing.assert_close(visit.residual[0], rejected / rejected.sum())
-    torch.testing.assert_close(visit.law[0], torch.tensor([0.18, 0.25, 0.06]) + rejected)
+    torch.testing.assert_close(visit.emitted[0], torch.tensor([0.18, 0.25, 0.06]) + rejected)
 
 
 def test_siblings_checked_by_hand():

@@ -126,9 +126,9 @@ class CSpD(DensityRule):
     p(· | x₁ᵖ) and accepted with probability [Σ p − q]₊ / (Σ p) (Eq. 11), at most `trials` times;
     after that the token is drawn from p(· | x₁ᵖ).
 
-    Given the noise, the aligned target's token has the law p(· | x₁ᵖ), and with Σ = 1 acceptance
-    and residual give exactly that. Σ scales p alone, which no later step corrects: docs/methods.md
-    has the measured distance from the target's law.
+    Given the noise, the aligned target's token has the distribution p(· | x₁ᵖ), and with Σ = 1
+    acceptance and residual give exactly that. Σ scales p alone, which no later step corrects:
+    docs/methods.md has the measured distance from the target's law.
 
     Args:
         alignment: denoising trajectory alignment.

@@ -18,8 +18,8 @@ def diagnose(
     """Terms of bounds on the TV and KL between the law of the emitted tokens and the target's, from
     p and q at the visited positions.
 
-    Let t¹ = p be the target's law at a visited node and, for its children k = 1..K in test order,
-    f_k the probability of keeping a token and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased
+    Let t¹ = p be the target's distribution at a visited node and, for its children k = 1..K in test
+    order, f_k the probability of keeping a token and tᵏ⁺¹ = Norm[tᵏ - q_k·f_k]+ what an unbiased
     continuation would have to draw from. Given tᵏ, a test that another sibling's test would follow
     is compared as a choice between the tokens and "rejected": its distance in total variation from
     the best unbiased choice is Σ[q f - tᵏ]+. The last child's test together with its residual draws
@@ -28,17 +28,17 @@ def diagnose(
     performed there, whatever came out of them; a token drawn at a leaf adds 0.
 
     The same sum for KL would be infinite if a later sibling may be a token that tᵏ has ruled out.
-    The term of the KL bound is therefore that of the token's law as a whole, given that all drafted
-    siblings but the last were rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
+    The term of the KL bound is therefore that of the token's distribution as a whole, given that
+    all drafted siblings but the last were rejected: Λ = Σ_k (Π_{j<k} r_j)·q_k f_k + (Π_k
     r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from
     q_k as draws of rejected ones.
 
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over
-    a round is the bound, and the KL divergence of the emitted token's law given the state of the
-    round. On a tree they are upper bounds of those in expectation, by the chain rule over tests
-    and by convexity. Summed over positions, the expected terms bound the TV and the KL divergence
-    between the whole image's law and the target's. A joint rule has no tests of single positions; a
-    lossless one adds 0.
+    a round is the bound, and the KL divergence of the emitted token's distribution given the state
+    of the round. On a tree they are upper bounds of those in expectation, by the chain rule over
+    tests and by convexity. Summed over positions, the expected terms bound the TV and the KL
+    divergence between the whole image's law and the target's. A joint rule has no tests of single
+    positions; a lossless one adds 0.
 
     Args:
         draft: the round's proposal.
@@ -124,7 +124,7 @@ def _terms(
     draft: Draft, visited: Tensor, kept_child: Tensor | None, truth: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `diagnose` returns, at M visited nodes [B, M], with the child kept at each (-1: none;
-    None: the mean over all outcomes) and the target's laws there, `truth` [B, M, V].
+    None: the mean over all outcomes) and the target's distributions there, `truth` [B, M, V].
     """
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     depths = draft.tree.depths.expand_as(draft.tokens)
@@ -132,7 +132,7 @@ def _terms(
     reach, weight = torch.ones_like(bound), torch.ones_like(bound)
     tv = _first_test(draft, visited, truth)
     target = ideal = truth
-    law = torch.zeros_like(truth)
+    emitted = torch.zeros_like(truth)
     tested = torch.ones_like(bound)  # whether a child is tested, or how probably
     for rank in range(draft.tree.max_children):
         node = children[..., rank]
@@ -149,7 +149,9 @@ def _terms(
         ending = total_variation(kept + drawn, ideal)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
         bound += torch.where(there & (tested > 0), tested * cost, 0.0)
-        law += (reach * there).unsqueeze(-1) * torch.where(last.unsqueeze(-1), kept + drawn, kept)
+        emitted += (reach * there).unsqueeze(-1) * torch.where(
+            last.unsqueeze(-1), kept + drawn, kept
+        )
         chance, total = 1 - at(f, token), rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
@@ -157,5 +159,5 @@ def _terms(
         if rank + 1 < draft.tree.max_children:
             target = rule.residual(target, q, token, depth)
             ideal = excess(ideal, kept)
-    divergence = kl_divergence(law, truth).clamp(min=0)
+    divergence = kl_divergence(emitted, truth).clamp(min=0)
     return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)

@@ -39,8 +39,8 @@ class Visit:
     residual: Tensor
 
     @property
-    def law(self) -> Tensor:
-        """The law of the token here: q·f + (1 - Σ q·f)·G."""
+    def emitted(self) -> Tensor:
+        """The distribution of the token here: q·f + (1 - Σ q·f)·G."""
         return self.kept + self.rejected.unsqueeze(-1) * self.residual
 
 
@@ -89,7 +89,7 @@ def expected_emitted(p: Tables, q: Tables, rule: Rule, length: int) -> float:
 def tv_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
     """The bound on TV(P̂, P) of a round (Eq. 8)."""
     return sum(
-        float((visit.reach * total_variation(visit.law, visit.p)).sum())
+        float((visit.reach * total_variation(visit.emitted, visit.p)).sum())
         for visit in visits(p, q, rule, length)
     )
 
@@ -99,7 +99,7 @@ def kl_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
     rule at least KL(P̂ ‖ P).
     """
     return sum(
-        float((visit.reach * kl_divergence(visit.law, visit.p)).sum())
+        float((visit.reach * kl_divergence(visit.emitted, visit.p)).sum())
         for visit in visits(p, q, rule, length)
     )
 
@@ -111,7 +111,7 @@ def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:
     law = torch.ones(1, dtype=p[0].dtype)
     for visit in visits(p, q, rule, length):
         law = (
-            law.unsqueeze(-1) * visit.p + visit.reach.unsqueeze(-1) * (visit.law - visit.p)
+            law.unsqueeze(-1) * visit.p + visit.reach.unsqueeze(-1) * (visit.emitted - visit.p)
         ).flatten()
     return (law.unsqueeze(-1) * p[length]).flatten()
 

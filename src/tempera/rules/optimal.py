@@ -1,9 +1,9 @@
 """The relaxation that costs the least KL divergence for the drafts that it keeps.
 
-A rule that keeps drafts of mass A emits tokens of a law π with Σ min(π, q) ≥ A, whatever else it
-does. The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤ 1 ≤ ω:
-keep x with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. The price is dKL/dA =
-log(ω/c). Derivation: docs/optimal.md.
+A rule that keeps drafts of mass A emits tokens from a distribution π with Σ min(π, q) ≥ A, whatever
+else it does. The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤
+1 ≤ ω: keep x with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. The price is
+dKL/dA = log(ω/c). Derivation: docs/optimal.md.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ HIGHEST = 20.0
 @dataclass(frozen=True, init=False)
 class Priced(Rule):
     """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
-    emitted law sum to 1. No rule that keeps as many drafts has less KL at a position.
+    emitted distribution sum to 1. No rule that keeps as many drafts has less KL at a position.
 
     `Relaxed` uses the same ω everywhere; here the price is the same, and ω follows from each pair
     of p and q. Price 0 is exact decoding.
@@ -89,7 +89,7 @@ def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
 
 def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
     """The residual G that minimises KL(kept + (1 - Σ kept)·G ‖ p) for any rule: Norm[c·p - kept]+,
-    with c ≤ 1 such that the emitted law sums to 1. It is p if nothing is rejected.
+    with c ≤ 1 such that the emitted distribution sums to 1. It is p if nothing is rejected.
 
     Args:
         p: the target's distribution, [..., V].
@@ -108,7 +108,7 @@ def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:
     """The largest c in [low, 1] at which `mass`, which increases with c, is at most 1: [..., 1].
 
     Bisects log c for all rows at once, then interpolates linearly between the ends. This is exact
-    unless one of the law's tokens changes branch of the median between them. Nothing is read from
+    unless a token changes branch of the median between them. Nothing is read from
     the device.
     """
     c, step = low, low.reciprocal()

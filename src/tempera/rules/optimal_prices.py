@@ -69,7 +69,7 @@ class PricedRounds:
 
     @classmethod
     def enumerated(cls, p: Tables, q: Tables) -> "PricedRounds":
-        """All chains of L = len(q) tokens, weighted by the draft's law.
+        """All chains of L = len(q) tokens, weighted by the draft's distribution.
 
         Args:
             p: the target's tables; p[t] [V^t, V] holds its distributions after all prefixes of t

@@ -127,15 +127,16 @@ class BlockVerification:
     are accepted with probability h_i + (1 - h_i)(w_i - a_i) = w_i.) On average it accepts at least
     as many tokens as testing them one by one, where that probability is Π min(1, p/q) ≤ w_i.
 
-    q must be a token's law given the tokens drafted before it, and guesses must not survive a
-    round: later tokens influence the acceptance of earlier ones, so with Jacobi drafters other than
-    SJD's the law would differ. Implements `JointRule`.
+    q must be a token's distribution given the tokens drafted before it, and guesses must not
+    survive a round: later tokens influence the acceptance of earlier ones, so with Jacobi drafters
+    other than SJD's the law would differ. Implements `JointRule`.
     """
 
     lossless: ClassVar[bool] = True
 
     def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The last node that is kept, and the law of the token after it. See `JointRule.walk`.
+        """The last node that is kept, and the distribution of the token after it. See
+        `JointRule.walk`.
 
         Raises:
             TemperaError: the draft is not a chain.
