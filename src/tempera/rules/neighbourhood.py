@@ -2,7 +2,7 @@
 LANTERN, LANTERN++ and GSD.
 
 They add the probability of neighbouring codes when they test a drafted x. None is exact. Each has
-its published residual, the residual that is optimal for its f in total variation, G* = Norm[p -
+its published residual, the residual that is optimal for its f in total variation, `G*` = Norm[p -
 q·f]+ (Cool-SD, Eq. 10 and Figure 4), and the one that is optimal in KL divergence, Norm[c·p -
 q·f]+ (`tempera.rules.optimal`). The last two need f of every token.
 

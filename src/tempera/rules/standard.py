@@ -45,13 +45,13 @@ class Relaxed(Rule):
 
     Args:
         schedule: ω_1..ω_L; deeper nodes use ω_L. See `tempera.rules.schedules`.
-        residual_kind: "optimal", G* = Norm[p - q·f]+ (Eq. 10), "vanilla", Norm[p - q]+ (Eq. 11), or
-            "kl", Norm[c·p - q·f]+, the one of least KL divergence (docs/optimal.md). The first two
-            are the same where ω_i ≥ 1 (Proposition 1); below 1 vanilla is biased, and "kl" is G*.
-            At ω_i < 1 vanilla is ill-conditioned where p ≈ q: it normalises a difference of almost
-            equal numbers, yet many tokens are rejected. G* minimises the TV bound (Eq. 8) and not
-            the exact TV of whole sequences, in which errors at different positions may cancel:
-            there vanilla is sometimes nearer to the target.
+        residual_kind: "optimal", `G*` = Norm[p - q·f]+ (Eq. 10), "vanilla", Norm[p - q]+ (Eq. 11),
+            or "kl", Norm[c·p - q·f]+, the one of least KL divergence (docs/optimal.md). The first
+            two are the same where ω_i ≥ 1 (Proposition 1); below 1 vanilla is biased, and "kl" is
+            `G*`. At ω_i < 1 vanilla is ill-conditioned where p ≈ q: it normalises a difference of
+            almost equal numbers, yet many tokens are rejected. `G*` minimises the TV bound (Eq. 8)
+            and not the exact TV of whole sequences, in which errors at different positions may
+            cancel: there vanilla is sometimes nearer to the target.
 
     Raises:
         TemperaError: the schedule is empty or has an ω that is not above 0 or not finite in
