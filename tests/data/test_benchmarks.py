@@ -108,7 +108,9 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(benchmarks, "COCO", Repository("phiyodr/coco2017", "dataset", commit))
         hub.add("nateraw/parti-prompts", {"PartiPrompts.tsv": "Prompt\na cat\n"}, kind="datasets")
         drawn = {"data/test-0.parquet": parquet(prompts=["a  dog", "b"])}
-        hub.add("Jialuo21/DrawBench", drawn, kind="datasets")
+        commit = hub.add("Jialuo21/DrawBench", drawn, kind="datasets")
+        drawbench = Repository("Jialuo21/DrawBench", "dataset", commit)
+        monkeypatch.setattr(benchmarks, "DRAWBENCH", drawbench)
         for offline in (False, True):
             hub.here(monkeypatch, offline=offline)
             assert {(one.id, one.text) for one in coco_prompts()} == {("70", "a"), ("50", "c")}

@@ -19,7 +19,8 @@ from tempera.runtime.row_store import read_table
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
 """MS-COCO 2017's captions without images, 30 MB."""
 PARTI = Repository("nateraw/parti-prompts", "dataset")
-DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset")
+DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26ba79b7c0d52c9cb16")
+"""The 200 prompts as Parquet; shunk031/DrawBench is a script, which `datasets` runs no more."""
 
 Captions = dict[str, list[tuple[str, str]]]
 """Image id -> the ids and texts of its captions, in order."""
