@@ -331,3 +331,7 @@ def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatc
             match=rf"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N",
         ):
             parse_device(name)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert parse_device("cuda").type == "cuda"
+    with pytest.raises(TemperaError, match="device=cuda"):
+        parse_device("cuda:1")

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
+from tiny_targets import composed
 
-from tempera.config.build import parse_dtype
+from tempera.config.build import build_image_decoder, parse_dtype
+from tempera.runtime import processor
 from tempera.runtime.processor import arithmetic, computes_bfloat16
 
 
@@ -32,3 +36,32 @@ def test_float16_on_a_cpu_is_computed_with_in_float32() -> None:
     assert arithmetic(torch.float16, cpu) == torch.float32
     assert arithmetic(torch.float16, other) == torch.float16
     assert arithmetic(torch.bfloat16, cpu) == torch.bfloat16
+
+
+@pytest.mark.parametrize("built", [None, "12.8"])
+def test_a_gpu_that_is_not_used_is_mentioned(
+    built: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    for driver, said in ((tmp_path / "none", ""), (tmp_path, "nvidia" if built else "without")):
+        monkeypatch.setattr(processor, "DRIVER", driver)
+        processor.tell_device()
+        told = capsys.readouterr().out
+        assert said in told and bool(said) == bool(told)
+
+
+@pytest.mark.parametrize("model", ["shapes", "shapes_mar"])
+def test_pictures_are_made_in_bfloat16_with_the_model(model: str) -> None:
+    decoders = [
+        build_image_decoder(composed(f"model={model}", "device=cpu", f"dtype={dtype}"))
+        for dtype in ("bfloat16", "float16")
+    ]
+    codes = torch.zeros(1, 12, 12, dtype=torch.int64)
+    if model == "shapes_mar":
+        config = decoders[0].config
+        codes = torch.zeros(1, 12, 12, config.networks.z_channels * config.patch**2)
+    half, whole = (decoder.decode_codes(codes) for decoder in decoders)
+    assert (half.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(half.float(), whole, rtol=0, atol=0.03)

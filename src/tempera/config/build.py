@@ -25,7 +25,7 @@ from tempera.errors import TemperaError, shortened
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification, Exact
-from tempera.runtime.distributed import started_as_main
+from tempera.runtime.distributed import started_as_main, started_with_others
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
@@ -77,6 +77,14 @@ def build_tokenizer(cfg: DictConfig) -> nn.Module:
     """
     tokenizer: nn.Module = instantiate(cfg.model.tokenizer)
     return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
+
+
+def build_image_decoder(cfg: DictConfig) -> nn.Module:
+    """Build `model.tokenizer` to make pictures of codes: in bfloat16 if `dtype` is, since the
+    activations of a large picture take gigabytes, otherwise in float32.
+    """
+    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+    return build_tokenizer(cfg).to(dtype if dtype == torch.bfloat16 else torch.float32)
 
 
 def build_target(cfg: DictConfig) -> Target:
@@ -406,7 +414,7 @@ def build_pipeline(cfg: DictConfig, target: Target) -> Any:
         cfg.pipeline,
         target=target,
         method=build_method(cfg, target),
-        image_decoder=build_tokenizer(cfg),
+        image_decoder=build_image_decoder(cfg),
         device=parse_device(cfg.device),
     )
 
@@ -449,7 +457,7 @@ def build_sized_pipeline(cfg: DictConfig) -> Any:
         cfg.pipeline,
         target=target,
         method=instantiate(cfg.decoding, **accepted(cfg.decoding, offered)),
-        image_decoder=build_tokenizer(cfg),
+        image_decoder=build_image_decoder(cfg),
         device=META,
     )
 
@@ -510,6 +518,11 @@ def parse_device(name: str) -> torch.device:
         raise TemperaError(
             f"`device={shortened(str(name))}` is not on this machine; use auto, cpu, cuda or cuda:N"
         ) from None
+    if device.index is not None and device.type == "cuda" and started_with_others():
+        raise TemperaError(
+            f"`device={name}` would put all processes of this run on one GPU; give device=cuda, "
+            "and each takes one of its own"
+        )
     return device
 
 

@@ -65,6 +65,10 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
         try:
             cfg = _without_auto(cfg, config_name)
             check_options(cfg, config_name)
+            if cfg.get("device") == "auto" and started_as_main():
+                from tempera.runtime.processor import tell_device
+
+                tell_device()
             return main(cfg)
         except Exception as problem:
             with other_hydra():

@@ -73,7 +73,8 @@ class KLModel(nn.Module):
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Tokens [B, h, w, D] → images [B, 3, H, W], about [−1, 1]."""
         latents = unpatchify(codes, self.config.patch) / self.config.scale
-        image: Tensor = self.decoder(self.post_quant_conv(latents.permute(0, 3, 1, 2)))
+        latents = latents.permute(0, 3, 1, 2).to(self.post_quant_conv.weight.dtype)
+        image: Tensor = self.decoder(self.post_quant_conv(latents))
         return image
 
 

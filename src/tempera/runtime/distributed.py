@@ -69,7 +69,16 @@ class Processes:
 
 def started_as_main() -> bool:
     """Whether this process was started as the main one of a run, by its environment."""
-    return {**slurm_environment(os.environ), **os.environ}.get("RANK", "0") == "0"
+    return _launched().get("RANK", "0") == "0"
+
+
+def started_with_others() -> bool:
+    """Whether this process was started as one of several of a run, by its environment."""
+    return int(_launched().get("WORLD_SIZE", "1")) > 1
+
+
+def _launched() -> Mapping[str, str]:
+    return {**slurm_environment(os.environ), **os.environ}
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,21 @@
 """What the processor computes fast, and in what dtype."""
 
+from pathlib import Path
+
 import torch
+
+DRIVER = Path("/proc/driver/nvidia/version")
+"""Where the driver of an NVIDIA GPU shows that there is one."""
+
+
+def tell_device() -> None:
+    """Print which GPU `device=auto` is, or why it is a CPU on a machine with a GPU."""
+    if torch.cuda.is_available():
+        print(f"device=auto is cuda: {torch.cuda.get_device_name()}")
+    elif DRIVER.exists():
+        built = torch.version.cuda or torch.version.hip
+        why = "cannot use it, see nvidia-smi" if built else "is built without CUDA"
+        print(f"device=auto is cpu: there is a GPU, but PyTorch {torch.__version__} {why}")
 
 
 def computes_bfloat16(device: torch.device) -> bool:
