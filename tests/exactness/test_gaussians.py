@@ -27,7 +27,7 @@ from tempera.continuous.rules import (
 )
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import RESAMPLED
-from tempera.exactness.gaussians import Linear, SampleComparison, Toy, ToyHead, Wavy, check, compare
+from tempera.exactness.gaussians import Linear, Toy, ToyHead, Wavy, check, compare
 
 LINEAR = Linear(stages=3, channels=2)
 HEADS = {
@@ -93,12 +93,6 @@ def test_the_distance_and_its_p_value_are_kolmogorovs() -> None:
     assert (found.accepted_length, found.trials) == (1.0, 0.0)
     columns[:, 1] = -columns[:, 0]  # each alone is normal, and not both
     assert compare(columns, output).distance > 0.1 > compare(columns, output, 0).distance
-
-
-def test_a_comparison_states_its_result() -> None:
-    for p_value, word in ((1.1e-4, "agrees"), (1e-4, "DIFFERS")):
-        shown = SampleComparison(0.012, 0.003, p_value, 1000, 1.5, 2.25)
-        assert shown.agrees == (word == "agrees") and str(shown).startswith(f"{word}: p = 0.0001")
 
 
 # The rules

@@ -7,23 +7,18 @@ import math
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny_evaluation import tiny_pipeline
 
-from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Draft, Rule
-from tempera.decoding.probabilities import Sampling, excess, ratio
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import uniforms
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Method
 from tempera.exactness.tables import (
     LawComparison,
     TableTarget,
     check,
     compare,
-    emit,
     emitted_law,
-    lookup,
 )
 from tempera.rules.standard import Exact
 
@@ -111,12 +106,6 @@ def test_too_many_outcomes_are_refused():
     assert check(Exact(), Tree.chain(1), vocab_size=10, length=5, rows=20).rows == 20
 
 
-def test_drafts_past_the_image_get_the_first_row():
-    table = torch.rand(4, 3)
-    found = lookup(table, torch.tensor([[3, 4], [0, 99]]))
-    assert found.equal(torch.stack([table[[3, 0]], table[[0, 0]]]))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_greedy_tables_also_give_the_distribution_at_temperature_one(temperature):
     nothing = Draft(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, 3), Tree.empty())
@@ -126,32 +115,3 @@ def test_greedy_tables_also_give_the_distribution_at_temperature_one(temperature
     assert (soft is None) == (temperature > 0)
     if soft is not None:
         torch.testing.assert_close(soft, TableTarget(3, 2).table[:1].expand(2, 1, 3))
-
-
-class Fading(Rule):
-    """Relaxed in the first rounds that it sees, then exact: by a Python counter."""
-
-    def __init__(self) -> None:
-        self.tests = 0
-
-    def accept(self, p, q, depth):
-        self.tests += 1
-        return ratio(p * (5.0 if self.tests <= 2 else 1.0), q)
-
-    def residual(self, p, q, token, depth):
-        return excess(p, q)
-
-
-def test_a_rule_with_a_counter_is_the_same_in_a_check_and_in_an_evaluation():
-    """Two batches; the counter lives on from the first to the second."""
-    pipeline = tiny_pipeline()
-    target, drafter = pipeline.target, pipeline.method.drafter
-    ids = [str(row) for row in range(40)]
-    checked, evaluated = Fading(), Fading()
-    for _ in range(2):
-        found = pipeline.tokens([Prompt(i, i) for i in ids], Method(drafter, evaluated))
-        expected = emit(target, drafter, checked, rows=40)
-        assert found.tokens.equal(expected.tokens) and evaluated.tests == checked.tests > 2
-    exact = emit(target, drafter, Exact(), rows=40)
-    first = emit(target, drafter, Fading(), rows=40)
-    assert found.tokens.equal(exact.tokens) and not first.tokens.equal(exact.tokens)

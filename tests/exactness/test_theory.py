@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from near_codes import near_rules
 from random_drafts import SMALL
 from table_models import FirstRoundOnly, tables
 
@@ -102,23 +103,6 @@ def test_an_exact_rule_has_no_bias_in_one_round_or_many():
             torch.testing.assert_close(decoded_law(p, q, rule, length, 5), truth)
 
 
-def test_no_draft_is_the_target():
-    _, _, p, q = tables()
-    torch.testing.assert_close(decoded_law(p, q, Relaxed((3.0,)), 0, 4), sequence_law(p, 4))
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_an_image_that_fits_in_a_round_is_one_round(rule):
-    _, _, p, q = tables()
-    one = one_round_law(p, q, rule, LENGTH).view(-1, 3).sum(-1)
-    # rounds after the first begin where it stopped, so the laws agree on the first token and, when
-    # nothing is left to draft, entirely
-    torch.testing.assert_close(decoded_law(p, q, rule, LENGTH, 1), one.view(3, -1).sum(-1))
-    torch.testing.assert_close(
-        decoded_law(p, q, rule, 1, 1), one_round_law(p, q, rule, 1).view(3, 3).sum(-1)
-    )
-
-
 def test_one_token_needs_one_table():
     _, _, p, q = tables()
     law, rule = p[0][0], Exact()
@@ -155,21 +139,15 @@ def test_a_floor_of_one_keeps_the_bound_of_a_visit_and_emits_more():
         assert expected_emitted(p, q, high, 3) > expected_emitted(p, q, low, 3)
 
 
-def test_relaxing_emits_more():
-    _, _, p, q = tables()
-    lengths = [
-        expected_emitted(p, q, Relaxed(uniform(delta, 3)), 3)
-        for delta in (0.5, 1.0, 1.1, 2.0, 100.0)
-    ]
-    assert lengths == sorted(lengths)
-    assert lengths[1] == pytest.approx(expected_emitted(p, q, Exact(), 3))
-    assert lengths[-1] > 3.9
-
-
 # The loop's own measurements
 
+LOOPED = [
+    *(pytest.param(rule, id=str(rule)) for rule in (RULES[2], RULES[5])),
+    *(pytest.param(rule, id=name) for name, rule in near_rules(3).items() if "published" in name),
+]
 
-@pytest.mark.parametrize("rule", [RULES[2], RULES[5]])
+
+@pytest.mark.parametrize("rule", LOOPED)
 def test_the_loop_measures_what_theory_expects_of_a_round(rule):
     target, draft, p, q = tables()
     drafter = FirstRoundOnly(draft, Tree.chain(LENGTH))
@@ -189,7 +167,7 @@ def test_the_loop_measures_what_theory_expects_of_a_round(rule):
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(2), Tree.from_paths([[0], [1], [2]])])
-@pytest.mark.parametrize("rule", [RULES[2], RULES[5]])
+@pytest.mark.parametrize("rule", LOOPED)
 def test_over_many_rounds_the_measured_bounds_bound(rule, tree):
     target, draft, p, q = tables(4)
     drafter = StaticTreeDrafter(draft, tree)
@@ -247,14 +225,6 @@ def test_a_residual_of_the_rejected_token_is_averaged():
     torch.testing.assert_close(visit.emitted[0], torch.tensor([0.18, 0.25, 0.06]) + rejected)
 
 
-def test_siblings_checked_by_hand():
-    _, _, p, q = tables(2)
-    for rule in RULES:
-        for count in (1, 2):
-            law = tree_law(p, q, rule, Tree.from_paths([[i] for i in range(count)]), 1)
-            torch.testing.assert_close(law, _sibling_law(p[0][0], q[0][0], rule, count))
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"sampling": Sampling(1.0, top_k=2)}, {"sampling": Sampling(1.0, 0)}, {"forced": {1: 2}}],
@@ -269,30 +239,6 @@ def test_on_trees_an_exact_rule_has_no_bias(options):
             assert (
                 total_variation(tree_law(p, q, Relaxed((2.0,)), tree, 4), sequence_law(p, 4)) > 0.01
             )
-
-
-def _sibling_law(p, q, rule, count=3):
-    law, depth = torch.zeros(3, dtype=torch.float64), torch.tensor(1)
-
-    def test(target, q, weight, left):
-        for token in range(3):
-            if q[token] == 0:
-                continue
-            f = rule.accept_at(target, q, torch.tensor(token), depth).item()
-            law[token] += weight * q[token].item() * f
-            rejected, residual = (
-                weight * q[token].item() * (1 - f),
-                rule.residual(target, q, torch.tensor(token), depth),
-            )
-            if left == 1:
-                law.add_(rejected * residual)
-            else:
-                rest = q.clone()
-                rest[token] = 0
-                test(residual, rest / rest.sum(), rejected, left - 1)
-
-    test(p, q, 1.0, count)
-    return law
 
 
 def _mean(samples):
