@@ -126,19 +126,6 @@ def test_a_perfect_draft_is_always_accepted():
     assert emit(TableTarget(3, 1), NoDraft(), Exact(), rows=1).trace.rounds.tolist() == [1]
 
 
-def test_draws_of_a_round_are_distinct():
-    class Recorder(RandomStreams):
-        def next(self, count):
-            self.counts = [*getattr(self, "counts", []), count]
-            return super().next(count)
-
-    target, draft = tables()
-    names = ["a", "b"]
-    streams = Recorder(0, names)
-    decode(target, StaticTreeDrafter(draft, SMALL), Exact(), streams, names)
-    assert set(streams.counts) == {7 + 7 + 1}  # drafting, acceptance, and the next token
-
-
 def test_observers_see_every_round_and_clocks_its_parts():
     target, draft = tables()
     message, clock, names = [], Clock(), ["a", "b"]

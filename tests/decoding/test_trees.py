@@ -97,28 +97,6 @@ def test_tables_agree_with_the_parents(parents):
         assert tree.last_children[1 + parent] == (children[-1] if children else -1)
 
 
-@given(parents())
-@settings(max_examples=60, deadline=None)
-def test_levels_grow_the_same_tree(parents):
-    tree = Tree.from_parents(torch.tensor(parents))
-    above, expanded, seen = [-1], [], []
-    for level in tree.levels:
-        nodes = level.slots.flatten()[level.picks].tolist()
-        assert [above[pick // level.slots.shape[1]] for pick in level.picks.tolist()] == [
-            parents[node] for node in nodes
-        ]
-        inner = [nodes[place] for place in level.inner.tolist()]
-        assert inner == [node for node in nodes if node in parents]
-        assert [above[place] for place in level.inner_parents.tolist()] == [
-            parents[node] for node in inner
-        ]
-        expanded += inner
-        expected = [[other in lineage(parents, node) for other in expanded] for node in inner]
-        assert level.ancestors.tolist() == expected
-        above, seen = inner, seen + nodes
-    assert seen == list(range(tree.nodes))
-
-
 def test_each_row_may_have_its_own_topology():
     rows = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1]]
     tree = Tree.from_parents(torch.tensor(rows))
@@ -160,25 +138,3 @@ def test_static_trees_are_moved_to_a_device_once():
 def test_impossible_trees_are_refused(make, words):
     with pytest.raises(TemperaError, match=words):
         make()
-
-
-@given(parents(), parents())
-@settings(max_examples=60, deadline=None)
-def test_the_tests_of_a_tree_reach_every_node_in_its_rank(one, other):
-    size = min(len(one), len(other))
-    rows = torch.tensor([one[:size], other[:size]])
-    tree, alone = Tree.from_parents(rows), Tree.from_parents(rows[0])
-    assert all(test.nodes.min() >= 0 for test in alone.sibling_tests)
-    for row, tests in enumerate((tree.sibling_tests, tree.sibling_tests, alone.sibling_tests)):
-        own, tested = rows[row % 2].tolist(), [[] for _ in range(size + 1)]
-        for rank, test in enumerate(tests):
-            columns = (test.parents, test.nodes, test.earlier)
-            for parent, node, before in zip(
-                *(one.tolist() if one.dim() == 1 else one[row].tolist() for one in columns),
-                strict=True,
-            ):
-                if node >= 0:
-                    assert own[node] == parent - 1
-                    assert before == (tested[parent - 1][-1] if rank else node)
-                    tested[parent - 1].append(node)
-        assert sorted(node for family in tested for node in family) == list(range(size))

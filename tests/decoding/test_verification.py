@@ -81,27 +81,6 @@ def test_every_row_may_have_its_own_tree(rule):
     same_as_defined(*random_draft(60, loose), rule)
 
 
-def certain(rows, tree, vocab_size=6, forced=0.2):
-    """Drafts that propose different siblings for certain, over p that is sometimes forced."""
-    draft, p, uniforms = random_draft(rows, tree, vocab_size, seed=3, forced=forced)
-    ranks = tree.earlier_siblings.sum(-1).expand_as(draft.tokens)
-    starts = torch.randint(vocab_size, (rows, 1), generator=torch.Generator().manual_seed(4))
-    tokens = (starts + ranks) % vocab_size
-    return Draft(tokens, one_hot(tokens, vocab_size), tree), p, uniforms
-
-
-TREES_OF_ROWS = Tree.from_parents(
-    torch.tensor([[-1, -1, 0, 0, 0], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, 2]]).repeat(50, 1)
-)
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("tree", [SMALL, TREES_OF_ROWS], ids=["tree", "trees of rows"])
-def test_one_hot_proposals_are_verified_as_defined(tree, rule):
-    draft, p, uniforms = certain(150, tree)
-    same_as_defined(draft, p, uniforms, rule)
-
-
 @pytest.mark.parametrize("tree", [Tree.chain(4), SMALL])
 def test_forced_positions_are_kept_whatever_the_rule(tree):
     strict = Relaxed((1e-6,))

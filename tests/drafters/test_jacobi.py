@@ -33,7 +33,6 @@ from tempera.drafters.jacobi import (
 )
 from tempera.drafters.jacobi_window import Window
 from tempera.drafters.none import NoDraft
-from tempera.errors import TemperaError
 from tempera.exactness.tables import emit
 from tempera.rules.standard import Exact, Match, Relaxed
 
@@ -381,15 +380,3 @@ def test_the_trace_has_the_networks_probabilities(method):
     whole = target.score(Draft(output.tokens, torch.zeros(0), Tree.chain(target.length))).p[:, :-1]
     expected = at(whole, output.tokens).log()
     torch.testing.assert_close(output.trace.logprob, expected, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda target: sjd(target, 13), "window=13 is longer than the image of 12 tokens"),
-        (lambda target: jacobi(target, 0), "window=0 is empty"),
-    ],
-)
-def test_impossible_windows_are_refused(make, message):
-    with pytest.raises(TemperaError, match=message):
-        make(local_target(2, (3, 4)))

@@ -25,21 +25,17 @@ from tempera.rules.standard import Exact
 
 
 class Written(DraftModel):
-    """A draft model whose distribution after a token puts more mass on the tokens near it;
-    remembers what it was asked.
-    """
+    """A draft model whose distribution after a token puts more mass on the tokens near it."""
 
     def __init__(self, vocab_size):
         self.table = (
             -(torch.arange(vocab_size)[:, None] - torch.arange(vocab_size)).abs().float() / 2
         ).softmax(-1)
-        self.asked = []
 
     def roots(self):
         return self.table[[0, 3]]
 
     def expand(self, tokens, level):
-        self.asked.append((level.depth, tokens))
         return self.table[tokens]
 
 
@@ -114,13 +110,6 @@ def test_greedy_drafts_are_ranked_at_temperature_1_without_top_k(make):
     greedy = laws(Sampling(3.0, temperature=0, top_k=2, top_p=0.5))
     torch.testing.assert_close(greedy, laws(Sampling(3.0)))
     assert (greedy > 0).all()
-
-
-def test_only_nodes_with_children_are_expanded():
-    model, draft = propose(SMALL)
-    assert [depth for depth, _ in model.asked] == [1, 2]
-    assert model.asked[0][1].equal(draft.tokens[:, [0, 1]])
-    assert model.asked[1][1].equal(draft.tokens[:, [3]])
 
 
 def test_an_empty_tree_is_refused():

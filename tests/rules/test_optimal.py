@@ -13,7 +13,7 @@ from token_laws import distribution, fast, omegas, pair, weights
 
 from tempera.decoding.probabilities import kl_divergence, total_variation
 from tempera.errors import TemperaError
-from tempera.rules.optimal import HALVINGS, Priced, _largest, kl_residual
+from tempera.rules.optimal import HALVINGS, Priced, kl_residual
 from tempera.rules.schedules import Prices, floored, uniform
 from tempera.rules.standard import Exact, Relaxed
 
@@ -144,14 +144,6 @@ def test_a_price_of_each_depth_and_the_last_one_below():
     torch.testing.assert_close(f, torch.stack(single))
 
 
-def test_the_residual_of_least_kl_of_rows_together():
-    generator = torch.Generator().manual_seed(1)
-    p, q = torch.randn(2, 6, 4, 5, generator=generator).softmax(-1)
-    kept = torch.minimum(1.3 * p, q)
-    together = kl_residual(p, kept)
-    torch.testing.assert_close(together[3, 2], kl_residual(p[3, 2], kept[3, 2]))
-
-
 @pytest.mark.parametrize("price", [-0.1, 20.1, float("nan"), float("inf")])
 def test_impossible_prices(price):
     with pytest.raises(TemperaError, match="a kept draft cannot cost .* nats; give prices from 0"):
@@ -163,11 +155,3 @@ def test_schedules_of_the_other_kind():
         Priced(uniform(2.0, 3))
     with pytest.raises(TemperaError, match="Relaxed takes a schedule of relaxations"):
         floored(Prices((0.5, 0.5)), 0.0)
-
-
-def test_the_largest_number_of_mass_at_most_one():
-    """Exact where the mass is linear, by interpolation; 1 where even that is too little."""
-    low = torch.tensor([[0.2], [0.01], [0.5]], dtype=torch.float64)
-    slopes = torch.tensor([[1.7], [30.0], [0.9]], dtype=torch.float64)
-    found = _largest(low, lambda c: c * slopes)
-    assert found.flatten().tolist() == pytest.approx([1 / 1.7, 1 / 30, 1.0], rel=1e-12)

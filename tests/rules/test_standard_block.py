@@ -1,9 +1,6 @@
-"""Block verification: the algorithm by hand, its law over many rounds, and that it never keeps
-fewer tokens than testing one by one.
+"""Block verification: the algorithm by hand, and how many tokens it keeps. Its law is in
+exactness/test_laws.py.
 """
-
-import itertools
-import math
 
 import pytest
 import torch
@@ -14,10 +11,10 @@ from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
-from tempera.drafters.jacobi import jacobi, scd, sjd_pac
+from tempera.drafters.jacobi import jacobi, scd
 from tempera.errors import TemperaError
 from tempera.exactness.tables import TableDraft, TableTarget, emit
-from tempera.exactness.theory import expected_emitted, sequence_law
+from tempera.exactness.theory import expected_emitted
 from tempera.rules.standard import BlockVerification, Exact
 
 
@@ -78,74 +75,26 @@ def test_a_token_that_the_draft_cannot_draw_changes_no_weight():
     assert BlockVerification().kept_probs(draft, p)[0, 1].item() == pytest.approx(0.5)
 
 
-def tables(length, seed):
-    target = TableTarget(3, length + 1, seed=seed)
-    draft = TableDraft(target, seed=seed + 1)
-    return target, draft, target.conditionals(), draft.conditionals()
-
-
-def enumerated(p, q, length):
-    """The law of L + 1 tokens of which the first round's come from block verification, and E[τ +
-    1], by every draft.
-    """
-    law, emitted = torch.zeros(3 ** (length + 1), dtype=torch.float64), 0.0
-    for draft in itertools.product(range(3), repeat=length):
-        places = [
-            sum(token * 3**k for k, token in enumerate(reversed(draft[:i])))
-            for i in range(length + 1)
-        ]
-        drafted = math.prod(q[i][places[i], draft[i]].item() for i in range(length))
-        above, below = (
-            torch.stack([p[i][places[i]] for i in range(length + 1)]),
-            torch.stack([q[i][places[i]] for i in range(length)]),
-        )
-        chances, laws, _ = by_hand(above, below, draft)
-        for i, chance in enumerate(chances):
-            emitted += drafted * chance * (i + 1)
-            after = drafted * chance * laws[i]
-            for j in range(i + 1, length + 1):
-                rows = 3 ** (j - i)
-                after = (
-                    after.unsqueeze(-1) * p[j][places[i] * rows : (places[i] + 1) * rows]
-                ).flatten()
-            start, size = places[i] * 3 ** (length + 1 - i), 3 ** (length + 1 - i)
-            law[start : start + size] += after
-    return law, emitted
-
-
 @pytest.mark.parametrize(("length", "seed"), [(1, 0), (2, 1), (3, 2)])
-def test_enumeration_shows_it_lossless_and_no_shorter_than_token_by_token(length, seed):
-    target, draft, p, q = tables(length, seed)
-    law, emitted = enumerated(p, q, length)
-    torch.testing.assert_close(law, sequence_law(p, length + 1))
-    exact = expected_emitted(p, q, Exact(), length)
-    assert emitted == pytest.approx(exact) if length == 1 else emitted > exact + 1e-4
-    trace = emit(
-        target,
-        FirstRoundOnly(draft, Tree.chain(length)),
-        BlockVerification(),
-        rows=10_000,
-    ).trace
+def test_on_average_it_keeps_no_fewer_tokens_than_testing_one_by_one(length, seed):
+    target = TableTarget(3, length + 1, seed=seed)
+    draft, block = TableDraft(target, seed=seed + 1), BlockVerification()
+    exact = expected_emitted(target.conditionals(), draft.conditionals(), Exact(), length)
+    trace = emit(target, FirstRoundOnly(draft, Tree.chain(length)), block, rows=20_000).trace
     counts = (trace.round == 0).sum(-1).double()
-    assert counts.mean().item() == pytest.approx(emitted, abs=5 * counts.std().item() / 100)
+    error = counts.std().item() / len(counts) ** 0.5
+    gain = counts.mean().item() - exact
+    assert abs(gain) < 5 * error if length == 1 else gain > 3 * error
 
 
-# What is refused, and what a trace says
+# What is refused
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda target: jacobi(target, 3),
-        lambda target: scd(target, 3),
-        lambda target: scd(target, 3, coupling="maximal"),
-        lambda target: sjd_pac(target, 3, proactive=False),
-    ],
-)
+@pytest.mark.parametrize("make", [jacobi, scd])
 def test_surviving_guesses_are_refused(make):
     target = TableTarget(3, 4)
     with pytest.raises(TemperaError, match="draw new ones"):
-        emit(target, make(target), BlockVerification(), rows=2)
+        emit(target, make(target, 3), BlockVerification(), rows=2)
 
 
 def test_a_tree_with_branches_is_refused():
