@@ -1,7 +1,17 @@
 """Several processes: as torchrun says it, or as Slurm does."""
 
-import pytest
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
+import pytest
+from paths import ROOT
+
+from tempera.config import resolvers
 from tempera.runtime.distributed import first_node, slurm_environment, started_as_main
 
 STEP = {
@@ -55,3 +65,42 @@ def test_one_process_stays_one() -> None:
 )
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
+
+
+def test_a_requeued_batch_job_has_the_directory_of_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun(command: str, job: str) -> str:
+        monkeypatch.setattr(sys, "argv", command.split())
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        return resolvers.started()
+
+    assert begun("run.py method=ar", "7") != begun("run.py method=ar", "7")  # in a shell
+    monkeypatch.setenv("ENVIRONMENT", "BATCH")
+    first = begun("run.py method=ar", "7")
+    assert first.startswith("slurm-7_")
+    assert first == begun("run.py method=ar hydra/job_logging=disabled", "7")  # of another rank
+    assert first not in (begun("run.py method=ar seed=1", "7"), begun("run.py method=ar", "8"))
+
+
+@pytest.mark.slow
+def test_a_job_of_a_sweep_that_is_requeued_goes_on(tmp_path: Path) -> None:
+    """With submitit's local jobs, which are requeued as those of Slurm are."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    options = "-m method=ar limit=4 batch_size=1 metrics=none speed.prompts=0 tracking=none"
+    command = [sys.executable, str(ROOT / "eval" / "run.py"), *options.split()]
+    place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    with subprocess.Popen([*command, "hydra/launcher=submitit_local", place]) as sweep:
+        while sweep.poll() is None and not list(tmp_path.glob("sweep/0/records/*.parquet")):
+            time.sleep(0.05)
+        (job,) = (
+            child
+            for child in psutil.Process(sweep.pid).children(recursive=True)
+            if "submitit.core._submit" in child.cmdline()
+        )
+        os.kill(job.pid, signal.SIGUSR2)
+        assert sweep.wait(timeout=200) == 0
+    assert (tmp_path / "sweep" / "0" / "metrics.json").is_file()
+    (log,) = tmp_path.glob("sweep/.submitit/*/*_log.err")
+    told = log.read_text(encoding="utf-8")
+    assert "Caught signal SIGUSR2" in told and told.count("  0%|") == 1, told

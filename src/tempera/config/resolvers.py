@@ -1,11 +1,14 @@
-"""The resolvers that conf/ uses: `package`, `unique`, `beside`, `at`, `unless_random`,
+"""The resolvers that conf/ uses: `package`, `started`, `beside`, `at`, `unless_random`,
 `own_or`, `jobs`, `ceil`, `each` and `usage`.
 """
 
+import hashlib
 import math
 import os
 import re
 import secrets
+import sys
+from datetime import datetime
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -19,9 +22,15 @@ def package(path: str) -> str:
     return str(Path(__file__).resolve().parent.parent / path)
 
 
-def unique() -> str:
-    """`${unique:}`: four random letters and digits, to tell runs of the same second apart."""
-    return secrets.token_hex(2)
+def started() -> str:
+    """`${started:}`: when a run began, with four random letters and digits. In a batch job of Slurm
+    it is the job's number and a hash of the command instead, so that a job that was requeued goes
+    on in the same directory.
+    """
+    if os.environ.get("ENVIRONMENT") == "BATCH" and (job := os.environ.get("SLURM_JOB_ID")):
+        given = [one for one in sys.argv if one != "hydra/job_logging=disabled"]
+        return f"slurm-{job}_{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}"
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
 
 
 def beside(weights: str) -> str:
@@ -136,4 +145,4 @@ def groups(config_name: str) -> dict[str, list[str]]:
 
 for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each, usage):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
-OmegaConf.register_new_resolver("unique", unique, replace=True, use_cache=True)
+OmegaConf.register_new_resolver("started", started, replace=True, use_cache=True)
