@@ -93,7 +93,7 @@ def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "._a.png").write_bytes(b"of the file system")
     (tmp_path / "a.txt").write_text("\ufeffone")
     (tmp_path / "c.txt").write_bytes(b"caf\xe9")
-    check(image_folder(str(tmp_path)), ["one"], "b.txt", "c.txt:1 is not UTF-8 text")
+    check(image_folder(str(tmp_path)), ["one"], "b.png: no caption", "c.txt:1 is not UTF-8 text")
 
 
 def tar_of(path: Path, members: dict[str, bytes]) -> None:

@@ -4,10 +4,10 @@ classes. Each is read from the hub, at a fixed commit if one is known, or from a
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
 from tempera.data.prompts import Prompt, chosen, coco_captions, file_prompts, text_of
 from tempera.data.sources import Entry, Listed, existing, usable_entry
@@ -25,15 +25,14 @@ DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26
 Captions = dict[str, list[tuple[str, str]]]
 """Image id -> the ids and texts of its captions, in order."""
 T = TypeVar("T")
-PerImage = Annotated[int, Field(ge=0)]
 
 
 def coco_prompts(
     path: str | None = None,
     limit: int | None = 64,
     offset: int = 0,
-    per_image: PerImage = 1,
-    seed: int = 0,
+    per_image: NonNegativeInt = 1,
+    seed: NonNegativeInt = 0,
 ) -> list[Prompt]:
     """Captions of MS-COCO 2017's validation images; ids are those of the annotations.
 
@@ -51,7 +50,10 @@ def coco_prompts(
 
 
 def coco_training(
-    path: str | None = None, images: str | None = None, per_image: PerImage = 1, seed: int = 0
+    path: str | None = None,
+    images: str | None = None,
+    per_image: NonNegativeInt = 1,
+    seed: NonNegativeInt = 0,
 ) -> Listed:
     """`source=coco`, `source=coco_captions`: captions of MS-COCO 2017's training images.
 
@@ -97,7 +99,7 @@ def _coco_images(path: str | None, split: str) -> Captions:
 def _order(name: str) -> tuple[int, int, str]:
     """Sorts numbers by value, before other ids."""
     number = name.isascii() and name.isdigit()
-    return (0, int(name), name) if number else (1, 0, name)
+    return (0, len(name), name) if number else (1, 0, name)
 
 
 def _shuffled(images: Captions, per_image: int, seed: int) -> list[tuple[str, str, str]]:
@@ -125,7 +127,10 @@ def prompt_file(path: str) -> Listed:
 
 
 def parti_prompts(
-    path: str | None = None, limit: int | None = 64, offset: int = 0, seed: int | None = 0
+    path: str | None = None,
+    limit: int | None = 64,
+    offset: int = 0,
+    seed: NonNegativeInt | None = 0,
 ) -> list[Prompt]:
     """PartiPrompts; ids are PartiPrompts-<line>.
 
@@ -157,7 +162,7 @@ def drawbench_prompts(
 
 
 def geneval_prompts(
-    path: str | None = None, limit: int | None = 64, offset: int = 0, per_prompt: int = 4
+    path: str | None = None, limit: int | None = 64, offset: int = 0, per_prompt: PositiveInt = 4
 ) -> list[Prompt]:
     """GenEval's prompts; ids are <prompt>-<repetition>, like its sample files: 00012-0003.
 
@@ -180,7 +185,7 @@ def geneval_prompts(
 
 
 def imagenet_prompts(
-    limit: int | None = 64, offset: int = 0, per_class: int = 50, seed: int = 0
+    limit: int | None = 64, offset: int = 0, per_class: PositiveInt = 50, seed: NonNegativeInt = 0
 ) -> list[Prompt]:
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.
@@ -193,7 +198,7 @@ def imagenet_prompts(
     return chosen(prompts, limit, offset, "ImageNet")
 
 
-def imagenet_classes(per_class: int = 50, seed: int = 1) -> Listed:
+def imagenet_classes(per_class: PositiveInt = 50, seed: NonNegativeInt = 1) -> Listed:
     """`source=imagenet`: class numbers, from which the target generates its own images."""
     prompts = imagenet_prompts(None, 0, per_class, seed)
     return _listed(prompts, "imagenet", None, per_class=per_class, seed=seed)

@@ -12,14 +12,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from tqdm import tqdm
 from typing_extensions import override
 
@@ -42,7 +42,15 @@ URLS = ("URL", "url")
 CAPTIONS = ("top_caption", "caption", "TEXT", "text")
 ASKED = ("repository", "revision", "path", "url", "caption", "seed", "shard_size", "size")
 """Options on which the images depend."""
-COLUMNS = {"key": pa.string(), "url": pa.string(), "caption": pa.string(), "image": pa.binary()}
+COLUMNS = pa.schema(
+    [pa.field(name, pa.string(), nullable=False) for name in ("key", "url", "caption")]
+    + [pa.field("image", pa.binary(), nullable=False)]
+)
+"""Of a shard; its metadata count the URLs that failed, by kind of failure."""
+
+FAILURES = TypeAdapter(dict[str, int])
+UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
+"""What reading a table raises."""
 
 Row = tuple[str, str | None, str | None]
 """Key, URL and caption."""
@@ -71,7 +79,7 @@ class LaionCoco(Limits, Source):
     limit: PositiveInt | None = None
     url: str | None = None
     caption: str | None = None
-    seed: int = 0
+    seed: NonNegativeInt = 0
     shard_size: PositiveInt = 1000
 
     @override
@@ -125,7 +133,8 @@ class LaionCoco(Limits, Source):
                 if self.limit is not None and sum(here) >= self.limit:
                     break
                 made = processes.gather(self._made(shards, len(here) + processes.rank))
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self._failures().most_common())
+        failed = sum((Counter(kinds) for _, kinds in self._made_shards()), Counter[str]())
+        kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
         if not self.count():
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
@@ -139,20 +148,21 @@ class LaionCoco(Limits, Source):
 
     def _shards(self) -> list[int]:
         """Pairs in each shard before the first missing one."""
-        pairs: list[int] = []
-        while (path := self._shard(len(pairs))).is_file():
-            try:
-                pairs.append(pq.read_metadata(path).num_rows)
-            except (pa.ArrowException, OSError) as problem:
-                raise _unreadable(path, problem) from None
-        return pairs
+        return [pairs for pairs, _ in self._made_shards()]
 
-    def _failures(self) -> Counter[str]:
-        """How many URLs failed, by kind of failure."""
-        counted: Counter[str] = Counter()
-        for number in range(len(self._shards())):
-            counted.update(json.loads(pq.read_schema(self._shard(number)).metadata[b"failures"]))
-        return counted
+    def _made_shards(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Pairs in each shard before the first missing one, and failures by their kinds."""
+        for number in count():
+            if not (path := self._shard(number)).is_file():
+                return
+            try:
+                file = pq.ParquetFile(path)
+                if not file.schema_arrow.equals(COLUMNS):
+                    raise ValueError(f"its columns are not {', '.join(COLUMNS.names)}")
+                failures = FAILURES.validate_json((file.schema_arrow.metadata or {})[b"failures"])
+            except UNREADABLE as problem:
+                raise _unreadable(path, problem) from None
+            yield file.metadata.num_rows, failures
 
     def _made(self, shards: Iterator[tuple[int, list[Row]]], number: int) -> bool:
         """Make one shard unless it is there; False if the table has no rows for it."""
@@ -165,7 +175,7 @@ class LaionCoco(Limits, Source):
         failures.update({"no caption": len(rows) - len(wanted)} if len(rows) > len(wanted) else {})
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
         columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
-        table = pa.table(columns, pa.schema(COLUMNS, {"failures": json.dumps(failures)}))
+        table = pa.table(columns, COLUMNS.with_metadata({"failures": json.dumps(failures)}))
         if rows:
             with replacing(self._shard(number)) as temporary:
                 pq.write_table(table, temporary, row_group_size=64)
@@ -191,7 +201,7 @@ class LaionCoco(Limits, Source):
                     for row in order.permutation(len(table)):
                         key = f"{Path(name).stem}-{group}-{row}"
                         yield key, text_of(addresses[row]), text_of(texts[row])
-            except (pa.ArrowException, OSError, KeyError) as problem:
+            except UNREADABLE as problem:
                 raise _unreadable(path, problem) from None
 
     def _manifest(self) -> dict[str, Any]:

@@ -25,8 +25,8 @@ QUOTED = re.compile(r'(?:(?:"(?:[^"]|"")*+"|[^"\t\n]*+)(?:[\t\n]|\Z))*+')
 """Tab-separated text in which every quotation mark belongs to a quoted field."""
 
 
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and lone surrogates."""
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, line separators and lone surrogates."""
 
 
 @dataclass(frozen=True)
@@ -227,10 +227,11 @@ def _table_rows(file: Path) -> Rows:
         io.StringIO(text, newline=""),
         delimiter="\t" if tabs else ",",
         quoting=csv.QUOTE_NONE if tabs and not QUOTED.fullmatch(text) else csv.QUOTE_MINIMAL,
+        strict=True,  # a quotation mark without its partner swallows lines
     )
     try:
-        header = next(reader, [])
-        if text and not {name.strip().lower() for name in header} & {*TEXT_NAMES, "file_name"}:
+        header = [name.strip() for name in next(reader, [])]
+        if text and not {name.lower() for name in header} & {*TEXT_NAMES, "file_name"}:
             raise TemperaError(
                 f"{file}:1 names no column of prompts (it names {shortened(', '.join(header))}): "
                 "name it prompt."

@@ -24,6 +24,7 @@ from torch import Tensor
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, replacing, sha256_file, write_json
 from tempera.runtime.installation import command
+from tempera.runtime.row_store import Numbers, read_table
 
 MANIFEST = "manifest.json"
 
@@ -154,16 +155,12 @@ class CodedImages:
         return torch.from_numpy(self.codes).long()
 
 
-def _schema(length: int) -> pa.Schema:
-    codes = pa.list_(pa.int32(), length)
-    return pa.schema([("key", pa.string()), ("caption", pa.string()), ("codes", codes)])
-
-
 def write_shard(path: Path, images: CodedImages) -> str:
     """Write one shard atomically and return its sha256. Equal contents give equal bytes."""
     length = images.codes.shape[1]
     codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.ravel(), pa.int32()), length)
-    table = pa.table([images.keys, images.captions, codes], _schema(length))
+    texts = (pa.array(values, pa.string()) for values in (images.keys, images.captions))
+    table = pa.table([*texts, codes], ["key", "caption", "codes"])
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     return sha256_file(path)
@@ -175,20 +172,14 @@ def read_shard(path: Path, count: int, length: int, vocab_size: int) -> CodedIma
     Raises:
         TemperaError: the file is not such a shard.
     """
-    try:
-        table = pq.read_table(path)
-        if table.schema != _schema(length) or any(column.null_count for column in table.columns):
-            raise ValueError(f"its columns are not key, caption and {length} codes")
-        codes = table["codes"].combine_chunks().flatten().to_numpy().reshape(-1, length)
-        if len(codes) != count:
-            raise ValueError(f"it holds {len(codes)} images and not {count}")
-        if len(codes) and not (codes.min() >= 0 and codes.max() < vocab_size):
-            raise ValueError(f"its codes are not all below {vocab_size}")
-    except (pa.ArrowException, OSError, ValueError) as problem:
+    columns = {"key": None, "caption": None, "codes": Numbers(0, vocab_size, length)}
+    rows = read_table(path, columns)
+    if len(rows) != count:
         raise TemperaError(
-            f"{path} is not a shard of codes ({shortened(str(problem))}): prepare the shards again."
-        ) from problem
-    return CodedImages(table["key"].to_pylist(), table["caption"].to_pylist(), codes)
+            f"{path} holds {len(rows)} images and not {count}: prepare the shards again."
+        )
+    codes = np.array([row["codes"] for row in rows], np.int32).reshape(-1, length)
+    return CodedImages([row["key"] for row in rows], [row["caption"] for row in rows], codes)
 
 
 def shard_file(directory: Path, number: int) -> Path:

@@ -22,8 +22,6 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_text, reason, regular_file
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
-MEMBERS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
-"""Names of the images in an archive's samples."""
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 EncodedPicture = bytes | Path | PIL.Image.Image
@@ -100,7 +98,8 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
     """
     folder = existing(path, "an image folder")
-    files = sorted(one for one in folder.rglob("[!.]*") if _suffix(one) in SUFFIXES)
+    found = sorted(folder.rglob("[!.]*"))
+    files = [one for one in found if _suffix(one) in SUFFIXES]
     named = {one.name.lower(): one for one in folder.glob("*")}
     metadata = next((named[name] for name in METADATA if name in named), None)
     if not files:
@@ -116,17 +115,18 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
                 else Broken(place[0], "no file_name")
             )
     else:
-        entries = [_beside(file, folder) for file in files]
+        texts = {one.with_suffix(""): one for one in found if _suffix(one) == "txt"}
+        entries = [_beside(one, texts.get(one.with_suffix("")), folder) for one in files]
     known = {"kind": "imagefolder", "path": path, "caption": caption}
     return Listed(
         entries, {**known, "fingerprint": _fingerprint([metadata] if metadata else files)}
     )
 
 
-def _beside(image: Path, folder: Path) -> Entry | Broken:
+def _beside(image: Path, caption: Path | None, folder: Path) -> Entry | Broken:
     """An image whose caption is in a .txt beside it."""
     try:
-        text = text_of(read_text(image.with_suffix(".txt")))
+        text = text_of(read_text(caption)) if caption else None
     except TemperaError as problem:
         return Broken(str(image), str(problem))
     return usable_entry(str(image), str(image.relative_to(folder)), text, image)
@@ -187,9 +187,10 @@ class Stream(Source):
         key = str(position)
         if self.path == "webdataset":
             key = f"{Path(row['__url__']).name}/{row['__key__']}"
-            text = None if self.caption else text_of(row["txt"])
-            text = text or (field_of(row["json"], self.caption) if row["json"] else None)
-            image = next((row[name] for name in MEMBERS if row[name]), None)
+            row = {name.lower(): value for name, value in row.items() if value is not None}
+            text = None if self.caption else text_of(row.get("txt"))
+            text = text or field_of(row.get("json"), self.caption)
+            image = next((row[name] for name in SUFFIXES if row.get(name)), None)
         else:
             text, image = field_of(row, self.caption), row[self.image] if self.image else None
         if isinstance(image, dict):
@@ -210,8 +211,9 @@ class Stream(Source):
             options["data_files"] = [glob.escape(str(file.absolute())) for file in self.files]
         if self.path == "webdataset":
             text = datasets.Value("string")
-            known = {"__key__": text, "__url__": text, "txt": text, "json": datasets.Json()}
-            options["features"] = datasets.Features({**known, **dict.fromkeys(MEMBERS, picture)})
+            members = {"txt": text, "json": datasets.Json(), **dict.fromkeys(SUFFIXES, picture)}
+            members |= {name.upper(): kind for name, kind in members.items()}
+            options["features"] = datasets.Features({"__key__": text, "__url__": text, **members})
             return datasets.load_dataset(self.path, streaming=True, **options)
         stream = datasets.load_dataset(self.path, streaming=True, **options)
         named = [name for name in stream.column_names if name.lower() in TEXT_NAMES]
@@ -304,5 +306,6 @@ def matching(pattern: str, suffix: str) -> list[Path]:
 
 def _fingerprint(files: Sequence[Path]) -> str:
     """A short hash of names and sizes, to notice that a source has changed."""
-    listing = "\n".join(f"{file} {file.stat().st_size}" for file in files)
+    sizes = (f"{file} {file.stat().st_size}" for file in files if file.exists())
+    listing = "\n".join(sizes)
     return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -117,7 +117,7 @@ class Reference:
 
     @property
     def _is_array(self) -> bool:
-        return self.place is not None and self.place.endswith(".npz")
+        return self.place is not None and self.place.lower().endswith(".npz")
 
     def _files(self) -> list[Path]:
         if self.place is None or self._of_hub:
@@ -125,7 +125,7 @@ class Reference:
         place = Path(self.place).expanduser()
         if self._is_array:
             return [place]
-        return sorted(path for path in place.rglob("*") if path.suffix.lower() in ENDINGS)
+        return sorted(path for path in place.rglob("[!.]*") if path.suffix.lower() in ENDINGS)
 
 
 def _array(path: Path) -> Pictures:

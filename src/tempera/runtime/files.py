@@ -94,8 +94,8 @@ def regular_file(path: Path) -> Path:
     Raises:
         TemperaError: it is missing, or a directory, a pipe or a device.
     """
-    if not path.exists():
-        raise TemperaError(f"there is no file {path}: give the path of one.")
+    if not os.path.exists(path):  # noqa: PTH110 (False for a name that is too long)
+        raise TemperaError(f"there is no file {shortened(str(path), 200)}: give the path of one.")
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "a pipe or a device"
         raise TemperaError(f"{path} is {kind}: give the path of a file.")
@@ -146,7 +146,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte-order mark and with `LF` line ends.
+    """The text of a UTF-8 file, without byte-order marks and with `LF` line ends.
 
     Raises:
         TemperaError: the file cannot be read, or is in another encoding.
@@ -156,13 +156,14 @@ def read_text(path: Path) -> str:
     except OSError as problem:
         raise TemperaError(f"cannot read {path}: {problem.strerror}; make it readable.") from None
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode()
     except UnicodeDecodeError as problem:
         utf16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
         line = content.count(b"\n", 0, problem.start) + 1
         raise TemperaError(
             f"{path}:{line} is not UTF-8 text{' but UTF-16' * utf16}: save the file as UTF-8."
         ) from None
+    text = text.replace("\ufeff", "")  # joined files have marks inside, too
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

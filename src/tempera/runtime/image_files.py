@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
@@ -16,6 +16,8 @@ from tempera.runtime.files import regular_file, replacing
 Picture = NDArray[np.uint8]
 MOST_PIXELS = 89_478_485
 """Larger images are not decoded; Pillow warns of decompression bombs from here on."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
+"""What is decoded; Pillow would hand others, such as PostScript, to programs that run them."""
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_IMAGE = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 """The chunks of a PNG that are the image; all others are metadata."""
@@ -34,13 +36,15 @@ def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
         if isinstance(image, Path):
             image = regular_file(image).read_bytes()
         try:
-            return _shown(Image.open(io.BytesIO(image)))
+            return _shown(Image.open(io.BytesIO(image), formats=FORMATS))
         except Exception:
             if not image.startswith(PNG):
                 raise
-            return _shown(Image.open(io.BytesIO(_without_metadata(image))))
+            return _shown(Image.open(io.BytesIO(_without_metadata(image)), formats=["PNG"]))
     except MemoryError:
         raise
+    except UnidentifiedImageError:  # its text names an object in memory
+        raise OSError("it has no known format of images") from None
     except Exception as problem:  # Pillow may raise anything on damaged bytes
         raise OSError(shortened(str(problem) or type(problem).__name__, 200)) from problem
 

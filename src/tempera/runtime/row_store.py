@@ -43,7 +43,7 @@ class Store:
 
     Args:
         directory: directory of the parts.
-        columns: what each row must have besides its id, and the numbers that it can be.
+        columns: what each row must have besides its id, and the numbers that it can be; None: text.
     """
 
     def __init__(
@@ -128,7 +128,9 @@ def read_table(
 def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
     regular_file(path)
     try:
-        return pq.read_table(path, columns=columns, partitioning=None)
+        table = pq.read_table(path, columns=columns, partitioning=None)
+        table.validate(full=True)  # texts in UTF-8, for instance
+        return table
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
             f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run "
@@ -141,9 +143,9 @@ def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
     here = name in table.column_names
     if not here or table[name].null_count:
         return f"a row without {name}" if numbers is None or numbers.needed else None
-    if numbers is None:
-        return None
     column = table[name].combine_chunks()
+    if numbers is None:
+        return None if _is_text(column) else f"{name} that are not texts"
     if numbers.length is not None:
         lengths = pc.list_value_length(column) if _is_list(column) else pa.array([0])
         if pc.any(pc.not_equal(lengths, numbers.length)).as_py():
@@ -166,6 +168,10 @@ def _is_list(column: pa.Array | pa.ChunkedArray) -> bool:
     return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
 
 
+def _is_text(column: pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
 def _lists(column: pa.ChunkedArray, wanted: Numbers) -> list[Any]:
     """A column's values, with its lists of numbers as arrays."""
     flat = column.combine_chunks()
@@ -178,6 +184,8 @@ def _lists(column: pa.ChunkedArray, wanted: Numbers) -> list[Any]:
     content = flat.flatten().to_numpy(zero_copy_only=False)
     if wanted.length:
         integers = np.issubdtype(content.dtype, np.integer)
-        small = np.min_scalar_type(-1 - content.max()) if integers else np.dtype(np.float32)
+        small = (
+            np.min_scalar_type(-1 - content.max(initial=0)) if integers else np.dtype(np.float32)
+        )
         content = content.astype(small)
-    return np.split(content, ends[:-1])
+    return np.split(content, ends)[:-1]
