@@ -117,10 +117,22 @@ def test_pairs_are_downloaded_until_there_are_enough_and_once(
         source(tmp_path / "other", repository="owner/other").fetch(ALONE)
     with pytest.raises(TemperaError, match="made with seed=0"):
         source(tmp_path, seed=1).fetch(ALONE)
-    damaged = tmp_path / "images" / "00001.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    with pytest.raises(TemperaError, match=r"00001\.parquet cannot be read"):
-        again.fetch(ALONE)
+    shard = tmp_path / "images" / "00001.parquet"
+    whole, good = pq.read_table(shard), shard.read_bytes()
+    for wrong in (
+        good[:-9],
+        whole.replace_schema_metadata({}),
+        whole.replace_schema_metadata({"failures": "[7]"}),
+        whole.drop_columns(["url"]),
+        whole.set_column(0, "key", pa.array([1] * len(whole))),
+        whole.set_column(2, "caption", pa.nulls(len(whole), pa.string())),
+    ):
+        if isinstance(wrong, bytes):
+            shard.write_bytes(wrong)
+        else:
+            pq.write_table(wrong, shard)
+        with pytest.raises(TemperaError, match=r"00001\.parquet cannot be read"):
+            again.fetch(ALONE)
 
 
 def test_a_killed_download_goes_on_in_two_processes_and_ends_the_same(

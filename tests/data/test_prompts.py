@@ -45,7 +45,7 @@ def test_one_prompt_is_one_text(given: Any) -> None:
 TEXTS = ["a cat", "a “dog” asleep"]
 FILES = {
     "txt": "a cat\n  a “dog”\tasleep \n\n",
-    "csv": "id,Prompt\n1,a cat\n2,a “dog” asleep\n",
+    "csv": "id, Prompt \n1,a cat\n2,a “dog” asleep\n",
     "tsv": "Prompt\tNote\na cat\tx\na “dog” asleep\n",
     "jsonl": '{"prompt": "a cat"}\n["a “dog” asleep", "another"]\n',
     "json": '{"annotations": [{"id": 1, "caption": "a cat"},\n'
@@ -59,7 +59,8 @@ FILES = {
 def test_every_format_with_every_line_end_and_a_byte_order_mark(
     kind: str, mark: str, ends: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / f"my prompts.{kind.upper()}", mark + FILES[kind].replace("\n", ends))
+    text = mark + FILES[kind].replace("\n", f"{ends}{mark}", 1).replace("\n", ends)
+    path = write(tmp_path / f"my prompts.{kind.upper()}", text)
     prompts = file_prompts(path)
     assert [prompt.text for prompt in prompts] == TEXTS
     if kind != "json":
@@ -87,7 +88,7 @@ def test_quotes_of_a_tsv_are_those_of_pandas_or_part_of_raw_prompts(tmp_path: Pa
 @pytest.mark.parametrize(
     "name",
     ["../../../escaped/evil", "/tmp/evil", "a/b", "a\\b", "..", ".", "", ".hidden", "a\nb", "\x00",
-     "x" * 101, "é" * 51, "\ud800"],
+     "a\u2028b", "x" * 101, "é" * 51, "\ud800"],
 )  # fmt: skip
 def test_an_id_is_a_file_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="a prompt's id"):
@@ -107,7 +108,8 @@ def test_a_repeated_prompt_may_have_a_longer_id() -> None:
 
 
 def test_ids_are_unique_in_the_whole_set(tmp_path: Path) -> None:
-    one, other = ({"id": name, "image_id": f"{name!r}", "caption": "x"} for name in (1, "1"))
+    long = "9" * 5000  # Python refuses to count so far
+    one, other = ({"id": name, "image_id": f"{long}{name!r}", "caption": "x"} for name in (1, "1"))
     path = write(tmp_path / "captions.json", coco(one, other))
     for door in (file_prompts, coco_prompts):
         with pytest.raises(TemperaError, match="two prompts have the id 1"):
@@ -143,6 +145,8 @@ def test_coco_captions_and_parquet(tmp_path: Path) -> None:
         ("a.tsv", "Prompt\tCategory\nx\ty\nx\ty\tz\n", r"a\.tsv:3 "),
         ("a.tsv", "Category\tPrompt\nx\ty\nx\n", r"a\.tsv:3 "),
         ("a.csv", "Prompt,Category\n ,y\n", r"a\.csv:2 "),
+        ("a.csv", 'Prompt,Category\n"x,y\nx,y\n', r"a\.csv:3 is broken .unexpected end"),
+        ("a.csv", 'Prompt,Category\n"x" y,y\n', r"a\.csv:2 is broken"),
         ("a.jsonl", '"x"\n{"prompt": null}\n', r"a\.jsonl:2 "),
         ("a.jsonl", '"x"\n{"prompt": 7}\n', r"a\.jsonl:2 "),
         ("a.jsonl", '"x"\n{"prompt": []}\n', r"a\.jsonl:2 "),

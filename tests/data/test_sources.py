@@ -88,12 +88,19 @@ def test_a_folder_with_metadata_in_parquet(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
+    (tmp_path / "loop.png").symlink_to("loop.png")
     for number, name in enumerate(("a.png", "b.png", "c.png")):
         (tmp_path / name).write_bytes(picture(number))
     (tmp_path / "._a.png").write_bytes(b"of the file system")
-    (tmp_path / "a.txt").write_text("\ufeffone")
+    (tmp_path / "a.TXT").write_text("\ufeffone")
     (tmp_path / "c.txt").write_bytes(b"caf\xe9")
-    check(image_folder(str(tmp_path)), ["one"], "b.png: no caption", "c.txt:1 is not UTF-8 text")
+    check(
+        image_folder(str(tmp_path)),
+        ["one"],
+        "b.png: no caption",
+        "c.txt:1 is not UTF-8 text",
+        "loop.png: no caption",
+    )
 
 
 def tar_of(path: Path, members: dict[str, bytes]) -> None:
@@ -108,7 +115,7 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
 def test_tar_shards_and_their_foreign_members(tmp_path: Path) -> None:
     tar_of(tmp_path / "0[a].tar", {
         "README": b"x", "._s.png": b"", "LICENSE.md": b"x", "s0.png": picture(), "s0.txt": b"one",
-        "s1.JPG": picture(), "s1.json": b'{"caption": ["two", "x"], "words": "zwei"}',
+        "s1.JPG": picture(), "s1.JSON": b'{"caption": ["two", "x"], "words": "zwei"}',
         "s2.txt": b"x", "s3.png": picture(), "s3.json": b'{"caption": null}',
     })  # fmt: skip
     tar_of(tmp_path / "1.TAR", {"s0.png": picture(), "s0.txt": b"three", "s0.json": b"{}"})

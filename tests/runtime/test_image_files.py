@@ -67,11 +67,12 @@ def test_a_picture_stands_upright() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nonsense", PNG, encoded(PLAIN)[:-30], _bomb(), encoded(Image.new("F", (6, 4)), "TIFF"),
+    [b"", b"nonsense", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", PNG,
+     encoded(PLAIN)[:-30], _bomb(), encoded(Image.new("F", (6, 4)), "TIFF"),
      encoded(Image.fromarray(np.full((4, 6), 2**20, np.int32)), "TIFF")],
 )  # fmt: skip
 def test_what_is_no_picture_says_why(content: bytes) -> None:
-    with pytest.raises(OSError, match="."):
+    with pytest.raises(OSError, match="^(?!.* at 0x|.*Ghostscript)."):
         decode_picture(content)
 
 

@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tempera.errors import TemperaError
@@ -32,16 +34,23 @@ def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
     part = next(tmp_path.glob("*.parquet"))
     part.rename(tmp_path / ".x.parquet.123.tmp")
     assert store.missing(["a"]) == ["a"]
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 half")
-    with pytest.raises(TemperaError, match=r"x\.parquet is damaged"):
-        store.rows()
+    latin = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"),
+                                                   pa.py_buffer(b"\xe9")])  # fmt: skip
+    for content in (b"PAR1 half", pa.table({"id": latin})):
+        if isinstance(content, bytes):
+            (tmp_path / "x.parquet").write_bytes(content)
+        else:
+            pq.write_table(content, tmp_path / "x.parquet")
+        with pytest.raises(TemperaError, match=r"x\.parquet is damaged"):
+            store.rows()
 
 
 COLUMNS = {
     "tokens": Numbers(0, 300, length=3), "seconds": Numbers(0), "tested": Numbers(0),
-    "sizes": Numbers(0, length=3, needed=False),
+    "sizes": Numbers(0, length=3, needed=False), "name": None,
 }  # fmt: skip
-GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1], "sizes": [1, None, 7]}
+GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1], "sizes": [1, None, 7],
+        "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2]}, "a row of other than 3 tokens"),
     ({"tokens": [1, 2, 300]}, "tokens that are not between 0 and 300"),
@@ -54,6 +63,8 @@ BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"seconds": float("inf")}, "seconds that are not between"),
     ({"seconds": None}, "a row without seconds"),
     ({"seconds": "soon"}, "seconds that are not numbers"),
+    ({"name": None}, "a row without name"),
+    ({"name": 7}, "name that are not texts"),
 ]
 
 
