@@ -59,7 +59,7 @@ FILES = {
 def test_every_format_with_every_line_end_and_a_byte_order_mark(
     kind: str, mark: str, ends: str, tmp_path: Path
 ) -> None:
-    text = mark + FILES[kind].replace("\n", f"{ends}{mark}", 1).replace("\n", ends)
+    text = ends.join(mark + line for line in FILES[kind].split("\n"))  # of joined files, too
     path = write(tmp_path / f"my prompts.{kind.upper()}", text)
     prompts = file_prompts(path)
     assert [prompt.text for prompt in prompts] == TEXTS
