@@ -18,7 +18,7 @@ from markdown_pages import (
 from paths import ROOT
 
 from tempera.config.compose import composed
-from tempera.reporting.paper_results import find, group
+from tempera.reporting import paper_results
 
 README = ROOT / "README.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -140,9 +140,11 @@ def test_every_table_and_figure_of_a_paper_is_listed(paper: str) -> None:
         assert about and (preset == "–") == (published == "–")
         if preset == "–":
             continue
-        rows = find(preset.strip("`")).get("models") or {}
+        rows = paper_results.find(preset.strip("`")).get("models") or {}
         models = set(re.findall(r"`(\w+)`", published))
-        assert models == {group(title)["model"] for title in rows} or (not rows and models)
+        assert models == {paper_results.group(title)["model"] for title in rows} or (
+            not rows and models
+        )
 
 
 def test_every_preset_of_a_paper_is_listed() -> None:
