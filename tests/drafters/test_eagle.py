@@ -4,15 +4,13 @@ import pytest
 import torch
 from cases import slow_but
 from dynamic_trees import grown, token_paths
-from network_drafts import SIZES, eagle, eagle2, parallel
+from network_drafts import SIZES, eagle, eagle2, parallel, write_smaller
 from tiny_networks import (
-    GRID,
     LENGTH,
     PROMPTS,
     TREE,
     VOCAB,
     full_draft,
-    lively,
     llamagen,
     random_rounds,
     tiny_eagle,
@@ -29,9 +27,7 @@ from tempera.drafters.independent import build_independent
 from tempera.drafters.parallel import build_parallel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
-from tempera.runtime.network_directory import write_network
-from tempera.shapes.networks import TextEncoder, load_smaller, target_config
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.shapes.networks import load_smaller
 
 
 def images(target, drafter):
@@ -131,10 +127,7 @@ def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, caps
 @pytest.fixture
 def smaller(tmp_path):
     torch.manual_seed(0)
-    config = LlamaGenConfig(VOCAB, 8, 12, 2, 1, GRID, prefix_length=4, caption_dim=4)
-    network, encoder = lively(LlamaGen(config)), TextEncoder(4, 4, 1, 1)
-    write_network(tmp_path, network.state_dict(), target_config(network))
-    write_network(tmp_path / "text_encoder", encoder.state_dict(), encoder.config)
+    write_smaller(tmp_path)
     return load_smaller(tmp_path)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_targets import FAMILIES, composed
+from tiny_targets import FAMILIES, METHODS, composed, method_options
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,27 +22,6 @@ from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.codebook_neighbours import Neighbours
 
-DRAFT, WINDOW = "drafter.path=random", "window=6"
-METHODS = {
-    "ar": [],
-    "eagle": ["tree=chain", "depth=3", DRAFT],
-    "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
-    "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
-    "parallel": ["depth=3", DRAFT],
-    "parallel tree": ["tree=mc_sim_7b_63", DRAFT],
-    "coolsd": ["tree=chain", "depth=3", DRAFT],
-    "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
-    "optimal_rsd": ["depth=3", DRAFT],
-    "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
-    "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
-    "block": ["depth=3", DRAFT],
-    "independent": [],
-    "jacobi": [WINDOW],
-    "sjd": [WINDOW],
-    "gsd": [WINDOW, "k=5"],
-    "scd": [WINDOW],
-    "sjd_pac": ["window=12", "branches=2"],
-}
 EVERYWHERE = ("ar", "eagle tree", "eagle2", "sjd_pac")
 """Methods that run on every family: no draft, a static tree, a dynamic one, Jacobi's."""
 ROUNDS = 3
@@ -139,12 +118,12 @@ def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
 def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path) -> None:
     options = FAMILIES[name].write(tmp_path)
     prompts, found = list(FAMILIES[name].prompts), {}
-    methods = METHODS if name == "llamagen_text" else {one: METHODS[one] for one in EVERYWHERE}
+    methods = METHODS if name == "llamagen_text" else EVERYWHERE
     with without_weights(composed(*options)) as (sized, _):
         target: Any = build_target(sized)
         target.pack()
-        for method, choices in methods.items():
-            cfg = composed(f"method={method.split()[0]}", *choices)
+        for method in methods:
+            cfg = composed(*method_options(method))
             alone = method == "independent"
             if "neighbours" in cfg:
                 near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}

@@ -1,9 +1,10 @@
-"""Every published family, tiny, in its official layout: loads through conf/, scores as a float64
-computation, decodes, drafts.
+"""Every published family, tiny, in its official layout: loads through conf/, scores as a
+computation written apart from the package, decodes, drafts.
 """
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,27 @@ import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
 from cases import slow_but, slow_rows_but
+from network_drafts import write_smaller
 from omegaconf import open_dict
 from PIL import Image
-from reference_llamagen import reference_logits
 from round_checks import check_rounds
-from tiny_networks import TREE, lively, random_draft, tiny_eagle, tiny_parallel
+from tiny_networks import TREE, random_draft, tiny_eagle, tiny_parallel
 from tiny_targets import (
     DIM,
     FAMILIES,
     HEADS,
     LAYERS,
+    META,
+    METHODS,
+    STATES,
     composed,
-    huggingface_state,
     llamagen_state,
-    meta_state,
+    method_options,
+    official_state,
     script,
     vq_option,
 )
+from torch.nn.functional import gelu
 
 from tempera.config import build
 from tempera.config.build import (
@@ -46,11 +51,8 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
-from tempera.runtime.network_directory import write_network
-from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
-from tempera.targets.shared_vocabulary import about_as_many
+from tempera.targets.shared_vocabulary import about_as_many, prompted_target
 from tempera.targets.token_head import FORBIDDEN
 from tempera.training.teacher_forcing import teach
 
@@ -72,133 +74,81 @@ def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     return {name: build_target(composed(*choices)) for name, choices in options.items()}
 
 
-HF_ROLES = {
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "attention_norm": "input_layernorm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-}
-HF_NORMS = {
-    "q_norm": "self_attn.q_norm.weight",
-    "q_bias": "self_attn.q_norm.bias",
-    "k_norm": "self_attn.k_norm.weight",
-    "k_bias": "self_attn.k_norm.bias",
-}
-META_ROLES = {
-    **{part: f"attention.w{part}.weight" for part in "qkvo"},
-    "gate": "feed_forward.w1.weight",
-    "up": "feed_forward.w3.weight",
-    "down": "feed_forward.w2.weight",
-    "attention_norm": "attention_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "q_norm": "attention.q_normalization.weight",
-    "q_bias": "attention.q_normalization.bias",
-    "k_norm": "attention.k_normalization.weight",
-    "k_bias": "attention.k_normalization.bias",
-}
-
-
-def lumina_logits(ids: list[int]) -> torch.Tensor:
-    w = huggingface_state(8832, norms=True)
-    layers = [
-        {role: w[f"model.layers.{i}.{name}"] for role, name in (HF_ROLES | HF_NORMS).items()}
-        for i in range(LAYERS)
-    ]
-    top = w["model.embed_tokens.weight"], layers, w["model.norm.weight"], w["lm_head.weight"]
-    return reference.logits(ids, *top, (HEADS, HEADS), 10000.0, reference.half_split)
-
-
-def anole_logits(ids: list[int]) -> torch.Tensor:
-    w = meta_state(8832)
-    layers = [
-        {role: w[f"layers.{i}.{name}"] for role, name in META_ROLES.items()} for i in range(LAYERS)
-    ]
-    top = w["tok_embeddings.weight"], layers, w["norm.weight"], w["output.weight"]
-    return reference.logits(ids, *top, (HEADS, HEADS), 10000.0, reference.interleaved)
-
-
-def emu3_logits(ids: list[int]) -> torch.Tensor:
-    w = huggingface_state(184622, kv=1)
-    layers = [
-        {role: w[f"model.layers.{i}.{name}"] for role, name in HF_ROLES.items()}
-        for i in range(LAYERS)
-    ]
-    top = w["model.embed_tokens.weight"], layers, w["model.norm.weight"], w["lm_head.weight"]
-    return reference.logits(ids, *top, (HEADS, 1), 1e6, reference.half_split)
-
-
 LUMINA_TEXT = "Generate an image of 64x64 according to the following prompt:\n"
-PROMPTED = {
+EMU3_GRID = [151852, *about_as_many("4*4"), 151851]
+PROMPTED = {  # prompt and null prompt, ids of the tokens, θ, whether pairs are neighbours
     "lumina": (
-        lumina_logits,
         lambda text: [0, *about_as_many(LUMINA_TEXT + text), 8710, 8197, 8806, 8806],
         [8197, 8806, 8806],
         [*range(4, 8196), 8803],
+        (10000.0, False),
     ),
     "anole": (
-        anole_logits,
         lambda text: [0, *about_as_many(text), 8710, 8197],
         [0, 8197],
         [*range(4, 8196)],
+        (10000.0, True),
     ),
     "emu3": (
-        emu3_logits,
-        lambda text: [
-            151849,
-            *about_as_many(text + POSITIVE),
-            151852,
-            *about_as_many("4*4"),
-            151851,
-        ],
-        [151849, *about_as_many(NEGATIVE), 151852, *about_as_many("4*4"), 151851],
+        lambda text: [151849, *about_as_many(text + POSITIVE), *EMU3_GRID],
+        [151849, *about_as_many(NEGATIVE), *EMU3_GRID],
         [*range(151854, 184622), 151846],
+        (1e6, False),
     ),
 }
 
 
 @pytest.mark.parametrize("name", slow_but(PROMPTED, "lumina"))
-def test_logits_and_guidance_equal_a_float64_computation(
-    name: str, targets: dict[str, Any]
-) -> None:
-    """The whole way: prompt format, left padding, the unconditional row's own prompt, the loader's
-    permutations, token ids, guidance.
+def test_logits_and_guidance_equal_another_computation(name: str, targets: dict[str, Any]) -> None:
+    """The whole way, in float64: prompt format, left padding, the unconditional row's own prompt,
+    the loader's permutations, token ids, guidance.
     """
-    target, prompts = targets[name], list(FAMILIES[name].prompts)
-    compute, format_prompt, null, ids = PROMPTED[name]
+    loaded, prompts = targets[name], list(FAMILIES[name].prompts)
+    network = deepcopy(loaded.network).double()
+    target = prompted_target(network, loaded.conditioner.encode, loaded.sampling)
+    format_prompt, null, ids, (theta, interleaved) = PROMPTED[name]
+    names, _, kv, *_ = STATES[name]
+    state = official_state(*STATES[name])
+    embedding, norm, head = (state[one] for one in names.top)
     draft = random_draft(Tree.chain(3), 2, torch.Generator().manual_seed(1), len(ids))
     target.begin(prompts, 3)
     scores = target.score(draft)
-    got = target.head.lm_logits(scores.hidden).double()
-    wanted = []
+    got, wanted, codes = target.head.lm_logits(scores.hidden), [], network.spec.codes
     for row in range(4):
         before = format_prompt(prompts[row]) if row < 2 else null
-        drawn = [ids[token] for token in draft.tokens[row % 2].tolist()]
-        wanted.append(compute([*before, *drawn])[-4:, ids[: target.network.spec.codes]])
-    codes = target.network.spec.codes
-    assert (got[..., :codes] - torch.stack(wanted)).abs().max() < 2e-5
+        sequence = [*before, *(ids[token] for token in draft.tokens[row % 2].tolist())]
+        turns = reference.line_turns(len(sequence), DIM // HEADS, theta)
+        given = names.layers(state), norm, head, (HEADS, kv), turns, interleaved
+        wanted.append(reference.logits(embedding[sequence], *given)[-4:, ids[:codes]])
+    assert (got[..., :codes] - torch.stack(wanted)).abs().max() < 1e-5
     assert (got[..., codes:] < FORBIDDEN / 2).all()
     conditional, unconditional = torch.stack(wanted).chunk(2)
     logits = unconditional + target.sampling.guidance * (conditional - unconditional)
-    logits = logits.masked_fill(
-        logits < logits.topk(target.sampling.top_k).values[..., -1:], -torch.inf
-    )
-    assert (scores.p[..., :codes] - logits.softmax(-1)).abs().max() < 1e-5
+    least = logits.topk(target.sampling.top_k).values[..., -1:]
+    expected = logits.masked_fill(logits < least, -torch.inf).softmax(-1)
+    assert (scores.p[..., :codes] - expected).abs().max() < 1e-5
     assert (scores.p[..., codes:] == 0).all()
 
 
-def test_llamagen_equals_a_float64_computation(targets: dict[str, Any]) -> None:
-    target, prompts = targets["llamagen_text"], ["a cat", "a dog"]
+def test_llamagen_equals_another_computation(targets: dict[str, Any]) -> None:
+    target, prompts, size = targets["llamagen_text"], ["a cat", "a dog"], DIM // HEADS
     features, keep = target.conditioner(prompts)
     state = llamagen_state(24, caption=8)
+    for i in range(LAYERS):
+        fused = state.pop(f"layers.{i}.attention.wqkv.weight").chunk(3)
+        names = (f"layers.{i}.attention.w{part}.weight" for part in "qkv")
+        state |= zip(names, fused, strict=True)
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
     hidden = teach(target, prompts, codes, torch.zeros(2, dtype=torch.bool)).hidden
-    wanted = reference_logits(state, features, keep, codes, grid=(4, 4))
-    assert (target.head.lm_logits(hidden) - wanted).abs().max() < 1e-5
+    embedding, norm, head = (state[one] for one in META.top)
+    first, second = (state[f"cls_embedding.cap_proj.fc{n}.weight"].double().T for n in (1, 2))
+    for row in range(2):
+        caption = gelu(features[row, keep[row]].double() @ first, approximate="tanh") @ second
+        x = torch.cat([caption, embedding[codes[row, :-1]]])
+        turns = reference.grid_turns(len(caption), len(x), size, columns=4)
+        wanted = reference.logits(x, META.layers(state), norm, head, (HEADS, HEADS), turns, True)
+        found = target.head.lm_logits(hidden[row])[-16:]
+        assert (found - wanted[-16:]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", slow_but(FAMILIES, "llamagen_text", "lumina"))
@@ -211,35 +161,13 @@ def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, A
         )
 
 
-DRAFT, WINDOW = "drafter.path=draft", "window=6"
-METHODS = {
-    "ar": [],
-    "eagle": ["tree=chain", "depth=3", DRAFT],
-    "eagle tree": ["tree=mc_sim_7b_63", DRAFT],
-    "eagle2": ["nodes=6", "branches=2", "depth=3", DRAFT],
-    "parallel": ["depth=3", "drafter.path=parallel"],
-    "coolsd": ["tree=chain", "depth=3", DRAFT],
-    "uniform_rsd": ["tree=chain", "depth=3", DRAFT],
-    "optimal_rsd": ["tree=chain", "depth=3", DRAFT],
-    "lantern": ["k=5", "tree=chain", "depth=3", DRAFT],
-    "lanternpp": ["k=5", "tree=mc_sim_7b_63", DRAFT],
-    "block": ["depth=3", DRAFT],
-    "independent": ["depth=3"],
-    "jacobi": [WINDOW],
-    "sjd": [WINDOW],
-    "gsd": [WINDOW, "k=5"],
-    "scd": [WINDOW],
-    "sjd_pac": ["window=12", "branches=2"],
-}
 EXACT = ("eagle tree", "parallel", "independent", "sjd_pac")
 
 
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Any]:
     """The methods' own options, which no model changes."""
-    return {
-        name: composed(f"method={name.split()[0]}", *choices) for name, choices in METHODS.items()
-    }
+    return {name: composed(*method_options(name, "draft", "parallel")) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -258,22 +186,8 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         directory = found[name] = tmp_path_factory.mktemp("beside")
         tiny_eagle(target).save_pretrained(directory / "draft")
         tiny_parallel(target, layers=2).save_pretrained(directory / "parallel")
-        sizes = LlamaGenConfig(
-            target.vocab_size, 8, 12, 1, 1, target.grid, prefix_length=4, caption_dim=4
-        )
-        network, encoder = lively(LlamaGen(sizes)), TextEncoder(4, 4, 1, 1)
-        place = directory / "smaller"
-        write_network(place, network.state_dict(), target_config(network))
-        write_network(place / "text_encoder", encoder.state_dict(), encoder.config)
+        write_smaller(directory / "smaller", target.vocab_size, target.grid)
     return found
-
-
-def smaller(directory: Path) -> dict[str, str]:
-    """The node that names the smaller model in a directory."""
-    return {
-        "_target_": "tempera.shapes.networks.load_smaller",
-        "directory": str(directory / "smaller"),
-    }
 
 
 @pytest.fixture
@@ -293,7 +207,10 @@ def generate(
         cfg = methods[method].copy()
         cfg.model = models[name].copy()
         with open_dict(cfg.model):
-            cfg.model.independent = smaller(places[name])
+            cfg.model.independent = {
+                "_target_": "tempera.shapes.networks.load_smaller",
+                "directory": str(places[name] / "smaller"),
+            }
         if "neighbours" in cfg:
             cfg.neighbours = {"_target_": "near_codes.next_codes"}
         target, prompts = targets[name], list(FAMILIES[name].prompts)
@@ -349,17 +266,11 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
     """LlamaGen-L for LlamaGen-3B, in official files of tiny sizes: `method=independent` finds it
     beside the target.
     """
-    larger, smaller = (
-        llamagen_state(24),
-        {name: tensor * 0.9 for name, tensor in llamagen_state(24).items()},
-    )
-    torch.save({"model": larger}, tmp_path / "c2i_3B_384.pt")
+    state = llamagen_state(24)
+    torch.save({"model": state}, tmp_path / "c2i_3B_384.pt")
+    smaller = {name: tensor * 0.9 for name, tensor in state.items()}
     torch.save({"model": smaller}, tmp_path / "c2i_L_384.pt")
-    sizes = next(
-        option
-        for option in options["llamagen_classes"]
-        if option.startswith("+model.network.config=")
-    ).partition("=")[2]
+    sizes = options["llamagen_classes"][3].partition("=")[2]
     tiny = [
         f"{sign}model.{part}network.config{value}"
         for part in ("", "independent.")
@@ -369,16 +280,13 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
     choose = ["model=llamagen_3b_c2i", "method=independent", "depth=3", *tiny, *rest]
 
     def rounds(*more: str) -> Any:
-        cfg = composed(*choose, f"weights={tmp_path}", *more)
+        cfg, prompts = composed(*choose, f"weights={tmp_path}", *more), ["3", "7"]
         target: Any = build_target(cfg)
-        return decode(
-            target, build_drafter(cfg, target), Exact(), RandomStreams(0, ["3", "7"]), ["3", "7"]
-        ).trace.rounds
+        drafter = build_drafter(cfg, target)
+        return decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).trace.rounds
 
-    assert rounds(f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}").tolist() == [
-        4,
-        4,
-    ]  # 16 tokens, 3 drafted and 1 more
+    same = f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}"
+    assert rounds(same).tolist() == [4, 4]  # 16 tokens, 3 drafted and 1 more
     assert 4 < rounds().sum() / 2 < 16
     (tmp_path / "c2i_L_384.pt").unlink()
     with pytest.raises(TemperaError, match=r"holds no c2i_L_384.pt: .* give .*weights=DIR"):
@@ -400,16 +308,6 @@ def test_a_model_of_a_shared_vocabulary_drafts_for_another(
     drafter: Any = build_drafter(cfg, target)
     output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
     assert output.trace.rounds.tolist() == [-(-target.length // 4)] * 2
-
-
-@pytest.mark.slow
-def test_a_model_without_a_smaller_one_is_refused(targets: dict[str, Any]) -> None:
-    cfg = composed("model=lumina", "method=independent")
-    with pytest.raises(
-        TemperaError,
-        match="^this model names no smaller one to draft for it: choose another model or drafter",
-    ):
-        build_drafter(cfg, targets["lumina"])
 
 
 @pytest.mark.parametrize("name", slow_but(FAMILIES, "lumina"))
@@ -436,16 +334,6 @@ def test_tokens_become_pixels_and_come_back_in_shape(
     assert found.max() < targets[name].vocab_size
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_draft_belongs_to_its_target(name: str, targets: dict[str, Any]) -> None:
-    draft = tiny_eagle(targets[name])
-    draft.check(targets[name])
-    assert draft.config.hidden_size == DIM
-    for other in targets.keys() - {name}:
-        with pytest.raises(TemperaError, match=".*(give|train) a draft for this target"):
-            draft.check(targets[other])
-
-
 @pytest.fixture(scope="module")
 def drawn(
     options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
@@ -455,33 +343,18 @@ def drawn(
     for name, family in FAMILIES.items():
         directory = found[name] = tmp_path_factory.mktemp("shards")
         captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(12)]
-        (directory / "captions.json").write_text(json.dumps({"annotations": captions}))
-        source = [
-            "source=coco",
-            f"source.path={directory / 'captions.json'}",
-            "encoder=target",
-            "batch_size=12",
-            "device=cpu",
-        ]
+        file = directory / "captions.json"
+        file.write_text(json.dumps({"annotations": captions}))
+        source = ["source=coco", f"source.path={file}", "encoder=target", "batch_size=12"]
+        place = ["device=cpu", f"directory={directory / 'codes'}"]
         AcceleratorState._reset_state(True)
-        made = script("prepare")(
-            composed(*options[name], *source, f"directory={directory / 'codes'}", config="prepare")
-        )
+        made = script("prepare")(composed(*options[name], *source, *place, config="prepare"))
         assert made == {"count": 12, "broken": 0}
     return found
 
 
-QUICK = [
-    "steps=2",
-    "batch_size=2",
-    "validate_every=2",
-    "holdout=2",
-    "decodes=1",
-    "depth=2",
-    "warmup_steps=0",
-    "tracking=none",
-    "device=cpu",
-]
+QUICK = ["steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "depth=2"]
+QUICK += ["warmup_steps=0", "tracking=none", "device=cpu"]
 PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_precision=bf16"]}
 
 
@@ -497,33 +370,15 @@ def test_a_draft_is_trained_and_drafts(
     targets: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    data = [
-        "train_data=shards",
-        f"train_data.path={drawn[name] / 'codes'}",
-        *QUICK,
-        *PRECISIONS[precision],
-        f"directory={tmp_path}",
-    ]
+    data = ["train_data=shards", f"train_data.path={drawn[name] / 'codes'}"]
+    data += [*QUICK, *PRECISIONS[precision], f"directory={tmp_path}"]
     metrics = script("main")(composed(*options[name], *data, config="train_draft"))
     assert metrics["finished"] and metrics["steps"] == 2 and metrics["best"]["accepted_length"] >= 1
-    cfg = composed(
-        *options[name],
-        "method=eagle",
-        f"drafter.path={tmp_path / 'draft'}",
-        "depth=2",
-        *PRECISIONS[precision][:1],
-        "device=cpu",
-    )
+    method = ["method=eagle", f"drafter.path={tmp_path / 'draft'}", "depth=2", "device=cpu"]
+    cfg = composed(*options[name], *method, PRECISIONS[precision][0])
     target, prompts = build_target(cfg), list(FAMILIES[name].prompts)
     drafter: Any = build_drafter(cfg, target)
-    assert decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens.shape == (
-        2,
-        targets[name].length,
-    )
-    trained = EagleModel.from_pretrained(tmp_path / "draft")
-    torch.manual_seed(0)
-    untrained = EagleModel(trained.config)
-    assert all(
-        value.dtype == torch.float32 and value.isfinite().all() for value in trained.parameters()
-    )
-    assert not torch.equal(trained.fc.weight, untrained.fc.weight)
+    tokens = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens
+    assert tokens.shape == (2, targets[name].length)
+    weights = EagleModel.from_pretrained(tmp_path / "draft").parameters()
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights)

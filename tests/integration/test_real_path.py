@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from tiny_metrics import (
 )
 from tiny_targets import (
     composed,
-    llamagen_state,
     script,
     write_anole,
     write_emu3,
@@ -162,20 +162,15 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
         assert f"{run['metrics']['accepted_length']['value']:.2f}" in next(rows)
 
 
-def write_imagenet(directory: Path) -> list[str]:
-    """A tiny class-conditional LlamaGen of ImageNet's 1,000 classes."""
-    options = write_llamagen_classes(directory)
-    torch.save(llamagen_state(24, classes=1000), directory / "c2i_B_384.pt")
-    kept = [option for option in options if not option.startswith("model.text_encoder")]
-    return [option.replace("num_classes:10", "num_classes:1000") for option in kept]
-
-
 OTHERS = {
     "anole": (write_anole, "GAIR/Anole-7b-v0.1"),
     "emu3": (write_emu3, "BAAI/Emu3-Gen"),
     "janus": (write_janus, "deepseek-community/Janus-Pro-1B"),
     "lumina": (write_lumina, "Alpha-VLLM/Lumina-mGPT-7B-64"),
-    "llamagen_classes": (write_imagenet, "FoundationVision/LlamaGen"),
+    "llamagen_classes": (
+        partial(write_llamagen_classes, classes=1000),
+        "FoundationVision/LlamaGen",
+    ),
 }
 
 

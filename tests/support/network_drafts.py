@@ -1,5 +1,6 @@
 """Drafters with tiny networks, one of each kind, that the same tests hold for."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.runtime.network_directory import write_network
+from tempera.shapes.networks import TextEncoder, target_config
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.transformer import TransformerTarget
 
@@ -47,6 +50,14 @@ def small_model(
     config = LlamaGenConfig(vocab, 8, 12, 2, 1, grid, prefix_length=4, caption_dim=4)
     network = lively(LlamaGen(config), seed).to(dtype)
     return tiny_target(sampling, network=network, conditioner=small_captions, **options)
+
+
+def write_smaller(place: Path, vocab: int = VOCAB, grid: tuple[int, int] = GRID) -> None:
+    """A smaller model for `load_smaller`."""
+    network = lively(LlamaGen(LlamaGenConfig(vocab, 8, 12, 2, 1, grid, 4, caption_dim=4)))
+    encoder = TextEncoder(4, 4, 1, 1)
+    write_network(place, network.state_dict(), target_config(network))
+    write_network(place / "text_encoder", encoder.state_dict(), encoder.config)
 
 
 def eagle(target: Any, tree: Tree, features: tuple[int, ...] = (), dtype: Any = None) -> Any:

@@ -61,106 +61,103 @@ class Maker:
         )
 
 
+@dataclass(frozen=True)
+class Names:
+    """Official names: of the embedding, the last norm and the head; the prefix of a layer; and of
+    its parts by role.
+    """
+
+    top: tuple[str, str, str]
+    layer: str
+    roles: dict[str, str]
+
+    def layers(self, state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The tensors of each layer by role, those that there are."""
+        named = ({role: self.layer.format(i) + name for role, name in self.roles.items()}
+                 for i in range(LAYERS))  # fmt: skip
+        return [{role: state[name] for role, name in one.items() if name in state} for one in named]
+
+
+NORMS = {
+    "q_norm": "q_{}.weight",
+    "q_bias": "q_{}.bias",
+    "k_norm": "k_{}.weight",
+    "k_bias": "k_{}.bias",
+}
+HUGGING_FACE = Names(
+    ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"),
+    "model.layers.{}.",
+    {
+        **{part: f"self_attn.{part}_proj.weight" for part in "qkvo"},
+        **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+        "attention_norm": "input_layernorm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        **{role: "self_attn." + name.format("norm") for role, name in NORMS.items()},
+    },
+)
+META = Names(
+    ("tok_embeddings.weight", "norm.weight", "output.weight"),
+    "layers.{}.",
+    {
+        **{part: f"attention.w{part}.weight" for part in "qkvo"},
+        **{part: f"feed_forward.w{n}.weight" for part, n in (("gate", 1), ("up", 3), ("down", 2))},
+        "attention_norm": "attention_norm.weight",
+        "mlp_norm": "ffn_norm.weight",
+        **{role: "attention." + name.format("normalization") for role, name in NORMS.items()},
+    },
+)
+
+
+def official_state(
+    names: Names, vocab: int, kv: int = HEADS, norms: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
+    """A random model; `norms`: the shape of the norms of queries and keys, if it has some."""
+    make, size = Maker(), DIM // HEADS
+    shapes = {"q": (DIM, DIM), "k": (kv * size, DIM), "v": (kv * size, DIM), "o": (DIM, DIM)}
+    shapes |= {"gate": (INNER, DIM), "up": (INNER, DIM), "down": (DIM, INNER)}
+    shapes |= dict.fromkeys(("attention_norm", "mlp_norm"), (DIM,))
+    shapes |= dict.fromkeys(NORMS, norms) if norms else {}
+    sizes = (vocab, DIM), (DIM,), (vocab, DIM)
+    state = {name: make(*shape) for name, shape in zip(names.top, sizes, strict=True)}
+    for i in range(LAYERS):
+        prefix = names.layer.format(i)
+        state |= {prefix + names.roles[role]: make(*shape) for role, shape in shapes.items()}
+    return state
+
+
 def llamagen_state(
     vocab: int, caption: int | None = None, prefix: int = 6, classes: int = 10
 ) -> dict[str, Tensor]:
     """LlamaGen's official keys."""
-    make = Maker()
-    state = {
-        "tok_embeddings.weight": make(vocab, DIM),
-        "norm.weight": make(DIM),
-        "output.weight": make(vocab, DIM),
-    }
+    make, state = Maker(1), official_state(META, vocab)
+    for i in range(LAYERS):
+        parts = [state.pop(f"layers.{i}.attention.w{part}.weight") for part in "qkv"]
+        state[f"layers.{i}.attention.wqkv.weight"] = torch.cat(parts)
     if caption is None:
-        state["cls_embedding.embedding_table.weight"] = make(classes + 1, DIM)
-    else:
-        state |= {
-            "cls_embedding.uncond_embedding": make(prefix, caption),
-            "cls_embedding.cap_proj.fc1.weight": make(DIM, caption),
-            "cls_embedding.cap_proj.fc2.weight": make(DIM, DIM),
-        }
-    for i in range(LAYERS):
-        state |= {
-            f"layers.{i}.attention.wqkv.weight": make(3 * DIM, DIM),
-            f"layers.{i}.attention.wo.weight": make(DIM, DIM),
-            f"layers.{i}.feed_forward.w1.weight": make(INNER, DIM),
-            f"layers.{i}.feed_forward.w3.weight": make(INNER, DIM),
-            f"layers.{i}.feed_forward.w2.weight": make(DIM, INNER),
-            f"layers.{i}.attention_norm.weight": make(DIM),
-            f"layers.{i}.ffn_norm.weight": make(DIM),
-        }
-    return state
-
-
-def huggingface_state(vocab: int, kv: int = HEADS, norms: bool = False) -> dict[str, Tensor]:
-    """The keys of Emu3, and with `norms` those of Lumina-mGPT, whose norms of queries and keys are
-    [model_parallel, head_dim].
-    """
-    make, size = Maker(), DIM // HEADS
-    state = {
-        "model.embed_tokens.weight": make(vocab, DIM),
-        "model.norm.weight": make(DIM),
-        "lm_head.weight": make(vocab, DIM),
+        return state | {"cls_embedding.embedding_table.weight": make(classes + 1, DIM)}
+    return state | {
+        "cls_embedding.uncond_embedding": make(prefix, caption),
+        "cls_embedding.cap_proj.fc1.weight": make(DIM, caption),
+        "cls_embedding.cap_proj.fc2.weight": make(DIM, DIM),
     }
-    for i in range(LAYERS):
-        prefix = f"model.layers.{i}."
-        state |= {
-            prefix + "self_attn.q_proj.weight": make(DIM, DIM),
-            prefix + "self_attn.k_proj.weight": make(kv * size, DIM),
-            prefix + "self_attn.v_proj.weight": make(kv * size, DIM),
-            prefix + "self_attn.o_proj.weight": make(DIM, DIM),
-            prefix + "mlp.gate_proj.weight": make(INNER, DIM),
-            prefix + "mlp.up_proj.weight": make(INNER, DIM),
-            prefix + "mlp.down_proj.weight": make(DIM, INNER),
-            prefix + "input_layernorm.weight": make(DIM),
-            prefix + "post_attention_layernorm.weight": make(DIM),
-        }
-        if norms:
-            names = [
-                f"{prefix}self_attn.{part}_norm.{kind}"
-                for part in "qk"
-                for kind in ("weight", "bias")
-            ]
-            state |= {name: make(size)[None] for name in names}
-    return state
 
 
-def meta_state(vocab: int) -> dict[str, Tensor]:
-    """Chameleon's keys as Meta (and Anole) publish them."""
-    make, size = Maker(), DIM // HEADS
-    state = {
-        "tok_embeddings.weight": make(vocab, DIM),
-        "norm.weight": make(DIM),
-        "output.weight": make(vocab, DIM),
-    }
-    for i in range(LAYERS):
-        state |= {f"layers.{i}.attention.w{part}.weight": make(DIM, DIM) for part in "qkvo"}
-        names = [
-            f"layers.{i}.attention.{part}_normalization.{kind}"
-            for part in "qk"
-            for kind in ("weight", "bias")
-        ]
-        state |= {name: make(size) for name in names}
-        state |= {
-            f"layers.{i}.feed_forward.w1.weight": make(INNER, DIM),
-            f"layers.{i}.feed_forward.w3.weight": make(INNER, DIM),
-            f"layers.{i}.feed_forward.w2.weight": make(DIM, INNER),
-            f"layers.{i}.attention_norm.weight": make(DIM),
-            f"layers.{i}.ffn_norm.weight": make(DIM),
-        }
-    return state
+STATES = {
+    "lumina": (HUGGING_FACE, 8832, HEADS, (1, DIM // HEADS)),
+    "anole": (META, 8832, HEADS, (DIM // HEADS,)),
+    "emu3": (HUGGING_FACE, 184622, 1),
+}
+"""Arguments of `official_state`; Lumina's norms are [model_parallel, head_dim]."""
 
 
 def save_shards(state: dict[str, Tensor], directory: Path) -> None:
     """Two parts and their index, as Hugging Face writes them."""
-    names, parts = (
-        sorted(state),
-        ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
-    )
-    halves = [names[::2], names[1::2]]
-    for part, half in zip(parts, halves, strict=True):
-        save_file({name: state[name].contiguous() for name in half}, directory / part)
-    weight_map = {name: part for part, half in zip(parts, halves, strict=True) for name in half}
+    weight_map = dict[str, str]()
+    for number in (0, 1):
+        part = f"model-0000{1 + number}-of-00002.safetensors"
+        half = {name: state[name].contiguous() for name in sorted(state)[number::2]}
+        save_file(half, directory / part)
+        weight_map |= dict.fromkeys(half, part)
     (directory / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {}, "weight_map": weight_map})
     )
@@ -168,123 +165,79 @@ def save_shards(state: dict[str, Tensor], directory: Path) -> None:
 
 def flow(values: dict[str, Any]) -> str:
     """A mapping in Hydra's override grammar."""
-    parts = {
-        key: flow(value)
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, str)
-        else json.dumps(value)
-        for key, value in values.items()
-    }
-    return "{" + ",".join(f"{key}:{value}" for key, value in parts.items()) + "}"
+    parts = []
+    for key, value in values.items():
+        plain = value if isinstance(value, str) else json.dumps(value)
+        parts.append(f"{key}:{flow(value) if isinstance(value, dict) else plain}")
+    return "{" + ",".join(parts) + "}"
 
 
 def vq_option(codes: int, **changes: Any) -> str:
-    return "+model.tokenizer.config=" + flow(
-        {
-            "_target_": "tempera.image_tokenizers.vq.VQConfig",
-            "codebook_size": codes,
-            **VQ,
-            **changes,
-        }
-    )
+    kind = {"_target_": "tempera.image_tokenizers.vq.VQConfig", "codebook_size": codes}
+    return "+model.tokenizer.config=" + flow({**kind, **VQ, **changes})
+
+
+def llamagen_options(**sizes: Any) -> list[str]:
+    config = {
+        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
+        "vocab_size": 24,
+        "hidden_size": DIM,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "grid": [4, 4],
+        **sizes,
+    }
+    network = ["~model.network.config", f"+model.network.config={flow(config)}"]
+    return [*network, vq_option(24), "model.tokenizer_weights=random"]
 
 
 def write_llamagen_text(directory: Path) -> list[str]:
     """Text-conditional LlamaGen of 24 codes on 4×4, with random text features."""
-    torch.save(
-        {"model": llamagen_state(24, caption=8), "steps": 3}, directory / "t2i_XL_stage1_256.pt"
-    )
-    config = {
-        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
-        "vocab_size": 24,
-        "hidden_size": DIM,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "grid": [4, 4],
-        "prefix_length": 6,
-        "caption_dim": 8,
-    }
-    sizes = [
-        "~model.network.config",
-        f"+model.network.config={flow(config)}",
-        vq_option(24),
-        "model.tokenizer_weights=random",
-    ]
-    text = [
-        "model.text_weights=random",
-        "model.text_encoder.length=6",
-        "+model.text_encoder.width=8",
-    ]
+    state = {"model": llamagen_state(24, caption=8), "steps": 3}
+    torch.save(state, directory / "t2i_XL_stage1_256.pt")
+    text = ["model.text_weights=random", "model.text_encoder.length=6"]
+    text += ["+model.text_encoder.width=8"]
+    sizes = llamagen_options(prefix_length=6, caption_dim=8)
     return ["model=llamagen_xl_stage1", f"model.weights={directory}", *sizes, *text]
 
 
-def write_llamagen_classes(directory: Path) -> list[str]:
+def write_llamagen_classes(directory: Path, classes: int = 10) -> list[str]:
     """Class-conditional LlamaGen of 24 codes on 4×4; its file has FSDP's names at the top level."""
-    torch.save(llamagen_state(24) | {"freqs_cis": torch.zeros(3)}, directory / "c2i_B_384.pt")
-    config = {
-        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
-        "vocab_size": 24,
-        "hidden_size": DIM,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "grid": [4, 4],
-        "prefix_length": 1,
-        "num_classes": 10,
-    }
-    sizes = [
-        "~model.network.config",
-        f"+model.network.config={flow(config)}",
-        vq_option(24),
-        "model.tokenizer_weights=random",
-    ]
-    return [
-        "model=llamagen_b_c2i",
-        f"model.weights={directory / 'c2i_B_384.pt'}",
-        *sizes,
-        "model.text_encoder.classes=10",
-    ]
+    file = directory / "c2i_B_384.pt"
+    torch.save(llamagen_state(24, classes=classes) | {"freqs_cis": torch.zeros(3)}, file)
+    sizes = llamagen_options(prefix_length=1, num_classes=classes)
+    text = f"model.text_encoder.classes={classes}"
+    return ["model=llamagen_b_c2i", f"model.weights={file}", *sizes, text]
 
 
+RANDOM = ["model.prompt_weights=random", "model.tokenizer_weights=random"]
 SIZES = [
     f"++model.network.sizes.hidden_size={DIM}",
     f"++model.network.sizes.intermediate_size={INNER}",
     f"++model.network.sizes.num_hidden_layers={LAYERS}",
     f"++model.network.sizes.num_attention_heads={HEADS}",
 ]
-CHAMELEON_VQ = {"normalised": False, "level_attention": False}
+CHAMELEON = [
+    *SIZES,
+    "++model.network.sizes.vocab_size=8832",
+    vq_option(8192, normalised=False, level_attention=False),
+]
 
 
 def write_lumina(directory: Path) -> list[str]:
     """Lumina-mGPT at 64×64 pixels: 4×4 codes and ends of lines; in parts, with an image tokenizer's
     weights among them.
     """
-    save_shards(
-        huggingface_state(8832, norms=True)
-        | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(2)},
-        directory,
-    )
-    options = [
-        f"model.weights={directory}",
-        "model.prompt_weights=random",
-        "model.tokenizer_weights=random",
-        "image_size=64",
-    ]
-    return [
-        "model=lumina",
-        *options,
-        *SIZES,
-        "++model.network.sizes.vocab_size=8832",
-        vq_option(8192, **CHAMELEON_VQ),
-    ]
+    other = {"model.vqmodel.encoder.conv_in.weight": torch.zeros(2)}
+    save_shards(official_state(*STATES["lumina"]) | other, directory)
+    return ["model=lumina", f"model.weights={directory}", *RANDOM, "image_size=64", *CHAMELEON]
 
 
 def write_anole(directory: Path) -> list[str]:
     """Anole in Meta's layout, on 4×4 codes."""
     (directory / "models/7b").mkdir(parents=True)
-    torch.save(meta_state(8832), directory / "models/7b/consolidated.pth")
+    torch.save(official_state(*STATES["anole"]), directory / "models/7b/consolidated.pth")
     spec = [
         "model.spec._target_=tempera.targets.token_format.ModelSpec",
         "+model.spec.lines=4",
@@ -295,43 +248,21 @@ def write_anole(directory: Path) -> list[str]:
         "+model.spec.null=[0,8197]",
         "+model.spec.context=4096",
     ]
-    options = [
-        f"model.weights={directory}",
-        "model.prompt_weights=random",
-        "model.tokenizer_weights=random",
-    ]
-    return [
-        "model=anole",
-        *options,
-        *spec,
-        *SIZES,
-        "++model.network.sizes.vocab_size=8832",
-        vq_option(8192, **CHAMELEON_VQ),
-    ]
+    return ["model=anole", f"model.weights={directory}", *RANDOM, *spec, *CHAMELEON]
 
 
 def write_emu3(directory: Path) -> list[str]:
     """Emu3 at 32×32 pixels: 4×4 codes and ends of lines; grouped keys and values."""
-    save_file(huggingface_state(184622, kv=1), directory / "model.safetensors")
-    options = [
-        f"model.weights={directory}",
-        "model.prompt_weights=random",
-        "model.tokenizer_weights=random",
-        "image_size=32",
-    ]
+    save_file(official_state(*STATES["emu3"]), directory / "model.safetensors")
     sizes = {
         "base_channels": 32,
         "channel_multiplier": [1, 1, 1, 1],
         "num_res_blocks": 1,
         "hidden_size": 32,
     }
-    return [
-        "model=emu3",
-        *options,
-        *SIZES,
-        "++model.network.sizes.num_key_value_heads=1",
-        f"+model.tokenizer.sizes={flow(sizes)}",
-    ]
+    grouped = "++model.network.sizes.num_key_value_heads=1"
+    size = [*SIZES, grouped, f"+model.tokenizer.sizes={flow(sizes)}", "image_size=32"]
+    return ["model=emu3", f"model.weights={directory}", *RANDOM, *size]
 
 
 def tiny_janus() -> Any:
@@ -449,3 +380,35 @@ FAMILIES = {
     "emu3": Family(write_emu3),
     "janus": Family(write_janus),
 }
+
+
+METHODS = {
+    "ar": [],
+    "eagle": ["tree=chain", "depth=3"],
+    "eagle tree": ["tree=mc_sim_7b_63"],
+    "eagle2": ["nodes=6", "branches=2", "depth=3"],
+    "parallel": ["depth=3"],
+    "parallel tree": ["tree=mc_sim_7b_63"],
+    "coolsd": ["tree=chain", "depth=3"],
+    "uniform_rsd": ["tree=chain", "depth=3"],
+    "optimal_rsd": ["depth=3"],
+    "lantern": ["k=5", "tree=chain", "depth=3"],
+    "lanternpp": ["k=5", "tree=mc_sim_7b_63"],
+    "block": ["depth=3"],
+    "independent": ["depth=3"],
+    "jacobi": ["window=6"],
+    "sjd": ["window=6"],
+    "gsd": ["window=6", "k=5"],
+    "scd": ["window=6"],
+    "sjd_pac": ["window=12", "branches=2"],
+}
+"""Options of every method at a size for tests; the word after its name tells two apart."""
+
+
+def method_options(name: str, draft: str = "random", parallel: str = "random") -> list[str]:
+    """Options that choose a method, with the paths of its draft."""
+    method, options = name.split()[0], METHODS[name]
+    if method in ("ar", "independent") or "window" in options[0]:
+        return [f"method={method}", *options]
+    path = parallel if method == "parallel" else draft
+    return [f"method={method}", *options, f"drafter.path={path}"]

@@ -1,7 +1,7 @@
 """Chameleon's two published layouts."""
 
 import torch
-from tiny_targets import meta_state
+from tiny_targets import STATES, official_state
 
 from tempera.runtime.huggingface import ChameleonConfig
 from tempera.targets.chameleon import decoder_layer, translate
@@ -20,7 +20,7 @@ def test_model_parallel_norms_are_repeated_for_their_heads() -> None:
 
 
 def test_fused_and_separate_meta_projections_load_alike() -> None:
-    separate = meta_state(20)
+    separate = official_state(*STATES["anole"])
     fused = {
         name: tensor
         for name, tensor in separate.items()
