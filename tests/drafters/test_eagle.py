@@ -66,11 +66,6 @@ def test_dynamic_trees_equal_those_grown_from_scratch_after_any_rounds(sampling,
     assert len(shapes) > 1 or size[2] == 4
 
 
-def test_candidates_are_ranked_without_top_k_and_at_a_positive_temperature():
-    assert Sampling(3.0, 0.5, top_k=2, top_p=0.5).ranking == Sampling(3.0, 0.5)
-    assert Sampling(3.0, 0.0, top_k=2).ranking == Sampling(3.0, 1.0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hub import Hub
+from reference_transformer import grid_turns, layer, line_turns
 from safetensors.torch import save_file
 from tiny_networks import (
     GRID,
@@ -23,8 +24,9 @@ from tiny_networks import (
     tiny_eagle,
     tiny_target,
 )
+from tiny_targets import HUGGING_FACE
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear
 
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle import build_eagle, build_eagle2
@@ -72,30 +74,28 @@ def published(
     """The tensors of a draft, which are written to a directory as EAGLE's code saves them. Text is
     embedded as by the target, LlamaGen's codes otherwise.
     """
-    generator, tensors = torch.Generator().manual_seed(7), {}
+    llamagen, generator = family == "llamagen", torch.Generator().manual_seed(7)
     shapes = {
-        "embed_tokens.weight": (VOCAB if family == "llamagen" else IDS, WIDTH),
+        "embed_tokens.weight": (VOCAB if llamagen else IDS, WIDTH),
         "fc.weight": (WIDTH, 2 * WIDTH),
-        "layers.0.mlp.gate_proj.weight": (INNER, WIDTH),
-        "layers.0.mlp.up_proj.weight": (INNER, WIDTH),
+        **{f"layers.0.mlp.{part}_proj.weight": (INNER, WIDTH) for part in ("gate", "up")},
         "layers.0.mlp.down_proj.weight": (WIDTH, INNER),
         "layers.0.post_attention_layernorm.weight": (WIDTH,),
         **{f"layers.0.self_attn.{part}_proj.weight": (WIDTH, WIDTH) for part in "qkvo"},
     }
-    if family == "llamagen":
+    if llamagen:
         shapes["fc.bias"] = (WIDTH,)
     else:
         shapes["layers.0.input_layernorm.weight"] = (WIDTH,)
         for name in ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"):
             shapes[f"layers.0.self_attn.{name}"] = (HEADS, SIZE)
-    for name, shape in shapes.items():
-        tensors[name] = torch.randn(shape, generator=generator) / 3
-    if family != "llamagen":
+    tensors = {name: torch.randn(s, generator=generator) / 3 for name, s in shapes.items()}
+    if not llamagen:
         tensors["embed_tokens.weight"] = target.network.model.embed_tokens.weight.detach().clone()
     directory.mkdir(exist_ok=True)
     (torch.save if file.endswith(".bin") else save_file)(tensors, directory / file)
     config = {
-        "model_type": "llama" if family == "llamagen" else family,
+        "model_type": "llama" if llamagen else family,
         "num_attention_heads": HEADS,
         "rms_norm_eps": EPSILON,
         "rope_scaling": None,
@@ -105,57 +105,19 @@ def published(
     return tensors
 
 
-def turned(family: str, x: Tensor, first: int) -> Tensor:
-    """Queries or keys [S, heads, D] after their rotation, pairs as complex numbers. In LlamaGen
-    they lie side by side and turn by row and column; those of `first` captions vanish.
-    """
-    places = torch.arange(len(x))[:, None]
-    if family != "llamagen":
-        pairs = torch.complex(*x.chunk(2, -1))
-        angles = places * 10000.0 ** (-2 * torch.arange(SIZE // 2) / SIZE)
-        out = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-        return torch.cat([out.real, out.imag], -1)
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    speeds = 10000.0 ** (-2 * torch.arange(SIZE // 4) / (SIZE / 2))
-    image = (places - first).clamp(min=0)
-    angles = torch.cat([image // GRID[1] * speeds, image % GRID[1] * speeds], -1)
-    out = pairs * torch.polar((places >= first).float().expand_as(angles), angles)[:, None]
-    return torch.view_as_real(out).flatten(-2)
-
-
 def reference(
     family: str, draft: dict[str, Tensor], ids: Tensor, hidden: Tensor, first: int
 ) -> Tensor:
     """The public code's forward pass over pairs of ids and the hidden states before them, [S] and
     [S, H] → [S, H]; the first of an image is pair `first`.
     """
-
-    def named(name: str) -> Tensor:
-        return draft[f"layers.0.{name}.weight"]
-
     x = torch.cat([embedding(ids, draft["embed_tokens.weight"]), hidden], -1)
-    x = linear(x, draft["fc.weight"], draft.get("fc.bias"))
-    normed = x
-    if family != "llamagen":
-        normed = rms_norm(x, (WIDTH,), named("input_layernorm"), EPSILON)
-    q, k, v = (
-        linear(normed, named(f"self_attn.{part}_proj")).unflatten(-1, (HEADS, SIZE))
-        for part in "qkv"
-    )
-    if family != "llamagen":
-        q, k = (
-            layer_norm(one, (SIZE,)) * named(f"self_attn.{part}_norm")
-            + draft[f"layers.0.self_attn.{part}_norm.bias"]
-            for part, one in (("q", q), ("k", k))
-        )
-    q, k = turned(family, q, first), turned(family, k, first)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / SIZE**0.5
-    later = torch.ones(len(ids), len(ids)).triu(1).bool()
-    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    x = x + linear(torch.einsum("hij,jhd->ihd", weights, v).flatten(1), named("self_attn.o_proj"))
-    y = rms_norm(x, (WIDTH,), named("post_attention_layernorm"), EPSILON)
-    gated = silu(linear(y, named("mlp.gate_proj"))) * linear(y, named("mlp.up_proj"))
-    return x + linear(gated, named("mlp.down_proj"))
+    x = linear(x, draft["fc.weight"], draft.get("fc.bias")).double()
+    roles, llamagen = HUGGING_FACE.roles.items(), family == "llamagen"
+    names = ((role, f"layers.0.{name}") for role, name in roles)
+    weights = {role: draft[name] for role, name in names if name in draft}
+    turns = grid_turns(first, len(x), SIZE, GRID[1]) if llamagen else line_turns(len(x), SIZE)
+    return layer(x, weights, (HEADS, HEADS), turns, llamagen, EPSILON).float()
 
 
 def drafted(

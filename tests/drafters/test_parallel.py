@@ -76,14 +76,6 @@ def test_an_untrained_draft_has_no_markov_correction():
     assert draft.markov_in.weight.any() and not draft.markov_out.weight.any()
 
 
-def test_a_draft_may_be_as_long_as_the_image_and_as_short_as_two():
-    target = tiny_target()
-    assert parallel_network(target, "tiny", length=LENGTH).slots == LENGTH
-    for depth, slots in ((1, 2), (2, 2), (3, 3)):
-        drafter = build_parallel("random", target, Tree.chain(depth))
-        assert drafter.model.network.slots == slots
-
-
 @torch.no_grad()
 def enumerated(target, prompt):
     """The target's law over whole images, token by token without a cache: [V^length]."""
