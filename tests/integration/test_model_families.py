@@ -131,6 +131,7 @@ def test_logits_and_guidance_equal_another_computation(name: str, targets: dict[
 
 
 def test_llamagen_equals_another_computation(targets: dict[str, Any]) -> None:
+    """Of a caption, and of the null caption with a caption's padding."""
     target, prompts, size = targets["llamagen_text"], ["a cat", "a dog"], DIM // HEADS
     features, keep = target.conditioner(prompts)
     state = llamagen_state(24, caption=8)
@@ -139,7 +140,8 @@ def test_llamagen_equals_another_computation(targets: dict[str, Any]) -> None:
         names = (f"layers.{i}.attention.w{part}.weight" for part in "qkv")
         state |= zip(names, fused, strict=True)
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
-    hidden = teach(target, prompts, codes, torch.zeros(2, dtype=torch.bool)).hidden
+    hidden = teach(target, prompts, codes, torch.tensor([False, True])).hidden
+    features = torch.stack([features[0], state["cls_embedding.uncond_embedding"]])
     embedding, norm, head = (state[one] for one in META.top)
     first, second = (state[f"cls_embedding.cap_proj.fc{n}.weight"].double().T for n in (1, 2))
     for row in range(2):

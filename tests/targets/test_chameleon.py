@@ -4,7 +4,7 @@ import torch
 from tiny_targets import STATES, official_state
 
 from tempera.runtime.huggingface import ChameleonConfig
-from tempera.targets.chameleon import decoder_layer, translate
+from tempera.targets.chameleon import translate
 from tempera.targets.rotary import Rotary
 
 
@@ -44,23 +44,3 @@ def test_the_rotary_embedding_is_exact_in_a_bfloat16_network() -> None:
     cos, sin = Rotary(config).to(torch.bfloat16)(torch.zeros(1), torch.tensor([[0, 9000]]))
     angle = torch.tensor(9000 * 10000.0 ** (-2 / 8), dtype=torch.float64)
     assert abs(cos[0, 1, 1] - angle.cos()) < 1e-3 and abs(sin[0, 1, 1] - angle.sin()) < 1e-3
-
-
-def test_a_draft_layer_returns_hidden_states_only() -> None:
-    network = {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocabulary_map": {},
-    }
-    layer, rotary = decoder_layer(network)
-    x = torch.randn(1, 3, 16)
-    out = layer(
-        x,
-        attention_mask=torch.zeros(1, 1, 3, 3),
-        position_embeddings=rotary(x, torch.arange(3)[None]),
-        past_key_values=None,
-    )
-    assert out.shape == x.shape
