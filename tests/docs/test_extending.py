@@ -76,12 +76,6 @@ def test_it_touches_at_most_3_existing_files(page: Path) -> None:
     assert len(touched(page, "changed")) <= 3
 
 
-@each_page
-def test_a_page_is_about_a_new_file_of_at_most_60_lines(page: Path) -> None:
-    assert files(page)
-    assert all(len(text.splitlines()) <= 60 for text in files(page).values())
-
-
 @with_its_files
 def test_its_code_and_commands_run(
     page: Path, overlay: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ import pytest
 import torch
 from paths import ROOT
 
-from tempera.decoding.probabilities import kl_divergence, total_variation
 from tempera.exactness.tables import random_tables
 from tempera.rules.optimal_schedule import Chains, reachable
 
@@ -41,17 +40,3 @@ def test_the_table_and_the_figure(tmp_path: Path) -> None:
     assert lines[2] == f"| {names[0]} | 4.00 | 0.0750 | 0.0250 |" and len(lines) == 2 + len(names)
     FIGURE["draw"](found, tmp_path / "optimal.png")
     assert (tmp_path / "optimal.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_nothing_is_cheaper_than_the_least_possible() -> None:
-    """A draft that is perfect is kept at no cost; one kept at any cost saves the most tokens."""
-    least_kl = FIGURE["least_kl"]
-    p, _ = random_tables(0)
-    assert least_kl(p, p[:3], 1.0) == pytest.approx((4, 0, 0), abs=1e-6)
-    one = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    other = torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
-    last = one.expand(3, 3)
-    divergence, distance = kl_divergence(other, one).item(), total_variation(other, one).item()
-    assert least_kl([one, last], [other], 5.0) == pytest.approx((2, distance, divergence), abs=1e-6)
-    exact = 2 - distance  # a draft is kept with probability 1 - TV where nothing is paid for it
-    assert least_kl([one, last], [other], 1e-9) == pytest.approx((exact, 0, 0), abs=1e-6)

@@ -53,15 +53,3 @@ def shown_commands(page: Path) -> list[str]:
     """The commands of ```sh blocks that start a script of ours, continued lines joined."""
     text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
     return [line for line in text.splitlines() if re.search(r"(?:eval|train_draft)/\w+\.py", line)]
-
-
-def anchor(heading: str) -> str:
-    """A heading's anchor, as forges and mkdocs make it."""
-    kept = re.sub(r"[^\w\- ]", "", heading.replace("`", "").strip().lower())
-    return re.sub(r"[ ]+", "-", kept)
-
-
-def anchors(page: Path) -> set[str]:
-    return {
-        anchor(line.lstrip("#")) for _, line in outside_fences(page) if re.match(r"#{1,6} ", line)
-    }
