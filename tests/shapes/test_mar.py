@@ -9,40 +9,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from paths import CONF
 from shapes_recipe import kl, mar, mar_draft
 from shapes_recipe.scenes import pictures, single_shapes
+from tiny_targets import composed
 
 from tempera.config import build
 from tempera.config.instantiate import instantiate
-from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
 from tempera.continuous.mar import MAR
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.classifier import correct, load_classifier
 from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
-from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption, render
-
-STAGES = {"denoising_steps": 5, "denoising_start": 900}
+from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption
 
 
-def small(depth: int = 1, std: float | None = None, seed: int = 0) -> MAR:
-    """An untrained MAR of 2×2 tokens, whose head says 0; with `std`, a random one."""
+def small(seed: int) -> MAR:
+    """A random MAR of 2×2 tokens."""
     torch.manual_seed(seed)
     sizes = {"width": 16, "heads": 2, "head_width": 16}
-    network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=depth, **sizes))
+    network = MAR(replace(mar.TINY_MAR, grid=(2, 2), depth=1, **sizes))
     mar.initialise(network)
-    if std is not None:
-        for parameter in network.parameters():
-            parameter.data += std * torch.randn_like(parameter)
+    for parameter in network.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
     return network
-
-
-def random_batch(count: int, known: int = 0) -> mar.MaskedBatch:
-    order, drop = torch.rand(count, 4).argsort(), torch.zeros(count, dtype=torch.bool)
-    return mar.MaskedBatch(torch.randn(count, 4, 16), torch.arange(count) % 48, drop, known, order)
 
 
 def test_classes_are_shapes_in_colours() -> None:
@@ -69,90 +59,11 @@ def test_scenes_of_one_shape_stand_on_their_lattice(lattice: int, size: str | No
     assert samples[2].scene == single_shapes(World(0), 4, 3, lattice, size)[2].scene
 
 
-def test_the_posterior_s_own_variance_is_minus_one() -> None:
-    """A head that gives it and the true noise has nothing to learn."""
-    schedule, t = NoiseSchedule(TRAINING_STEPS), torch.tensor([1, 500, 999])
-    output = torch.cat([torch.randn(3, 4), -torch.ones(3, 4)], -1)
-    found = schedule.kernel(output, torch.randn(3, 4), t).std.double().square()
-    now, before = schedule.kept[t], schedule.kept[t - 1]
-    expected = (1 - now / before) * (1 - before) / (1 - now)
-    assert torch.allclose(found, expected.unsqueeze(-1).expand(3, 4), rtol=1e-4)
-
-
-def test_losses_of_a_head_that_says_nothing_are_known() -> None:
-    """Its noise error is 1 at every level, so weighted too; its divergence has a closed form."""
-    network, batch = small(), random_batch(64)
-    settings = mar.MARTraining(repeats=32, snr_clip=1.0, **STAGES)
-    plain, divergence = mar.token_losses(network, batch, settings)
-    weighted, _ = mar.token_losses(network, batch, replace(settings, snr_clip=10.0))
-    assert plain.item() == pytest.approx(1, abs=0.05)
-    assert weighted.item() == pytest.approx(1, abs=0.1) and weighted != plain
-    zero, one, stages = torch.zeros(5, 1), torch.ones(5, 1), torch.arange(5)
-    sampling = settings.sampling
-    mine, true = (
-        sampling.kernel(torch.cat(output, -1), zero, stages)
-        for output in ((zero, zero), (one, -one))
-    )
-    ratio = (true.std / mine.std).square()
-    expected = 0.5 * (ratio - 1 - ratio.log() + (true.mean / mine.std).square())  # E[noise²] = 1
-    assert divergence.item() == pytest.approx(expected.mean().item(), rel=0.08)
-
-
-def test_tokens_count_by_their_weights() -> None:
-    network, weights = small(std=0.1), torch.tensor([0.0, 0, 5, 0]).expand(8, -1)
-    error, _ = mar.token_losses(network, random_batch(8), mar.MARTraining(), weights)
-    error.backward()
-    learned = network.diffusion_pos_embed_learned.grad  # of each place, next to the head
-    assert learned is not None and learned[0, 2].abs().max() > 0
-    assert learned[0, [0, 1, 3]].abs().max() == 0
-
-
-def test_the_shape_is_where_its_colour_shows() -> None:
-    latents = mar.encode_scenes(World(0), 5, KLModel(kl.TINY_KL).eval())
-    for sample, touched in zip(single_shapes(World(0), 0, 5, 8), latents.touched, strict=True):
-        (thing,) = sample.scene.things
-        colour = "white" if thing.colour == "black" else "black"
-        other = render(replace(sample.scene, things=(replace(thing, colour=colour),)))
-        changed = torch.from_numpy(np.abs(other - sample.image).max(-1) > 0.1)
-        tokens = changed.unflatten(0, (6, 8)).unflatten(2, (6, 8)).transpose(1, 2)
-        assert not (tokens.flatten(2).any(-1).flatten() & ~touched).any()
-        assert 4 <= touched.sum() <= 36
-
-
-def test_classes_of_a_shape_and_of_a_colour_learn_together() -> None:
-    gradient = torch.zeros(48, 3)
-    gradient[class_of("a red ring")] = torch.tensor([1.0, 2.0, 3.0])
-    shared = mar.taught_together(gradient)[:, 0]
-    told = {"a red ring": 3, "a blue ring": 1, "a red star": 1, "a blue star": 0}
-    assert {text: shared[class_of(text)].item() for text in told} == told
-    assert shared.sum() == 1 + 8 + 6
-
-
-def test_places_of_the_grid_are_told_apart_from_the_start() -> None:
-    network = mar.new_mar(mar.TINY_MAR, 0)
-    for name in ("encoder", "decoder", "diffusion"):
-        places = getattr(network, f"{name}_pos_embed_learned").detach()[0, -36:]
-        near, far = (torch.cosine_similarity(places[0], places[other], 0) for other in (1, -1))
-        assert near > far + 0.2 and places.std().item() == pytest.approx(0.6, abs=0.1)
-    assert network.decoder_pos_embed_learned[0, :-36].std() < 0.05  # the class keeps its own
-
-
-def test_a_pruned_network_has_its_targets_first_and_last_blocks() -> None:
-    target = small(depth=4)
-    draft = mar_draft.pruned(target, replace(target.config, depth=2, head_depth=1))
-    mine, theirs = draft.state_dict(), target.state_dict()
-    assert len(mine) < len(theirs)
-    for kind in ("encoder_blocks", "decoder_blocks"):
-        for block, source in ((0, 0), (1, 3)):
-            expected = theirs[f"{kind}.{source}.attn.qkv.weight"]
-            assert torch.equal(mine[f"{kind}.{block}.attn.qkv.weight"], expected)
-    same = mar_draft.pruned(target, target.config).state_dict()
-    assert all(torch.equal(same[name], weight) for name, weight in theirs.items())
-
-
 def test_distillation_brings_a_draft_to_its_target() -> None:
-    teacher, draft = small(std=0.05).requires_grad_(False), small(std=0.05, seed=1)
-    batch, settings = random_batch(8, known=1), mar_draft.MARDistillation(**STAGES)
+    teacher, draft = small(0).requires_grad_(False), small(1)
+    order, drop = torch.rand(8, 4).argsort(), torch.zeros(8, dtype=torch.bool)
+    batch = mar.MaskedBatch(torch.randn(8, 4, 16), torch.arange(8), drop, 1, order)
+    settings = mar_draft.MARDistillation(denoising_steps=5, denoising_start=900)
     same = mar_draft.kernel_divergence(teacher, teacher, batch, settings)
     assert same.item() == pytest.approx(0, abs=1e-6)
     optimiser, losses = torch.optim.Adam(draft.parameters(), 2e-3), []
@@ -189,8 +100,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     1/8 of them.
     """
     options = ["model=shapes_mar", "method=ar", "data=shape_classes", "device=cpu"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("eval", [*options, "limit=48", "denoising_steps=12"])
+    cfg = composed(*options, "limit=48", "denoising_steps=12")
     target = build.build_target(cfg)
     parts = {"target": target, "method": build.build_method(cfg, target)}
     decoder = build.build_tokenizer(cfg)
@@ -206,7 +116,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
 
 def test_calibration_is_refused() -> None:
     script = runpy.run_path(str(CONF.parent / "eval" / "calibrate.py"))
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("calibrate", ["model=shapes_mar", "data=shape_classes", "method=ar"])
+    options = ["model=shapes_mar", "data=shape_classes", "method=ar"]
+    cfg = composed(*options, config="calibrate")
     with pytest.raises(TemperaError, match=r"discrete"):
         script["main"](cfg)

@@ -11,24 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
-from paths import CONF, ROOT
+from paths import ROOT
 from safetensors.torch import load_file
 from shapes_recipe import kl, mar, mar_draft, recipe, stage, target, tokenizer
-from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining, contrastive_loss
+from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining
 from shapes_recipe.recipe import STAGES, DraftTraining, Recipe, build
 from shapes_recipe.stage import is_built, minimise, muon
-from shapes_recipe.target import TargetModel, TargetTraining, encode_scenes, losses_in_parts
-from shapes_recipe.tokenizer import EmaCodebook, TokenizerTraining, train_tokenizer
+from shapes_recipe.target import TargetTraining
+from shapes_recipe.tokenizer import TokenizerTraining
+from tiny_targets import composed
 
 from tempera.config.build import build_drafter, build_method, build_target, build_tokenizer
 from tempera.config.instantiate import instantiate
-from tempera.continuous.mar import MAR
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import records
-from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.files import read_json
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes.clip import world_tokenizer
@@ -79,11 +76,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def composed(*options: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("eval", [*options, "device=cpu"])
-
-
 @pytest.mark.slow
 def test_stages_are_built_once_and_record_what_made_them(
     output: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,7 +101,7 @@ def test_stages_are_built_once_and_record_what_made_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["eagle", "parallel"])
 def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None:
-    cfg = composed(f"method={method}", "depth=2", "tree=chain", f"weights={output}")
+    cfg = composed(f"method={method}", "depth=2", "tree=chain", f"weights={output}", "device=cpu")
     network = build_target(cfg)
     drafter = build_drafter(cfg, network)
     with torch.no_grad():
@@ -121,7 +113,7 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar steps=2", "cspd_published gamma=3", "cspd_exact gamma=2"])
 def test_the_mar_generates_through_the_configuration(method: str, output: Path) -> None:
-    options = f"method={method} denoising_steps=3 data=shape_classes limit=3".split()
+    options = f"method={method} denoising_steps=3 data=shape_classes limit=3 device=cpu".split()
     cfg = composed("model=shapes_mar", f"weights={output}", *options)
     network = build_target(cfg)
     parts = {"target": network, "method": build_method(cfg, network)}
@@ -132,23 +124,6 @@ def test_the_mar_generates_through_the_configuration(method: str, output: Path) 
     kept = torch.tensor([row["tokens"] for row in rows])  # what a run keeps
     assert pipeline.pictures(kept).shape == (3, 3, 48, 48)
     assert len(rows[0]["depth"]) == 4
-
-
-def test_a_further_cycle_goes_on_from_the_weights_that_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[int, str | None, int]] = []
-
-    def train(cycle: mar.MARTraining, vq: object, run: Path, network: MAR) -> MAR:
-        seen.append((cycle.steps, cycle.size, round(network.class_emb.weight.mean().item())))
-        network.class_emb.weight.data += 1.0
-        return network
-
-    monkeypatch.setattr(recipe, "read_kl", lambda *_: None)
-    monkeypatch.setattr(mar, "train_mar", train)
-    monkeypatch.setattr(mar, "measure_mar", lambda network, *_: {"depth": network.config.depth})
-    assert recipe.build_mar(tmp_path, mar.MARTraining(), tmp_path) == {"depth": 4}
-    assert seen == [(12000, None, 0), (5000, None, 1), (4000, "large", 2)]
 
 
 def stop_at_the_first_checkpoint(
@@ -194,37 +169,6 @@ def test_an_interrupted_stage_ends_with_the_same_weights(
     assert all(torch.equal(value, again[name]) for name, value in whole.state_dict().items())
 
 
-@pytest.mark.slow
-def test_an_interrupted_tokenizer_keeps_its_codebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = TokenizerTraining(steps=4, free_steps=1, batch_size=1, save_every=2, bf16=False)
-    monkeypatch.setattr(tokenizer, "measure_tokenizer", lambda *_: {})
-    whole, _ = train_tokenizer(settings, tmp_path / "whole", TINY_VQ)
-    cut = tmp_path / "cut"
-    stop_at_the_first_checkpoint(monkeypatch, lambda: train_tokenizer(settings, cut, TINY_VQ))
-    again, _ = train_tokenizer(settings, cut, TINY_VQ)
-    codes, found = whole.quantize.embedding.weight, again.quantize.embedding.weight
-    assert torch.equal(codes, found)
-    assert torch.allclose(codes.norm(dim=-1), torch.ones(16), atol=1e-5)
-
-
-def test_muon_steps_convolutions_as_matrices_in_the_same_memory() -> None:
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
-    matrix = torch.nn.Parameter(weight.detach().flatten(1).clone())
-    optimiser = muon([weight], 0.1, 0.02)
-    reference = torch.optim.Muon(
-        [matrix], lr=0.1, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-    )
-    for _ in range(2):
-        weight.grad = torch.randn_like(weight)
-        matrix.grad = weight.grad.flatten(1)
-        optimiser.step()
-        reference.step()
-    assert torch.equal(weight.flatten(1), matrix)
-
-
 def test_a_moving_average_follows_fast_at_first_then_by_its_decay() -> None:
     network = torch.nn.Linear(1, 1, bias=False)
     average, seen = moving_average(network, 0.5), []
@@ -237,45 +181,6 @@ def test_a_moving_average_follows_fast_at_first_then_by_its_decay() -> None:
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
     assert seen[0] == 0 and seen[-1] == pytest.approx(expected)
-
-
-def test_k_means_finds_separate_clusters_and_dead_codes_restart() -> None:
-    torch.manual_seed(0)
-    model = VQModel(TINY_VQ)
-    centres = F.normalize(torch.eye(8)[:4] + 0.01, dim=-1)
-    vectors = F.normalize(centres.repeat(64, 1) + 0.01 * torch.randn(256, 8), dim=-1)
-    codebook = EmaCodebook(model, 0.9, 0.05)
-    codebook.fit(vectors)
-    assert (vectors @ model.quantize.codebook.T).amax(-1).min() > 0.99
-    model.quantize.embedding.weight.data[3] = -centres[0]
-    codebook.state["sums"][3], codebook.state["counts"][3] = -centres[0], 0.0
-    codebook.update(vectors, model.quantize.nearest(vectors))
-    assert (model.quantize.codebook[3] @ centres.T).max() > 0.9  # restarted at an encoding
-
-
-def test_parts_add_up_to_the_batch_and_shapes_count_more() -> None:
-    torch.manual_seed(0)
-    model = TargetModel(TINY_TARGET, F.normalize(torch.randn(16, 8), dim=-1))
-    scenes = encode_scenes(World(0), 4, VQModel(TINY_VQ).eval(), 16).batch(torch.arange(4))
-    drop = torch.tensor([False, True, False, False])
-    head = model.network.lm_head.weight
-
-    def gradient(loss: torch.Tensor) -> torch.Tensor:
-        return torch.autograd.grad(loss, head, retain_graph=True)[0]
-
-    expected = model(scenes.words, drop, scenes.codes)[0].flatten()
-    heavy = replace(TARGET, object_weight=1e6, onset_weight=1e6, readout=0.0)
-    shapes = (scenes.parts > 0).flatten()
-    for settings, calm, wanted in (
-        (TARGET, True, expected.mean()),
-        (heavy, False, expected[shapes].mean()),
-    ):
-        parts = list(losses_in_parts(model, scenes, drop, settings, calm))
-        assert len(parts) == 4
-        total = torch.stack([part["loss"] for part in parts]).sum()
-        assert torch.allclose(gradient(total), gradient(wanted), atol=1e-5)
-        nats = torch.stack([part["nats"] for part in parts]).sum()
-        assert torch.allclose(nats, expected.mean())
 
 
 def test_words_stand_at_the_end_and_padding_does_not_change_features() -> None:
@@ -301,12 +206,6 @@ def test_clip_has_a_row_for_every_word_and_the_end_is_the_largest() -> None:
     assert ids[0, 1] == 0  # a word of other worlds
     known = tokens[1:].unique()
     assert len(known) == len(ids[1:].unique()) and torch.equal(ids[1:] == 0, tokens[1:] == 0)
-
-
-def test_the_contrastive_loss_is_that_of_telling_pairs_apart() -> None:
-    pairs = torch.eye(4)
-    loss = contrastive_loss(lambda images, texts: (images, texts, 3.0), pairs, pairs)  # type: ignore[arg-type]
-    assert loss.item() == pytest.approx(math.log(1 + 3 * math.exp(-3)))
 
 
 def test_the_script_reads_options_and_tells_a_wrong_stage_in_one_sentence(
