@@ -4,8 +4,7 @@ An error carries the option at fault where one is; the command line adds it wher
 not name it.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class TemperaError(ValueError):
@@ -33,41 +32,6 @@ class DraftTooShort(TemperaError):
         return (
             f"this draft was trained to draft {self.slots} tokens in one pass, not {self.depth}: "
             f"draft {self.slots} or fewer, or train one that drafts more"
-        )
-
-
-@dataclass(eq=False)
-class LengthOutOfReach(TemperaError):
-    """No value of a free parameter gives an accepted length. low, high: those that are possible."""
-
-    wanted: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        low, high = math.ceil(100 * self.low) / 100, math.floor(100 * self.high) / 100
-        return (
-            f"an accepted length of {self.wanted:g} is out of reach of this method: give about "
-            f"{low:.2f} to {high:.2f}"
-        )
-
-
-@dataclass(eq=False)
-class LengthNotFound(TemperaError):
-    """No value that was tried gives an accepted length. option: the free parameter; value, length:
-    the nearest that was measured.
-    """
-
-    option: str = field()
-    wanted: float
-    value: float
-    length: float
-
-    def __str__(self) -> str:
-        return (
-            f"no {self.option} was found that accepts {self.wanted:g} tokens a round; the nearest "
-            f"is {self.option}={self.value:g} with {self.length:.3f}: take this length, or a "
-            "larger tolerance"
         )
 
 

@@ -14,12 +14,12 @@ from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.round_laws import (
+    KeepNothing,
     LawRecorder,
     RoundLaws,
     TestedRule,
     compressed,
-    count_rounds,
-    predict_laws,
+    decoded,
 )
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.exactness.theory import expected_emitted, kl_bound, tv_bound
@@ -47,10 +47,11 @@ def outcomes() -> dict[TestedRule, torch.Tensor]:
     target = table_target()
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(DEPTH))
     recorder = LawRecorder(drafter, list(RULES.values()))
-    return predict_laws(target, recorder, world_prompts(ROWS), 0, CPU)
+    decoded(target, recorder, KeepNothing(), world_prompts(ROWS), 0, CPU)
+    return recorder.outcomes()
 
 
-def decoded(rule: Any, depth: int) -> Trace:
+def emitted(rule: Any, depth: int) -> Trace:
     target = table_target()
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(depth))
     streams = RandomStreams(7, [str(row) for row in range(ROWS)])
@@ -72,7 +73,7 @@ def test_predictions_are_those_of_the_loop(name: str, depth: int) -> None:
     """
     tested = RULES[name]
     law = RoundLaws.predicted(outcomes()[tested], depth)
-    trace = decoded(tested.rule, depth)
+    trace = emitted(tested.rule, depth)
     rounds = trace.rounds.double()
     error = float(rounds.std()) / ROWS**0.5 / float(rounds.mean())
     allowed = 4 * 2**0.5 * error if tested.lossless else 0.1
@@ -103,7 +104,7 @@ def test_the_first_round_agrees_with_theory(name: str) -> None:
 def test_rounds_of_a_tree_are_counted() -> None:
     target, tree = table_target(), Tree.from_paths([[0], [1], [0, 0]])
     drafter = StaticTreeDrafter(TableDraft(target), tree)
-    law = count_rounds(target, drafter, world_prompts(200), 0, CPU)
+    law = RoundLaws.counted(decoded(target, drafter, Exact(), world_prompts(200), 0, CPU))
     assert law.rounds.shape == (200, LENGTH)
     assert 1 < law.accepted_length < 3
     assert law.kl_per_token == law.tv_bound == 0
@@ -118,22 +119,15 @@ def certain(kept: list[float], tokens: int) -> torch.Tensor:
     return outcome
 
 
-def test_an_image_ends_inside_its_last_round() -> None:
+def test_the_law_of_rounds_by_hand() -> None:
     law = RoundLaws.predicted(certain([1, 1, 1], 8), 2)
-    assert law.rounds.tolist() == [[0, 0, 1, 0, 0, 0, 0, 0]]
+    assert law.rounds.tolist() == [[0, 0, 1, 0, 0, 0, 0, 0]]  # it ends inside its last round
     assert law.accepted_length == pytest.approx(8 / 3)
     assert law.tv_bound == pytest.approx(6)  # two tested drafts in each round
     assert law.kl_per_token == pytest.approx(3 / 8)
     assert law.median_rounds() == pytest.approx(3)
-
-
-def test_a_shorter_chain_keeps_its_first_drafts() -> None:
-    law = RoundLaws.predicted(certain([1, 1, 1], 8), 1)
-    assert law.accepted_length == 2
-    assert law.tv_bound == pytest.approx(4)
-
-
-def test_the_law_of_rounds_by_hand() -> None:
+    shorter = RoundLaws.predicted(certain([1, 1, 1], 8), 1)
+    assert shorter.accepted_length == 2 and shorter.tv_bound == pytest.approx(4)
     law = RoundLaws.predicted(certain([1, 0.25], 3), 1)
     # 3 rounds: the first two keep nothing; 2 rounds otherwise
     assert law.rounds[0].tolist() == pytest.approx([0, 1 - 0.75**2, 0.75**2])

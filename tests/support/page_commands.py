@@ -15,7 +15,7 @@ QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
     "eval/run.py": [
         *("limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "launcher=local"),
-        *("matching.prompts=1", "matching.pilot=1", "matching.tolerance=9"),
+        *("matching.prompts=1", "matching.tolerance=9"),
         *QUIET,
     ],
     "eval/report.py": [],

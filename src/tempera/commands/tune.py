@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,7 @@ from tempera.evaluation.round_laws import TestedRule
 from tempera.evaluation.tuning import (
     Budget,
     Candidate,
-    Prediction,
-    Trial,
+    Outcome,
     fastest,
     predict,
     try_out,
@@ -101,7 +100,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     del target, drafters
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
-    console.print(_predicted([one for one in predictions if one.within(budget)]))
+    console.print(_predicted([one for one in predictions if budget.admits(one)]))
     runs = _RealRuns(settings)
     outcomes = try_out(predictions, budget, cfg.runs, runs)
     best = fastest(outcomes, budget)
@@ -112,7 +111,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         "predictions": [asdict(one) for one in predictions],
     }
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    options = best.prediction.options
+    options = best.options
     draft = settings.evaluation(options).drafter.path if has_own_draft(options) else None
     save_tuned(Path(str(cfg.result)), settings.stored(options), conditions(base), about, draft)
     console.print(runs.table(outcomes))
@@ -272,11 +271,13 @@ class _RealRuns:
             written("speed.batches", [] if size == 1 else [size]),
         ]
         self.places: dict[tuple[str, ...], Path] = {}
+        self.predicted: dict[tuple[str, ...], Outcome] = {}
         self.rows: dict[tuple[str, ...], Run] = {}
 
-    def __call__(self, prediction: Prediction) -> Trial:
+    def __call__(self, prediction: Outcome) -> Outcome:
         """Evaluate a setting, and plain autoregression before the first one."""
         options = prediction.options
+        self.predicted[options] = prediction
         for one in (PLAIN, options):
             if one not in self.places:
                 place = Path(str(self.cfg.directory)) / "runs" / ",".join(one)
@@ -289,23 +290,24 @@ class _RealRuns:
         self.rows[options] = row
         loss = row.differences.get("clip_score", {"low": -float("inf")})
         speed, kl, tv = (row.value(name) for name in (self.speed, "kl_per_token", "tv_bound"))
-        return Trial(prediction, speed, kl, tv, -loss["low"])
+        clip = -loss["low"]
+        return replace(prediction, speedup=speed, kl_per_token=kl, tv_bound=tv, clip_loss=clip)
 
-    def summary(self, outcome: Trial) -> dict[str, Any]:
+    def summary(self, outcome: Outcome) -> dict[str, Any]:
         """What tune.json says about a run."""
-        row = self.rows[outcome.prediction.options]
+        row = self.rows[outcome.options]
         return {
-            "predicted": asdict(outcome.prediction),
+            "predicted": asdict(self.predicted[outcome.options]),
             "measured": row.metrics,
             "differences": row.differences,
             "directory": row.directory,
         }
 
-    def table(self, outcomes: Sequence[Trial]) -> Table:
+    def table(self, outcomes: Sequence[Outcome]) -> Table:
         """Predicted against measured, and quality against plain autoregression."""
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: -outcome.speedup):
-            one, row = outcome.prediction, self.rows[outcome.prediction.options]
+            one, row = self.predicted[outcome.options], self.rows[outcome.options]
             compared = {
                 "speed-up": (one.speedup, self.speed, ".2f"),
                 "accepted length": (one.accepted_length, "accepted_length", ".2f"),
@@ -328,7 +330,7 @@ class _RealRuns:
         return _table(f"predicted → measured, 95% intervals; {self.cfg.images} images", rows)
 
 
-def _predicted(predictions: Sequence[Prediction]) -> Table:
+def _predicted(predictions: Sequence[Outcome]) -> Table:
     """The fastest predictions within the budget."""
     rows = [
         {

@@ -17,7 +17,7 @@ of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The appro
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,30 @@ class Statistics:
         ratios = self.ratios.double()
         return Chains(ratios, torch.full_like(ratios[:, 0], 1 / len(ratios)))
 
+    def first_depths(self, length: int) -> "Statistics":
+        """The statistics of chains cut to the first `length` drafts; of trees, the same.
+
+        Raises:
+            TemperaError: the chains are shorter.
+        """
+        if self.ratios is None:
+            return self
+        if length > (measured := self.rounds.tree.nodes):
+            raise TemperaError(
+                f"the statistics are of chains of {measured}, but this run drafts {length}: "
+                f"measure again with depth={length}",
+                option="depth",
+            )
+        return Statistics(self.ratios[:, :length], self.rounds.first_depths(length))
+
+    def reach(self, ceiling: float | None = None) -> tuple[float, float]:
+        """The expected lengths of exact decoding, and of the most relaxed schedule: ω = `ceiling`,
+        or the highest price, at every depth.
+        """
+        if ceiling is None:
+            return reachable_by_price(self.rounds)
+        return reachable(self.chains, ceiling)
+
 
 class Recorder(Drafter):
     """Wraps a drafter of static trees and records how the target scores its drafts."""
@@ -77,44 +101,41 @@ class Recorder(Drafter):
         self.drafter = drafter
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
         self.tree, self.identity = drafter.tree, drafter.identity
-        self.begin([])
 
     def begin(self, prompts: list[str]) -> None:
         """Start a batch and forget the drafts of earlier images."""
-        self._ratios: list[Tensor] = []
-        self._tested: list[PricedRounds] = []
-        self._emitted: list[Tensor] = []
-        if prompts:
-            self.drafter.begin(prompts)
+        self.noted: list[Any] = []
+        self.drafter.begin(prompts)
 
     def propose(self, uniforms: Tensor) -> Draft:
         """The drafter's proposal."""
         return self.drafter.propose(uniforms)
 
     def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Record the round; node n is tested against p at its parent."""
-        token, parents = draft.tokens.unsqueeze(-1), 1 + draft.tree.parents
-        self._ratios.append(
-            (take(scores.p, parents).gather(-1, token) / draft.q.gather(-1, token)).squeeze(-1)
-        )
-        self._tested.append(PricedRounds.measured(draft, scores.p))
-        self._emitted.append(emitted)
+        """Record the round."""
+        self.noted.append(self.note(draft, scores.p, emitted))
         self.drafter.observe(draft, verdict, scores, emitted)
+
+    def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> Any:
+        """What is recorded of a round; node n is tested against p at its parent."""
+        token, parents = draft.tokens.unsqueeze(-1), 1 + draft.tree.parents
+        ratios = take(p, parents).gather(-1, token) / draft.q.gather(-1, token)
+        return ratios.squeeze(-1), PricedRounds.measured(draft, p), emitted
 
     def statistics(self, length: int) -> Statistics:
         """Statistics, on the host, of the drafts that end within their image of `length` tokens."""
-        emitted = torch.stack(self._emitted)
+        ratios, tested, counts = zip(*self.noted, strict=True)
+        emitted = torch.stack(counts)
         begins = emitted.cumsum(0) - emitted
         inside = ((emitted > 0) & (begins + self.depth <= length)).cpu()
 
-        def of(noted: Sequence[Tensor]) -> Tensor:
+        def of(noted: Iterable[Tensor]) -> Tensor:
             return torch.stack([round.cpu() for round in noted])[inside]
 
-        keep = of([tested.keep for tested in self._tested])
-        divergence = of([tested.divergence for tested in self._tested])
-        tree = self._tested[0].tree
+        tree = tested[0].tree
+        keep, divergence = of(one.keep for one in tested), of(one.divergence for one in tested)
         rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
-        return Statistics(of(self._ratios) if tree.is_chain else None, rounds)
+        return Statistics(of(ratios) if tree.is_chain else None, rounds)
 
 
 def check_tree(tree: Tree | None) -> None:
@@ -244,10 +265,9 @@ def calibrated(
             f"delta={delta:g} out, or choose another schedule",
             option="delta",
         )
-    chains = _known(statistics, measured_with).chains
-    _check_depth(statistics, chains.length, length)
-    chains = Chains(chains.ratios[:, :length], chains.weights)
-    return schedule_for(chains, _given(expected_length, reachable(chains, ceiling)), ceiling)
+    found = _known(statistics, measured_with).first_depths(length)
+    wanted = _given(expected_length, found.reach(ceiling))
+    return schedule_for(found.chains, wanted, ceiling)
 
 
 def optimal(
@@ -271,13 +291,12 @@ def optimal(
         TemperaError: the file is missing, its chains are too short, or its tree or conditions
             differ; or the expected length is out of reach.
     """
-    rounds = _known(statistics, measured_with).rounds
-    if tree.nodes and tree.is_chain and rounds.tree.is_chain:
-        _check_depth(statistics, rounds.tree.nodes, length)
-        rounds = rounds.first_depths(length)
-    elif not torch.equal(tree.parents.cpu(), rounds.tree.parents):
+    found = _known(statistics, measured_with)
+    if tree.nodes and tree.is_chain:
+        found = found.first_depths(length)
+    if not torch.equal(tree.parents.cpu(), found.rounds.tree.parents):
         raise _other(statistics, "another draft tree")
-    return prices_for(rounds, _given(expected_length, reachable_by_price(rounds)))
+    return prices_for(found.rounds, _given(expected_length, found.reach()))
 
 
 def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
@@ -294,15 +313,6 @@ def _other(statistics: str, what: str) -> TemperaError:
         f"{statistics} was measured with {what}: measure again with `{command('calibrate')}` and "
         "this run's options"
     )
-
-
-def _check_depth(statistics: str, measured: int, drafted: int) -> None:
-    if drafted > measured:
-        raise TemperaError(
-            f"{statistics} holds chains of {measured}, but this run drafts {drafted}: measure "
-            f"again with depth={drafted}",
-            option="depth",
-        )
 
 
 def _given(expected_length: float | None, reach: tuple[float, float]) -> float:

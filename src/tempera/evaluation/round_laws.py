@@ -19,13 +19,14 @@ from torch import Tensor
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.diagnostics import mean_terms
-from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Target
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import drafted_keep_probs
-from tempera.rules.standard import BlockVerification, Exact
+from tempera.evaluation.calibration import Recorder
+from tempera.rules.standard import BlockVerification
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,15 @@ class TestedRule:
     lossless: bool
     depth: int | None = None
 
-    def seen(self, draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
-        """The part of a chain that the rule sees, with the target's distributions there."""
-        if self.depth is None or self.depth >= draft.tree.nodes:
-            return draft, p
-        tree = Tree.chain(self.depth).to(p.device)
-        return (
-            Draft(draft.tokens[:, : self.depth], draft.q[:, : self.depth], tree),
-            p[:, : 1 + self.depth],
-        )
-
     def outcome(self, draft: Draft, p: Tensor) -> Tensor:
         """For i = 0..L drafts: the probability that at least i are kept; and, times this
         probability, the term of the TV bound and that of the KL bound of the next token,
         [B, 3, 1 + L].
         """
-        draft, p = self.seen(draft, p)
+        if self.depth is not None and self.depth < draft.tree.nodes:
+            tree = Tree.chain(self.depth).to(p.device)
+            draft = Draft(draft.tokens[:, : self.depth], draft.q[:, : self.depth], tree)
+            p = p[:, : 1 + self.depth]
         found = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
         kept = found[:, 0]
         kept[:, 0] = 1
@@ -106,44 +100,25 @@ def compressed(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
     return Draft(tokens, q, draft.tree), torch.cat([law, law[:, -1:]], 1)
 
 
-class LawRecorder(Drafter):
-    """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`.
-
-    Attributes:
-        latest: the last draft and the target's distributions at its nodes.
-    """
-
-    latest: tuple[Draft, Tensor]
+class LawRecorder(Recorder):
+    """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`."""
 
     def __init__(self, drafter: Drafter, rules: Sequence[TestedRule]) -> None:
-        self.drafter, self.rules = drafter, rules
-        self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
-        self.tree, self.identity = drafter.tree, drafter.identity
-        self.begin([])
+        super().__init__(drafter)
+        self.rules = rules
 
-    def begin(self, prompts: list[str]) -> None:
-        """Start a batch and forget the drafts of earlier images."""
-        self._found: list[list[Tensor]] = [[] for _ in self.rules]
-        if prompts:
-            self.drafter.begin(prompts)
+    def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> list[Tensor]:
+        """The outcome of the draft under each rule."""
+        small = compressed(draft, p)
+        return [rule.outcome(*small) for rule in self.rules]
 
-    def propose(self, uniforms: Tensor) -> Draft:
-        """The drafter's proposal."""
-        return self.drafter.propose(uniforms)
-
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Test the draft under all rules."""
-        small = compressed(draft, scores.p)
-        for rule, found in zip(self.rules, self._found, strict=True):
-            found.append(rule.outcome(*small))
-        self.latest = draft, scores.p
-        self.drafter.observe(draft, verdict, scores, emitted)
-
-    def outcomes(self) -> list[Tensor]:
+    def outcomes(self) -> dict[TestedRule, Tensor]:
         """For each rule, what it found at the T tokens of B images: float64 [B, T, 3, 1 + L], on
         the host.
         """
-        return [torch.stack(found, 1).double().cpu() for found in self._found]
+        found = zip(*self.noted, strict=True)
+        stacked = [torch.stack(of_rule, 1).double().cpu() for of_rule in found]
+        return dict(zip(self.rules, stacked, strict=True))
 
 
 @dataclass(frozen=True)
@@ -216,28 +191,7 @@ class RoundLaws:
         return 0.5 + index + min((wanted - before) / max(here, 1e-12), 1.0)
 
 
-def predict_laws(
-    target: Target,
-    recorder: LawRecorder,
-    prompts: Sequence[Prompt],
-    seed: int,
-    device: torch.device,
-) -> dict[TestedRule, Tensor]:
-    """Decode the prompts token by token; for each of the recorder's rules the outcomes that
-    `RoundLaws.predicted` takes.
-    """
-    _decoded(target, recorder, KeepNothing(), prompts, seed, device)
-    return dict(zip(recorder.rules, recorder.outcomes(), strict=True))
-
-
-def count_rounds(
-    target: Target, drafter: Drafter, prompts: Sequence[Prompt], seed: int, device: torch.device
-) -> RoundLaws:
-    """Decode the prompts exactly with this drafter, and count the rounds."""
-    return RoundLaws.counted(_decoded(target, drafter, Exact(), prompts, seed, device))
-
-
-def _decoded(
+def decoded(
     target: Target,
     drafter: Drafter,
     rule: Rule | JointRule,
@@ -245,5 +199,6 @@ def _decoded(
     seed: int,
     device: torch.device,
 ) -> Trace:
+    """Decode the prompts together."""
     streams = RandomStreams(seed, [prompt.id for prompt in prompts], device)
     return decode(target, drafter, rule, streams, [prompt.text for prompt in prompts]).trace
