@@ -176,7 +176,7 @@ def nothing(directory: Path) -> None:
 BELIEVED = {
     "no manifest": (lambda directory: (directory / MANIFEST).unlink(), "holds no manifest"),
     "half a manifest": (lambda directory: (directory / MANIFEST).write_text("{"), "not valid JSON"),
-    "format": (edit("format", 2), "damaged .format: .* 1"),
+    "format": (edit("format", 2), "damaged .format=2: .* 1"),
     "vocabulary": (edit("vocab_size", "many"), "damaged .vocab_size"),
     "grid": (edit("grid", [2, 0]), "damaged .grid.1"),
     "a negative count": (edit("count", -1, shard=True), "damaged .shards.0.count"),
@@ -238,7 +238,7 @@ def test_images_are_scaled_to_cover_and_cropped() -> None:
 
 def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> None:
     vq = tiny_vq()
-    encoder = VQEncoder(vq, "tok", GRID)
+    encoder = VQEncoder(GRID, vq)
     good, bad = Entry("x", "0", "a", jpeg()), Entry("y", "1", "b", b"not an image")
     encoded = encoder.encode([bad, good])
     expected = vq.encode(to_pixels(decode_picture(jpeg()), (8, 12))[None]).flatten(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_training import tiny_codes, tiny_target
 
-from tempera.data.encoders import target_encoder, vq_encoder
+from tempera.data.encoders import TargetEncoder, VQEncoder
 from tempera.data.prepare import prepare
 from tempera.data.shards import CodedImages, read_shards
 from tempera.data.sources import Entry
@@ -48,7 +48,7 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
         tiny_vq(),
         {batch: tmp_path / str(batch) for batch in (2, 5)},
     )
-    encoder = target_encoder(target, vq, seed=3)
+    encoder = TargetEncoder(target, vq, seed=3)
     for batch, place in places.items():
         prepare(Captions(7), encoder, place, batch_size=batch, shard_size=4)
     two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
@@ -57,7 +57,7 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
     with pytest.raises(TemperaError, match="made with encoder.sampling"):
-        prepare(Captions(7), target_encoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
+        prepare(Captions(7), TargetEncoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
 
 
 def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
@@ -76,7 +76,7 @@ def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
     assert np.array_equal(first.images.codes, again.images.codes)
     with pytest.raises(TemperaError, match=f"tokenizer {identity_of(vq)}, but the target's is"):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path / "codes"))
-    assert vq_encoder(target.grid, vq).size == (12, 16)
+    assert VQEncoder(target.grid, vq).size == (12, 16)
 
 
 def images_of(keys: list[str]) -> CodedImages:

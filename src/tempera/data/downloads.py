@@ -1,7 +1,7 @@
 """Download images from the web: many at a time, within limits, with a kind for every failure."""
 
-import asyncio
 import io
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
         concurrency: number of downloads at a time.
-        timeout: seconds for one image, from the first request to the last byte.
+        timeout: seconds for one image: for an answer, and until the last byte.
         max_bytes: largest file.
         min_side: shortest side of a usable image, in pixels.
         size: larger images are shrunk until their shorter side has this many pixels.
@@ -42,43 +42,35 @@ def download(addresses: Sequence[str], limits: Limits) -> list[bytes | str]:
     """Download images and turn them into JPEGs of a usable size, in the order of the addresses; a
     string says why there is none.
     """
-    with ThreadPoolExecutor(1) as thread:  # in a notebook this thread already runs an event loop
-        return thread.submit(lambda: asyncio.run(_download(addresses, limits))).result()
-
-
-async def _download(addresses: Sequence[str], limits: Limits) -> list[bytes | str]:
-    gate = asyncio.Semaphore(limits.concurrency)
-    async with httpx.AsyncClient(
+    most = httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=20)
+    client = httpx.Client(
         headers={"User-Agent": USER_AGENT},
         follow_redirects=True,
         timeout=limits.timeout,
-        limits=httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=20),
-    ) as client:
-
-        async def one(address: str) -> bytes | str:
-            async with gate:
-                got = await _fetched(client, address, limits)
-                return got if isinstance(got, str) else await asyncio.to_thread(usable, got, limits)
-
-        return list(await asyncio.gather(*map(one, addresses)))
+        limits=most,
+    )
+    with client, ThreadPoolExecutor(limits.concurrency) as pool:
+        return list(pool.map(lambda address: _image(client, address, limits), addresses))
 
 
-async def _fetched(client: httpx.AsyncClient, address: str, limits: Limits) -> bytes | str:
-    """A file, or the kind of failure."""
+def _image(client: httpx.Client, address: str, limits: Limits) -> bytes | str:
+    """An image, or the kind of failure."""
+    deadline, body = time.monotonic() + limits.timeout, bytearray()
     try:
-        async with asyncio.timeout(limits.timeout), client.stream("GET", address) as response:
+        with client.stream("GET", address) as response:
             if response.status_code >= 400:
                 return f"HTTP {response.status_code}"
             if limits.robots and _forbidden(response.headers):
                 return "training forbidden (X-Robots-Tag)"
-            body = bytearray()
-            async for chunk in response.aiter_bytes():
+            for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > limits.max_bytes:
                     return "too large"
-            return bytes(body)
+                if time.monotonic() > deadline:
+                    return "TimeoutError"
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as problem:
         return type(problem).__name__
+    return usable(bytes(body), limits)
 
 
 def _forbidden(headers: httpx.Headers) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import ImageOps
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
@@ -47,17 +48,17 @@ class CodeEncoder(Protocol):
 
 
 class VQEncoder:
-    """Encodes the images themselves: resizes the shorter side, crops the centre, encodes.
+    """`encoder=vq`: codes of the images themselves, which are scaled and cropped to their centre.
 
     Args:
-        vq: the target's tokenizer, on its device; `tokenizer`: its identity.
         grid: rows and columns of codes; they and the tokenizer's factor set the picture's size.
+        tokenizer: the target's, on its device.
     """
 
-    def __init__(self, vq: VQModel, tokenizer: str, grid: tuple[int, int]) -> None:
-        self.vq, self.tokenizer, self.grid = vq, tokenizer, grid
-        self.device = next(vq.parameters()).device
-        self.vocab_size, self.size = vq.vocab_size, vq.image_size(grid)
+    def __init__(self, grid: tuple[int, int], tokenizer: VQModel) -> None:
+        self.vq, self.tokenizer, self.grid = tokenizer, identity_of(tokenizer), grid
+        self.device = next(tokenizer.parameters()).device
+        self.vocab_size, self.size = tokenizer.vocab_size, tokenizer.image_size(grid)
 
     def describe(self) -> dict[str, Any]:
         """Picture size."""
@@ -87,16 +88,16 @@ class VQEncoder:
 
 
 class TargetEncoder:
-    """Lets the target generate codes for the captions, autoregressively with its own guidance and
-    temperature (self-distillation).
+    """`encoder=target`: codes that the target generates for the captions, autoregressively with its
+    own guidance and temperature (self-distillation).
 
     Args:
-        target: the target; `tokenizer`: the identity of its image tokenizer.
+        target: the target; `tokenizer`: its image tokenizer.
         seed: the seed and an entry's key determine its image.
     """
 
-    def __init__(self, target: TransformerTarget, tokenizer: str, seed: int = 0) -> None:
-        self.target, self.tokenizer, self.seed = target, tokenizer, seed
+    def __init__(self, target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> None:
+        self.target, self.tokenizer, self.seed = target, identity_of(tokenizer), seed
         self.grid, self.vocab_size = target.grid, target.vocab_size
 
     def describe(self) -> dict[str, Any]:
@@ -121,21 +122,5 @@ def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
     """An RGB image as float32 [3, height, width] in [−1, 1]: scaled to cover `size` = (height,
     width), then cropped to its centre.
     """
-    height, width = size
-    scale = max(height / image.height, width / image.width)
-    if (image.height, image.width) != size:
-        scaled = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        image = image.resize(scaled, Resampling.BICUBIC)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        image = image.crop((left, top, left + width, top + height))
+    image = ImageOps.fit(image, size[::-1], Resampling.BICUBIC)
     return torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1) / 127.5 - 1
-
-
-def vq_encoder(grid: tuple[int, int], tokenizer: VQModel) -> VQEncoder:
-    """`encoder=vq`: the images' own codes on the target's grid."""
-    return VQEncoder(tokenizer, identity_of(tokenizer), grid)
-
-
-def target_encoder(target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> TargetEncoder:
-    """`encoder=target`: codes that the target generates."""
-    return TargetEncoder(target, identity_of(tokenizer), seed)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
-from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.errors import TemperaError
+from tempera.runtime.files import read_json, reason, replacing, sha256_file, write_json
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
@@ -116,11 +116,8 @@ class Manifest:
         try:
             return TypeAdapter(cls).validate_python(read_json(path))
         except ValidationError as problem:
-            first = problem.errors()[0]
-            place = ".".join(map(str, first["loc"]))
             raise TemperaError(
-                f"{path} is damaged ({place + ': ' * bool(place)}{shortened(first['msg'])}): "
-                "prepare the shards again."
+                f"{path} is damaged ({reason(problem)}): prepare the shards again."
             ) from None
 
 

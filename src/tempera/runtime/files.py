@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from tempera.errors import TemperaError, shortened
@@ -83,7 +84,13 @@ def is_unwritable(problem: BaseException) -> bool:
 
 
 def reason(problem: BaseException) -> str:
-    """The first sentence of an error, or its type if it says nothing, as a time-out does."""
+    """The first sentence of an error, or its type if it says nothing, as a time-out does; of values
+    that are not what they should be, the first, by name.
+    """
+    if isinstance(problem, ValidationError):
+        first = problem.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        return shortened(f"{place}={first['input']}: {first['msg']}", 160)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0].partition(". ")[0][:160]
 
@@ -121,22 +128,19 @@ def create_json(path: Path, value: object) -> bool:
     """Write `value` as `write_json` does unless the file exists; False if it does. Of several
     processes that call this at once, one writes.
     """
+    if path.exists():
+        return False
     own = path.with_name(f".{path.name}.{_writer()}.new")
+    write_json(own, value)
     try:
-        write_json(own, value)
-        try:
-            os.link(own, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links
-            with suppress(FileExistsError):
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                own.replace(path)
-                return True
-            return False
-        return True
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links, where the last one writes
+        own.replace(path)
     finally:
         own.unlink(missing_ok=True)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -151,10 +155,8 @@ def read_text(path: Path) -> str:
     Raises:
         TemperaError: the file cannot be read, or is in another encoding.
     """
-    try:
-        content = regular_file(path).read_bytes()
-    except OSError as problem:
-        raise TemperaError(f"cannot read {path}: {problem.strerror}; make it readable.") from None
+    check_readable(path)
+    content = path.read_bytes()
     try:
         text = content.decode()
     except UnicodeDecodeError as problem:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, replacing, sha256_file, write_json
+from tempera.runtime.files import read_json, reason, replacing, sha256_file, write_json
 from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.tensor_files import fill, read_tensors
 
@@ -113,8 +113,7 @@ def parse_sizes(kind: type[Sizes], values: Mapping[str, Any]) -> Sizes:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as problem:
-        first = problem.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(reason(problem)) from None
 
 
 def draft_directory(path: str | Path, advice: str = NO_DRAFT) -> Path:

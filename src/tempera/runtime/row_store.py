@@ -79,7 +79,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
     def parts() -> Iterator[pa.Table]:
         for start in range(0, len(rows) or 1, 256):
-            cells = {name: [_cell(row.get(name)) for row in rows[start:][:256]] for name in names}
+            cells = {name: [row.get(name) for row in rows[start:][:256]] for name in names}
             yield pa.table({name: _array(values) for name, values in cells.items()})
 
     schema = pa.unify_schemas([part.schema for part in parts()], promote_options="permissive")
@@ -88,13 +88,9 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             writer.write_table(part.cast(schema))
 
 
-def _cell(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
 def _array(values: list[Any]) -> pa.Array:
     """A column, with lists of small numbers in half the space."""
-    array = pa.array(values)
+    array = pa.array(values, from_pandas=True)  # NaN is null
     try:
         return array.cast(pa.list_(pa.int32())) if array.type == pa.list_(pa.int64()) else array
     except pa.ArrowInvalid:  # a number needs 64 bits

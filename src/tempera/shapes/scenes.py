@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import override
 
-from tempera.data.encoders import VQEncoder, vq_encoder
+from tempera.data.encoders import VQEncoder
 from tempera.data.prompts import Prompt, check_slice
 from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry, Source
@@ -103,7 +103,7 @@ def world_codes(
     target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: NonNegativeInt = 0
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
-    return WorldCodes(vq_encoder(target.grid, tokenizer), seed)
+    return WorldCodes(VQEncoder(target.grid, tokenizer), seed)
 
 
 class MixedCodes:

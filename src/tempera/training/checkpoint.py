@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import check_same, create_json, read_json, regular_file, replacing
+from tempera.errors import TemperaError
+from tempera.runtime.files import (
+    check_same,
+    create_json,
+    read_json,
+    reason,
+    regular_file,
+    replacing,
+)
 
 LAST = "last.safetensors"
 RECORD = "training.json"
@@ -109,7 +116,7 @@ def load_state(directory: Path, state: State, steps: int) -> bool:
                 raise ValueError(f"{name} is not finite")
     except (SafetensorError, OSError, ValueError) as problem:
         raise TemperaError(
-            f"training cannot resume from {path} ({_reason(problem)}): delete {directory} to start "
+            f"training cannot resume from {path} ({reason(problem)}): delete {directory} to start "
             "anew."
         ) from problem
     with torch.no_grad():
@@ -117,13 +124,6 @@ def load_state(directory: Path, state: State, steps: int) -> bool:
             value.copy_(tensors[name])
     state.progress = progress
     return True
-
-
-def _reason(problem: Exception) -> str:
-    if not isinstance(problem, ValidationError):
-        return shortened(str(problem))
-    first = problem.errors()[0]
-    return shortened(f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}")
 
 
 def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:

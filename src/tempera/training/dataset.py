@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import NonNegativeInt
 
-from tempera.data.encoders import CodeEncoder, target_encoder, vq_encoder
+from tempera.data.encoders import CodeEncoder, TargetEncoder, VQEncoder
 from tempera.data.prepare import entries_to_read, prepare
 from tempera.data.prompts import CaptionCheck
 from tempera.data.shards import CodedImages, Manifest, Positive, read_shards
@@ -138,10 +138,10 @@ def encoded_codes(
             option="train_data.limit",
         )
     shards = directory / "codes" if path is None else Path(path)
-    encoder: CodeEncoder = vq_encoder(target.grid, tokenizer)
+    encoder: CodeEncoder = VQEncoder(target.grid, tokenizer)
     options: dict[str, Any] = {"limit": limit, "batch_size": batch_size, "max_broken": max_broken}
     if draws:
-        encoder = target_encoder(target, tokenizer, seed)
+        encoder = TargetEncoder(target, tokenizer, seed)
         options["shard_size"] = SHARD_BATCHES * batch_size
     prepare(source, encoder, shards, captions=captions, processes=processes, **options)
     return shard_codes(target, tokenizer, directory, str(shards), seed)
