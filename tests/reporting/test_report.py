@@ -302,6 +302,36 @@ def test_every_method_runs_to_its_report(
     assert len({run.name for run in runs}) == len(runs)
 
 
+def power(alpha: float) -> Run:
+    changes = {"rule": "power"} | ({} if alpha == 1 else {"alpha": alpha})
+    return finished("eagle", changes=changes, alpha=alpha)
+
+
+def coolsd(delta: float, **changes: Any) -> Run:
+    return finished("coolsd", changes={**changes, "delta": delta}, delta=delta, **changes)
+
+
+def price(value: float, length: float) -> Run:
+    found = {"option": "price", "value": value, "length": length}
+    return finished("gsd", changes={"price": value}, price=value, matched=found)
+
+
+@pytest.mark.parametrize(
+    ("runs", "curve", "points"),
+    [
+        ([power(0.25), power(0.5), power(1)], "eagle rule=power", "alpha=0.25 alpha=0.5 alpha=1"),
+        ([coolsd(1.1, floor=1), coolsd(2, floor=1)], "coolsd floor=1", "1.1 2"),
+        ([coolsd(2, floor=0), coolsd(2, floor=1)], "coolsd δ=2", "floor=0 floor=1"),
+        ([price(0.3, 3.4), price(0.4, 3.8)], "gsd", "price=0.3 price=0.4"),
+    ],
+)
+def test_runs_that_differ_in_one_number_are_a_curve(
+    runs: list[Run], curve: str, points: str
+) -> None:
+    found = pareto.curves([finished("ar"), finished("eagle"), *runs])[2:]
+    assert {*found["curve"]} == {curve} and " ".join(found["point"]) == points
+
+
 def test_no_two_curves_look_alike() -> None:
     names = [str(number) for number in range(40)]
     drawn = json.dumps(pareto.chart(pd.DataFrame({"x": [1.0]}), "x", "y", names).to_dict())

@@ -99,13 +99,15 @@ def test_line_ends_probabilities_and_continuous_tokens() -> None:
         "rows": 2,
         "columns": 3,
         "place": [1, 2, 3, 1, 2, 1],
+        "origin": [2, 2, 0, 2, 1, 1],
         "logprob": [-0.5, None, 0.0, -100.0, -1.0, -2.0],
         "tokens": [1, 2, 3, 4, 5, 6],
     }
     assert [page.blank_columns(row, size) for size in ((16, 16), (16, 24))] == [1, 0]
     assert page._replay(row)["logprob"] == [500, 65535, 0, 65535, 1000, 2000]
-    continuous = {"rows": 2, "columns": 3, "nodes": [], "proposed": [4] * 6, "logprob": None}
-    assert {*page._replay(continuous)} == {"rows", "columns", "proposed", "blank"}
+    del row["tokens"]
+    continuous = {**row, "nodes": [], "proposed": [4] * 6, "logprob": None}
+    assert {*page._replay(continuous)} == {*page.NEEDED, "proposed", "blank"}
 
 
 def test_runs_without_replays_or_pictures_are_shown_and_said(vega: None, tmp_path: Path) -> None:

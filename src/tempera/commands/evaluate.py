@@ -58,8 +58,9 @@ def main(cfg: DictConfig) -> dict[str, float]:
     options = {str(key): cfg[key] for key in cfg if key not in FREE}
     identity = run_identity(options, choices, pipeline, build.parse_dtype(cfg.dtype, device))
     notes = about(device, _hydra(cfg, "overrides") or []) | _facts(cfg, choices, prompts) | matched
-    changed, length = notes["changes"], matched.get("matched")
-    name = run_name(identity["method"], changed, identity.get("delta"), length)
+    searched = matched.get("matched", {}).get("option")
+    named = (notes["changes"], identity.get("delta"), searched, cfg.expected_length)
+    name = run_name(identity["method"], *named)
     found = {"directory": directory, "name": name, "settings": identity, "about": notes}
     plan = instantiate(cfg.plan, **found, **_batches(cfg, device))
     claim(directory, identity, notes, write=processes.is_main)

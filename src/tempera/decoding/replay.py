@@ -17,8 +17,6 @@ LARGEST = 2**18
 """Most drafted tokens that a replay holds, of one image."""
 REPLAYS = "replays"
 """Where a run directory keeps them."""
-COLUMNS = dict.fromkeys(("rows", "columns", "place", "origin", "nodes"))
-"""What nothing can be shown without, of a replay's columns."""
 
 
 class DraftLog:

@@ -12,7 +12,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
-from tempera.reporting.run_names import family_name, is_plain
+from tempera.reporting.run_names import is_plain, run_name
 from tempera.runtime.files import read_json, regular_file
 from tempera.runtime.installation import command
 
@@ -78,16 +78,25 @@ class Run(BaseModel):
 
     @property
     def family(self) -> str:
-        """The curve that the run lies on: its name without the value that tells points apart."""
-        matched = self.matched.model_dump() if self.matched else None
-        return family_name(self.method, self.changes, matched)
+        """The name without δ or the option that was found for an accepted length."""
+        return run_name(self.method, self.changes, None, self.matched and self.matched.option)
 
     @property
     def name(self) -> str:
         """The family with its δ, or with the accepted length that it was matched to."""
-        if self.matched:
-            return f"{self.family} at {self.expected_length:g}"
-        return self.family + ("" if self.delta is None else f" δ={self.delta:g}")
+        length = self.expected_length if self.matched else None
+        return run_name(
+            self.method, self.changes, self.delta, self.matched and self.matched.option, length
+        )
+
+    def without(self, option: str) -> str:
+        """The name without an option."""
+        return run_name(self.method, self.changes, self.delta, option)
+
+    def number(self, option: str) -> float | None:
+        """The value of an option; None if it is no number."""
+        value = self.changes.get(option, self.settings.get(option))
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     @property
     def plain(self) -> bool:

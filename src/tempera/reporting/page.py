@@ -16,12 +16,12 @@ import altair as alt
 import numpy as np
 from PIL import Image
 
-from tempera.decoding.replay import COLUMNS, REPLAYS
+from tempera.decoding.replay import REPLAYS
 from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import pareto, tables
 from tempera.reporting.baseline import same_draws
-from tempera.reporting.collect import Run, results
+from tempera.reporting.collect import Run
 from tempera.reporting.tables import Section
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
@@ -31,8 +31,9 @@ SHOWN = 24
 """The page shows the pictures of this many prompts of each run, its first ones."""
 REPLAY_BUDGET = 6_000_000
 """Characters for replays, about as many as the pictures of 30 runs take."""
-REPLAYED = ("rows", "columns", "place", "origin", "nodes", "proposed", "order", "tokens", "drafted",
-            "parent", "fate")  # fmt: skip
+NEEDED = ("rows", "columns", "place", "origin")
+ALSO = ("nodes", "proposed", "order", "tokens", "drafted", "parent", "fate")
+"""Columns of a replay that the page shows."""
 MOST = 65_535
 SMALL, EDGE = 128, 256
 """Longest edge in pixels of pictures that are stored without loss, and of all."""
@@ -92,7 +93,8 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
         problems.append(f"Replays of the first {kept} prompts only, to keep the page small.")
     numbers: dict[str, int] = {}
     shown = []
-    for run, rows in zip(runs, replays, strict=True):
+    curves = pareto.curves(runs).to_dict("records")
+    for run, rows, curve in zip(runs, replays, curves, strict=True):
         prompts = []
         for place, (name, text) in enumerate(_first(run)):
             prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
@@ -105,7 +107,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
             except TemperaError as problem:
                 problems.append(f"Not shown: {problem}")
             prompts.append(prompt | {"length": _length(run, name)})
-        shown.append(_run(run, runs) | {"prompts": prompts})
+        shown.append(_run(run, runs) | curve | {"prompts": prompts})
     known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
     metrics = [
         {"key": metric.key, "heading": metric.heading}
@@ -114,7 +116,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     ]
     chart = None
     if len(runs) > 1 and metrics:
-        names = pareto.families(results(runs))
+        names = list(dict.fromkeys(one["curve"] for one in shown if not one["plain"]))
         chart = pareto.chart(alt.NamedData("runs"), "@x", "@y", names, "container", 400).to_dict()
     data = {"metrics": metrics, "chart": chart, "runs": shown, "pictures": list(numbers)}
     return data, problems
@@ -127,7 +129,7 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         for place, other in enumerate(runs)
         if other is not run and other.plain and same_draws(other, run)
     )
-    names = ("name", "family", "plain", "model", "delta", "seed", "images")
+    names = ("name", "plain", "model", "seed", "images")
     ends = ("value", "low", "high")
     return {
         **{name: getattr(run, name) for name in names},
@@ -149,11 +151,11 @@ def _finite(value: float | None) -> float | None:
 
 
 def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
-    """The replays of the prompts that a run shows, by id: what `REPLAYED` names of the rows of
+    """The replays of the prompts that a run shows, by id: parts of the rows of
     `tempera.decoding.replay.replays`. Of continuous tokens there are neither ids nor probabilities.
     """
     try:
-        rows = Store(Path(run.directory) / REPLAYS, COLUMNS).rows()
+        rows = Store(Path(run.directory) / REPLAYS).rows()
         return {name: _replay(rows[name]) for name, _ in _first(run) if name in rows}
     except (TemperaError, KeyError, TypeError, ValueError) as problem:
         why = problem if isinstance(problem, TemperaError) else misfit(problem)
@@ -163,7 +165,8 @@ def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
 
 def _replay(row: Row) -> Row:
     """A replay as JSON, with log-probabilities as positive thousandths of a nat, at most `MOST`."""
-    shown = {name: row[name] for name in REPLAYED if row.get(name)} | {"blank": 0}
+    shown = {name: row[name] for name in NEEDED} | {"blank": 0}
+    shown |= {name: row[name] for name in ALSO if row.get(name)}
     if "tokens" in row:
         nats = np.nan_to_num(-1000 * np.array(row["logprob"], float), nan=MOST, posinf=MOST)
         shown["logprob"] = nats.clip(0, MOST).astype(int).tolist()

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.table import Metric
+from tempera.reporting.collect import Run, results
 
 FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_more": "more"}
 """Names of the files, and which metrics their y-axes show."""
@@ -18,6 +19,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 WIDTH, HEIGHT = 330, 260
 ENDS = ("", "_low", "_high")
+POINT = ("name", "curve", "point", "order", "images", "plain")
+"""What a point of the chart has beside its values."""
 
 
 def axes(kind: Literal["gain", "quality", "more"]) -> list[Metric]:
@@ -25,57 +28,73 @@ def axes(kind: Literal["gain", "quality", "more"]) -> list[Metric]:
     return [metric for metric in table.report_order() if metric.in_pareto == kind]
 
 
-def write(frame: pd.DataFrame, output: Path) -> list[Path]:
-    """Draw pareto.png and pareto_more.png, one of each per model, and return their paths.
-
-    Args:
-        frame: of `tempera.reporting.collect.results`.
-    """
+def write(runs: Sequence[Run], output: Path) -> list[Path]:
+    """Draw pareto.png and pareto_more.png, one of each per model, and return their paths."""
     paths = []
-    models = frame["model"].unique()
-    for model in models:
-        group = frame[frame["model"] == model]
-        images = "–".join(map(str, sorted({group["images"].min(), group["images"].max()})))
-        title = f"{model}, {images} images a run; bars are 95% intervals, numbers are δ"
+    every = pd.concat([results(runs), curves(runs)], axis=1)
+    for model, frame in every.groupby("model", sort=False, dropna=False):
+        images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
+        title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
         for name, kind in FILES.items():
             panels = [
-                alt.hconcat(*line) for gain in axes("gain") if (line := _line(group, gain, kind))
+                alt.hconcat(*line) for gain in axes("gain") if (line := _line(frame, gain, kind))
             ]
             if panels:
-                ending = "" if len(models) == 1 else f"_{model}"
+                ending = "" if every["model"].nunique() == 1 else f"_{model}"
                 paths.append(output / f"{name}{ending}.png")
                 alt.vconcat(*panels, title=title).save(paths[-1], scale_factor=2)
     return paths
+
+
+def curves(runs: Sequence[Run]) -> pd.DataFrame:
+    """The name of the curve that each run lies on, the label of its point, and the points' order.
+
+    The runs of a curve are equal but for one number: δ if theirs differ, or an option such as a
+    rule's α. Its name leaves the number out.
+    """
+    options = list(dict.fromkeys(["delta", *(name for run in runs for name in run.changes)]))
+    lines = []
+    for run in runs:
+        found = [run.matched.option] if run.matched else [
+            name for name in options
+            if len({other.number(name) for other in runs if _alike(run, other, name)}) > 1
+        ]  # fmt: skip
+        option = (found or ["delta"])[0]
+        number = run.number(option)
+        label = "" if number is None else f"{number:g}"
+        if label and option != "delta":
+            label = f"{option}={label}"
+        lines.append((run.without(option), label, number or 0.0))
+    return pd.DataFrame(lines, columns=["curve", "point", "order"])
+
+
+def _alike(run: Run, other: Run, option: str) -> bool:
+    """Whether two runs with numbers for the option differ in nothing else of their names."""
+    known = run.number(option) is not None and other.number(option) is not None
+    return known and run.without(option) == other.without(option)
 
 
 def _line(frame: pd.DataFrame, gain: Metric, kind: Literal["quality", "more"]) -> list[Any]:
     """One gain against all qualities that some run beside plain autoregression has with it."""
     both = [(quality, points(frame, gain, quality)) for quality in axes(kind)]
     return [
-        chart(data, gain.heading, quality.heading, families(frame))
+        chart(data, gain.heading, quality.heading, names_of(frame))
         for quality, data in both
         if not data["plain"].all()
     ]
 
 
-def families(frame: pd.DataFrame) -> list[str]:
+def names_of(frame: pd.DataFrame) -> list[str]:
     """The names of the curves, in their order."""
-    return list(dict.fromkeys(frame.loc[~frame["plain"].astype(bool), "family"]))
+    return list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
 
 
 def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
     """The runs that have both metrics, as `chart` takes them."""
-    names = {"x": gain.key, "y": quality.key}
-    if not {*names.values()} <= {*frame}:
-        return frame[:0].astype({"plain": bool})
-    data = frame[["name", "family", "images"]].copy()
-    data["plain"] = frame["plain"].astype(bool)
-    delta = frame.get("delta", pd.Series(None, frame.index, dtype=object))
-    data["delta"] = ["" if pd.isna(one) else f"{one:g}" for one in delta]
-    data["order"] = pd.to_numeric(delta).fillna(0)
-    for axis, key in names.items():
-        for end in ENDS:
-            data[axis + end] = frame[key + end]
+    names = {f"{axis}{end}": f"{key}{end}" for axis, key in (("x", gain.key), ("y", quality.key))
+             for end in ENDS}  # fmt: skip
+    data = frame.reindex(columns=[*POINT, *names.values()])
+    data = data.set_axis([*POINT, *names], axis=1).astype({"plain": bool})
     return data.replace([np.inf, -np.inf], np.nan).dropna(subset=["x", "y"])
 
 
@@ -87,21 +106,21 @@ def chart(
     width: int | Literal["container"] = WIDTH,
     height: int = HEIGHT,
 ) -> Any:
-    """One gain against one quality: a curve per family, its points labelled with their δ, and plain
-    autoregression as a dashed line.
+    """One gain against one quality: curves with labelled points, and plain autoregression as a
+    dashed line.
 
     Args:
         data: of `points`.
         x, y: titles of the axes.
-        names: of the families, in their order.
+        names: of the curves, in their order.
     """
     count = len(COLOURS)  # the second time round each colour has the next shape
     colours = [COLOURS[i % count] for i in range(len(names))]
     shapes = [SHAPES[(i + i // count) % len(SHAPES)] for i in range(len(names))]
     run = alt.Tooltip("name:N", title="run")
     tips: list[Any] = [run, "images:Q", alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y)]
-    colour = alt.Color("family:N", title=None, sort=None, scale=_scale(names, colours))
-    shape = alt.Shape("family:N", title=None, sort=None, scale=_scale(names, shapes))
+    colour = alt.Color("curve:N", title=None, sort=None, scale=_scale(names, colours))
+    shape = alt.Shape("curve:N", title=None, sort=None, scale=_scale(names, shapes))
     vertical, horizontal = (
         {end: alt.Y(f"y{end}:Q", title=y, scale=alt.Scale(zero=False)) for end in ENDS},
         {end: alt.X(f"x{end}:Q", title=x, scale=alt.Scale(zero=False)) for end in ENDS},
@@ -115,7 +134,7 @@ def chart(
         base.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q").mark_rule(opacity=0.8),
         at.encode(order="order:Q").mark_line(opacity=0.7, strokeWidth=1.5),
         at.encode(shape=shape, tooltip=tips).mark_point(filled=True, size=70, opacity=1),
-        at.encode(text="delta:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
+        at.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
     ]
     return alt.layer(*layers).properties(width=width, height=height)
 

@@ -45,8 +45,8 @@
     const rows = data.runs.map((run, number) => {
       const [left, right] = [run.metrics[x] || [null], run.metrics[y] || [null]];
       return {
-        number, name: run.name, family: run.family, plain: run.plain, images: run.images,
-        delta: run.delta === null ? "" : String(run.delta), order: run.delta || 0,
+        number, name: run.name, curve: run.curve, plain: run.plain, images: run.images,
+        point: run.point, order: run.order,
         x: left[0], x_low: left[1] ?? left[0], x_high: left[2] ?? left[0],
         y: right[0], y_low: right[1] ?? right[0], y_high: right[2] ?? right[0],
       };

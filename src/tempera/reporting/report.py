@@ -53,7 +53,7 @@ def write_report(
     sections = sections_of(runs, baseline)
     warnings = cautions(runs, unfinished, damaged)
     with replacing_all(output) as place:
-        figures = pareto.write(frame, place)
+        figures = pareto.write(runs, place)
         _comparison(place / "comparison.png", runs)
         if (place / "comparison.png").is_file():
             figures.append(place / "comparison.png")

@@ -9,31 +9,29 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
     return settings.get("method") == "ar" and settings.get("steps") is None
 
 
-def family_name(
-    method: str, changes: Mapping[str, Any], matched: Mapping[str, Any] | None = None
-) -> str:
-    """The name of the curve that a run lies on, as in `coolsd drafter=sjd floor=1`: without δ,
-    which tells its points apart.
-
-    Args:
-        method: the method preset.
-        changes: the choices and values that differ from the preset's.
-        matched: what the run records about a search for its accepted length (`expected_length=`),
-            whose free parameter (`option`) tells its points apart as well.
-    """
-    apart = {"delta", (matched or {}).get("option")}
-    shown = [f"{name}={_short(value)}" for name, value in changes.items() if name not in apart]
-    return " ".join([method, *shown])
-
-
 def run_name(
     method: str,
     changes: Mapping[str, Any],
     delta: float | None = None,
-    matched: Mapping[str, Any] | None = None,
+    without: str | None = None,
+    length: float | None = None,
 ) -> str:
-    """The family and δ, as in `coolsd δ=2`."""
-    return family_name(method, changes, matched) + ("" if delta is None else f" δ={delta:g}")
+    """A name such as `coolsd drafter=sjd δ=2`, or `coolsd drafter=sjd at 3.8`.
+
+    Args:
+        method: the method preset.
+        changes: the choices and values that differ from the preset's.
+        delta: δ, if the method has one.
+        without: an option that the name leaves out.
+        length: the accepted length that δ or another option was found for (`expected_length=`).
+    """
+    shown = [f"{name}={_short(value)}" for name, value in changes.items()
+             if name not in ("delta", without)]  # fmt: skip
+    if length is not None:
+        shown.append(f"at {length:g}")
+    elif delta is not None and without != "delta":
+        shown.append(f"δ={delta:g}")
+    return " ".join([method, *shown])
 
 
 def _short(value: object) -> str:
