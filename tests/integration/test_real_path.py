@@ -2,7 +2,6 @@
 in official layouts: with the network once, and again without it.
 """
 
-import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,6 @@ from accelerate.state import AcceleratorState
 from hub import Hub
 from hydra.utils import get_class
 from image_server import ImageServer
-from paths import ROOT
 from PIL import Image
 from tiny_metrics import (
     image_reward_state,
@@ -40,28 +38,13 @@ from tiny_targets import (
     write_mar,
 )
 
+from tempera.commands.evaluate import main as evaluate
 from tempera.commands.report import main as write_report
-from tempera.data import benchmarks
 from tempera.metrics import reference as references
 from tempera.runtime import tracking
 from tempera.runtime.hub import Repository
 
 pytestmark = pytest.mark.slow
-
-
-def evaluation() -> Any:
-    """The entry function of eval/run.py."""
-    spec = importlib.util.spec_from_file_location("eval_run", ROOT / "eval" / "run.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-def parquet(**columns: list[Any]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table(columns), file)
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -72,13 +55,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub(tmp_path / "cache") as started:
         assert isinstance(started, Hub)
         started.here(monkeypatch)
-        numbers = list(range(80))
-        captions = parquet(
-            image_id=numbers, ids=[[n] for n in numbers], captions=[[f"thing {n}"] for n in numbers]
-        )
-        files = {f"data/{split}-0.parquet": captions for split in ("train", "validation")}
-        commit = started.add("phiyodr/coco2017", files, kind="datasets")
-        monkeypatch.setattr(benchmarks, "COCO", Repository("phiyodr/coco2017", "dataset", commit))
+        started.add_captions()
         yield started
 
 
@@ -113,7 +90,7 @@ def evaluated(
     cfg = composed(*options, *method, *small, *more)
     cfg.directory = f"outputs/eval/{name}"
     cfg.choices, cfg.overrides = {}, []
-    evaluation()(cfg)
+    evaluate(cfg)
     return dict(json.loads(Path(cfg.directory, "metrics.json").read_text()))
 
 
@@ -131,11 +108,7 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
     options = on_hub(hub, write_llamagen_text, "peizesun/llamagen_t2i", tmp_path / "weights")
     small = ["source.shard_size=40", "source.min_side=8", "limit=70", "epochs=0.05", "steps=null"]
     with ImageServer() as web:
-        kinds = ["missing" if number % 8 == 0 else "good" for number in range(120)]
-        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
-        texts = [f"picture {number}" for number in range(120)]
-        table = parquet(URL=addresses, TEXT=texts, top_caption=texts)
-        hub.add("laion/relaion-coco", {"data/part-0.parquet": table}, kind="datasets")
+        hub.add_pictures(web)
         metrics = trained(options, *small)
         assert len(web.paths()) == len(set(web.paths())) <= 120
     assert metrics["finished"] and metrics["data"]["count"] == 70

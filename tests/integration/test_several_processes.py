@@ -2,7 +2,6 @@
 is downloaded twice, one run directory, one bar, and the results of one process.
 """
 
-import io
 import json
 import os
 import runpy
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -25,7 +23,6 @@ from paths import ROOT
 from safetensors.torch import load_file
 from tiny_targets import write_llamagen_text
 
-from tempera.data.benchmarks import COCO
 from tempera.runtime.distributed import FIRST_PORT
 
 pytestmark = pytest.mark.slow
@@ -36,15 +33,9 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={P
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """With MS-COCO's captions."""
-    numbers, file = list(range(80)), io.BytesIO()
-    captions = {"ids": [[n] for n in numbers], "captions": [[f"thing {n}"] for n in numbers]}
-    pq.write_table(pa.table({"image_id": numbers, **captions}), file)
     with Hub(tmp_path_factory.mktemp("cache")) as started:
-        assert isinstance(started, Hub) and COCO.revision is not None
-        files = {"data/validation-0.parquet": file.getvalue()}
-        commit = started.add(COCO.id, files, kind="datasets")
-        repository = started.repositories["datasets", COCO.id]
-        repository.commits[COCO.revision] = repository.commits[commit]
+        assert isinstance(started, Hub)
+        started.add_captions()
         yield started
 
 
@@ -120,13 +111,7 @@ def test_two_processes_train_on_laion_coco(
         "decodes=1", "depth=2", "source.path=null", "source.timeout=120",
     ]  # fmt: skip
     with ImageServer() as web:
-        kinds = ["missing" if number % 8 == 0 else "good" for number in range(120)]
-        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
-        file = io.BytesIO()
-        texts = [f"picture {number}" for number in range(120)]
-        pq.write_table(pa.table({"URL": addresses, "top_caption": texts}), file)
-        files = {"data/part-0.parquet": file.getvalue()}
-        hub.add("laion/relaion-coco", files, kind="datasets")
+        hub.add_pictures(web)
         (tmp_path / "two").mkdir()
         out, error = ended(start(hub, tmp_path / "two", *TORCHRUN, *command))
         assert len(web.paths()) == len(set(web.paths())) <= 120

@@ -3,15 +3,21 @@ revision, with ETags, ranges, gates and downloads that break off.
 """
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from loopback import Answer, Request, Server
+
+from tempera.data.benchmarks import COCO
 
 
 @dataclass
@@ -65,6 +71,24 @@ class Hub(Server):
             if path.is_file()
         }
         return self.add(repository, files, **options)
+
+    def add_captions(self) -> None:
+        """80 of MS-COCO's captions, at the revision that is read."""
+        numbers = list(range(80))
+        texts = {"ids": [[n] for n in numbers], "captions": [[f"thing {n}"] for n in numbers]}
+        table = parquet(image_id=numbers, **texts)
+        files = {f"data/{split}-0.parquet": table for split in ("train", "validation")}
+        commit = self.add(COCO.id, files, kind="datasets")
+        repository = self.repositories["datasets", COCO.id]
+        repository.commits[str(COCO.revision)] = repository.commits[commit]
+
+    def add_pictures(self, web: Server) -> None:
+        """120 of LAION-COCO's addresses, on a server of images that lacks an eighth of them."""
+        kinds = ["missing" if number % 8 == 0 else "good" for number in range(120)]
+        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
+        texts = [f"picture {number}" for number in range(120)]
+        table = parquet(URL=addresses, TEXT=texts, top_caption=texts)
+        self.add("laion/relaion-coco", {"data/part-0.parquet": table}, kind="datasets")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -166,6 +190,12 @@ class Hub(Server):
             status, body = 206, body[first : last + 1]
         cut = self.cuts.pop(path, None) if request.method == "GET" else None
         return Answer(status, headers, body, cut=cut)
+
+
+def parquet(**columns: list[Any]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
 
 
 def _bytes(value: bytes | str | Path) -> bytes:
