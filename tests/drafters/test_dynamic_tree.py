@@ -9,7 +9,6 @@ import torch
 from dynamic_trees import grown, token_paths
 from random_drafts import Spy
 
-from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
@@ -82,19 +81,6 @@ def test_the_law_is_the_targets(name):
     report = check(options.pop("rule"), drafter_of(*size), **options)
     assert report.agrees, report
     assert report.accepted_length > (1.2 if name == "strict" else 1.5)
-
-
-class Drawn(DynamicTreeDrafter):
-    """Labels proposals with a distribution although they were not drawn from it."""
-
-    def propose(self, uniforms):
-        draft = super().propose(uniforms)
-        return Draft(draft.tokens, 0.5 * draft.q + 0.5 / self.vocab_size, draft.tree)
-
-
-@pytest.mark.slow
-def test_a_wrong_q_is_detected():
-    assert not check(Exact(), lambda draft: Drawn(draft, 3, 2, 2, 4), rows=40_000).agrees
 
 
 def test_nan_of_a_row_is_no_other_rows():

@@ -16,16 +16,14 @@ from window_laws import INITIALISATIONS, check_window, local_target
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, at, one_hot
-from tempera.decoding.random_streams import RandomStreams, uniforms
+from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
 from tempera.decoding.verification import verify
 from tempera.drafters.jacobi import (
     AdaptiveContinuation,
-    FixedDraw,
     Guesses,
     Jacobi,
     Redraw,
-    SharedNoise,
     jacobi,
     scd,
     sjd,
@@ -245,52 +243,6 @@ def test_jacobi_generates_the_image_of_plain_autoregression(window, initialisati
     fast = emit(target, jacobi(target, window, initialisation), Match(), rows=300)
     assert fast.tokens.equal(plain.tokens)
     assert fast.trace.accepted_length.mean() > 1.3
-
-
-def test_guesses_survive_more_often_with_shared_noise():
-    """The point of coupling: two close distributions give the same guess nearly always, independent
-    draws do not.
-    """
-    rows, size = 4000, 50
-    generator = torch.Generator().manual_seed(0)
-    old = torch.randn(rows, 1, size, generator=generator).softmax(-1)
-    new = (old.log() + 0.1 * torch.randn(rows, 1, size, generator=generator)).softmax(-1)
-    places, positions = torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), 7)
-    draws = uniforms(torch.arange(rows).unsqueeze(1), torch.arange(20))
-    same = {}
-    for redraft in (Redraw(), FixedDraw(), SharedNoise(), AdaptiveContinuation()):
-        first, later = redraft.uniforms(1, 12)
-        redraft.begin(draws[:, :first])
-        nothing = Guesses(torch.zeros_like(places), old)
-        guess = redraft.tokens(old, nothing, places + 1, positions, draws[:, 12 : 12 + later])
-        last = Guesses(guess, old)
-        again = redraft.tokens(new, last, places, positions, draws[:, 16 : 16 + later])
-        same[type(redraft)] = float((guess == again).float().mean())
-    overlap = float(torch.minimum(old, new).sum(-1).mean())
-    assert same[AdaptiveContinuation] == pytest.approx(overlap, abs=0.01)
-    assert 0.9 < same[SharedNoise] < overlap
-    assert same[Redraw] < 0.1
-    assert same[FixedDraw] < same[SharedNoise]
-
-
-def test_shared_noise_is_a_hash_of_the_rows_key_the_position_and_the_token():
-    noise, size = SharedNoise(), 6
-    bits = torch.tensor([[3, 5, 7], [2**24 - 1, 0, 1]])
-    noise.begin(bits * 2.0**-24)
-
-    def signed(number):
-        return torch.tensor((number + 2**63) % 2**64 - 2**63)
-
-    keys = [(first << 40) + (second << 20) + third for first, second, third in bits.tolist()]
-    q = torch.rand(2, 4, size, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    positions = torch.tensor([[0, 1, 2, 9], [4, 5, 6, 7]])
-    found = noise.tokens(q, None, None, positions, None)
-    for row, key in enumerate(keys):
-        for place, position in enumerate(positions[row].tolist()):
-            counters = 2 * (position * size + torch.arange(size))
-            coarse, fine = (uniforms(signed(key), counters + odd) for odd in (0, 1))
-            gumbel = -torch.log(-torch.log1p(-(coarse + fine * 2.0**-24)))
-            assert found[row, place] == (q[row, place].log() + gumbel).argmax()
 
 
 # The loop

@@ -187,7 +187,7 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     for name, target in targets.items():
         directory = found[name] = tmp_path_factory.mktemp("beside")
         tiny_eagle(target).save_pretrained(directory / "draft")
-        tiny_parallel(target, layers=2).save_pretrained(directory / "parallel")
+        tiny_parallel(target, layers=2, length=5).save_pretrained(directory / "parallel")
         write_smaller(directory / "smaller", target.vocab_size, target.grid)
     return found
 

@@ -267,6 +267,25 @@ def full_hidden(
     ]
 
 
+def draft_inputs(
+    draft: EagleModel | ParallelModel,
+    target: TransformerTarget,
+    prompt: str,
+    image: Tensor,
+    path: list[int],
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each row of a prompt: embeddings of prefix ‖ image ‖ path, the target's true hidden state
+    before each token up to the root, whose own is not known yet, and which prefix tokens are real.
+    """
+    tokens = torch.cat([image, torch.tensor(path, dtype=torch.int64)])[None]
+    hidden = full_hidden(target, [prompt], [image], draft.features)[0]
+    for drop, states in zip((False, True), hidden, strict=False):
+        condition = target.conditioner([prompt])
+        prefix, keep = conditioned(target.network, *condition, torch.tensor([drop]))
+        embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
+        yield embeds, shifted(states[None], keep)[:, :-1], keep
+
+
 def full_draft(
     eagle: EagleModel,
     target: TransformerTarget,
@@ -282,22 +301,16 @@ def full_draft(
     prompt, H].
     """
     outputs = []
-    hidden = full_hidden(target, [prompts[row]], [image], eagle.features)[0]
-    for drop, states in zip((False, True), hidden, strict=False):
-        prefix, keep = conditioned(
-            target.network, *target.conditioner([prompts[row]]), torch.tensor([drop])
-        )
-        previous = shifted(states[None], keep)[
-            :, :-1
-        ]  # the root's own hidden state is not known yet
-        embeds = torch.cat([prefix, plain_embed(target, image[None])], 1)
-        for token in [*path, None]:
-            mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
-            predicted = eagle(embeds, previous, mask, torch.arange(embeds.shape[1])[None])[:, -1:]
-            if token is not None:
-                embeds = torch.cat([embeds, plain_embed(target, torch.tensor([[token]]))], 1)
-                blank = previous.shape[-1] - predicted.shape[-1]
-                previous = torch.cat([previous, nn.functional.pad(predicted, (0, blank))], 1)
+    for embeds, previous, keep in draft_inputs(eagle, target, prompts[row], image, path):
+        while True:
+            count = previous.shape[1]
+            mask = causal_mask(keep, count, embeds.dtype)
+            place = torch.arange(count)[None]
+            predicted = eagle(embeds[:, :count], previous, mask, place)[:, -1:]
+            if count == embeds.shape[1]:
+                break
+            blank = previous.shape[-1] - predicted.shape[-1]
+            previous = torch.cat([previous, nn.functional.pad(predicted, (0, blank))], 1)
         outputs.append(predicted[0, 0])
     return torch.stack(outputs)
 
@@ -310,21 +323,13 @@ def full_parallel(
     row: int,
     path: list[int],
 ) -> Tensor:
-    """The prediction of the slot behind image ‖ path, as `full_draft` computes it: the target's
-    true hidden states up to the image's last token, masks from there on, and the drafted token
-    before the slot in its Markov head.
+    """The prediction of the slot behind image ‖ path, as `full_draft` computes it: masks from the
+    image's last token on, and the drafted token before the slot in its Markov head.
     """
     outputs = []
-    hidden = full_hidden(target, [prompts[row]], [image], parallel.features)[0]
-    for drop, states in zip((False, True), hidden, strict=False):
-        prefix, keep = conditioned(
-            target.network, *target.conditioner([prompts[row]]), torch.tensor([drop])
-        )
-        tokens = torch.cat([image, torch.tensor(path, dtype=torch.int64)])
-        embeds = torch.cat([prefix, plain_embed(target, tokens[None])], 1)
+    for embeds, previous, keep in draft_inputs(parallel, target, prompts[row], image, path):
         mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
         positions = torch.arange(embeds.shape[1])[None]
-        previous = shifted(states[None], keep)[:, :-1]
         outputs.append(parallel(embeds, previous, mask, positions)[0, -1])
     return torch.stack(outputs)
 
