@@ -18,6 +18,7 @@ from tempera.commands.train import main as train
 from tempera.config import build
 from tempera.config.messages import sentence
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.evaluation import run
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import RunPlan
@@ -95,6 +96,28 @@ def test_sizes_come_from_config_json_and_downloads_are_counted(
         hub.here(monkeypatch, offline=True)
         other = PretrainedFiles("x/z", ["a.safetensors"], "x/z")
         assert costs.to_download([other]) is None
+
+
+@pytest.mark.slow
+def test_files_that_cannot_be_had_are_told_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"]
+    cfg = composed("model=llamagen_xl_stage1", "method=eagle", "device=cpu", "prompt=a cat")
+    with Hub(tmp_path / "cache") as hub:
+        assert isinstance(hub, Hub)
+        hub.here(monkeypatch, offline=True)
+        with pytest.raises(TemperaError) as problem:
+            evaluate(cfg)
+        assert all(str(problem.value).count(f"hf download {name}") == 1 for name in wanted)
+        hub.here(monkeypatch)
+        names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
+        for name in wanted:
+            hub.add(name, dict.fromkeys(names, b"0"), gate="closed")
+        with pytest.raises(TemperaError) as problem:
+            evaluate(cfg)
+        assert str(problem.value).count("is gated") == 3 and "\n" not in str(problem.value)
 
 
 def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(

@@ -2,9 +2,9 @@
 the networks have sizes and no data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -16,14 +16,17 @@ from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import DECODED_CODES, Method, Pipeline
 from tempera.metrics.evaluators import Evaluator
-from tempera.runtime.hub import CannotReach
+from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import computes_bfloat16
 from tempera.targets.prompt_state import PromptState
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.recipe import Recipe
+
+T = TypeVar("T")
 
 CAPTION = "0"
 """Stands for the captions of training images: a text, and a class number."""
@@ -161,6 +164,37 @@ def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = 
         return missing + (evaluator.to_download() if evaluator else 0)
     except CannotReach:
         return None
+
+
+def read_with_files(cfg: DictConfig, make: Callable[[DictConfig], Any], read: Callable[[], T]) -> T:
+    """Read what a run needs beside its networks, and check that the files of these can be had, so
+    that it does not stop after hours of downloads. A dry run reports downloads by itself.
+
+    Args:
+        cfg: the composed configuration.
+        make: builds the networks.
+        read: reads the rest.
+
+    Raises:
+        TemperaError: names all files that cannot be had.
+    """
+    if cfg.dry_run or cfg.family.toy:
+        return read()
+    problems: list[TemperaError] = []
+    try:
+        found = read()
+    except CannotReach as problem:
+        problems.append(problem)
+    with build.without_weights(cfg) as (sized, files):
+        make(sized)
+    for one in files:
+        try:
+            one.check(cached=any(isinstance(problem, CannotReach) for problem in problems))
+        except TemperaError as problem:
+            problems.append(problem)
+    if problems:
+        raise together(problems)
+    return found
 
 
 def downloads(missing: int | None) -> str:

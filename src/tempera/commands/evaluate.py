@@ -1,6 +1,7 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import dry_evaluation, tell_slow_bfloat16
+from tempera.commands.costs import dry_evaluation, read_with_files, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import check_values, instantiate
@@ -33,10 +34,13 @@ def main(cfg: DictConfig) -> dict[str, float]:
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
-    prompts = instantiate(cfg.data) if cfg.prompt is None else one_prompt(cfg.prompt)
+    one = cfg.prompt is not None
+    read = partial(one_prompt, cfg.prompt) if one else partial(instantiate, cfg.data)
+    prompts = read_with_files(cfg, build.build_sized_pipeline, read)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
     if cfg.dry_run:
         return dry_evaluation(cfg, prompts, evaluator) if processes.is_main else {}
+    build.check_draft(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator.check(cfg.model.name)
     expected_length.check_prompts(cfg, prompts)
@@ -107,8 +111,6 @@ def _check(cfg: DictConfig) -> None:
         check_values(part)
     expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
     _paper(cfg)
-    if not cfg.dry_run:
-        build.check_draft(cfg)
 
 
 def _paper(cfg: DictConfig) -> Any:

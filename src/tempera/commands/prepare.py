@@ -1,10 +1,11 @@
 """`tempera-prepare`: captions and images to shards of codes."""
 
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from tempera.commands.costs import downloads, to_download
+from tempera.commands.costs import downloads, read_with_files, to_download
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import from_options, instantiate
@@ -20,7 +21,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
-    source: Source = instantiate(cfg.source)
+    source: Source = read_with_files(cfg, build.build_encoder, partial(instantiate, cfg.source))
     if cfg.dry_run:
         return _told(cfg) if processes.is_main else {}
     source.fetch(processes)

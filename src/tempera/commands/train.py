@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import dry_training, tell_slow_bfloat16
+from tempera.commands.costs import dry_training, read_with_files, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import accepted, instantiate
@@ -39,7 +40,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
-        offered["source"] = instantiate(cfg.source)
+        read = partial(instantiate, cfg.source)
+        offered["source"] = read_with_files(cfg, _networks, read)
         offered["captions"] = build.build_captions(cfg)
         offered["source"].fetch(processes)
     target: Any = build.build_target(cfg)
@@ -79,6 +81,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"drafter={draft.drafter} {place}"
         )
     return metrics
+
+
+def _networks(cfg: DictConfig) -> tuple[Any, Any]:
+    return build.build_target(cfg), build.build_tokenizer(cfg)
 
 
 def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:

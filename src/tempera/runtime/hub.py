@@ -3,7 +3,7 @@ Every failure is reported in one sentence.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,15 +17,35 @@ from tempera.runtime.files import is_unwritable, reason, unwritable
 
 
 class CannotReach(TemperaError):
-    """A repository's files are not cached and cannot be downloaded. reason: the hub library's."""
+    """Files of repositories are not cached and cannot be downloaded.
 
-    def __init__(self, repository: "Repository", patterns: Sequence[str], reason: str) -> None:
+    Args:
+        wanted: the patterns of the files, by repository.
+        reason: the hub library's.
+    """
+
+    def __init__(self, wanted: "Mapping[Repository, Sequence[str]]", reason: str) -> None:
+        ids = ", ".join(dict.fromkeys(repository.id for repository in wanted))
+        commands = "; ".join(one.command(patterns) for one, patterns in wanted.items())
         super().__init__(
-            f"{repository.id} is not in the hub's cache, and the hub cannot be reached ({reason}): "
-            f"on a machine with a network run `{repository.command(patterns)}`, and copy the cache "
-            "directory (HF_HUB_CACHE) here."
+            f"{ids} {'is' if len(wanted) == 1 else 'are'} not in the hub's cache, and the hub "
+            f"cannot be reached ({reason}): on a machine with a network run `{commands}`, and copy "
+            "the cache directory (HF_HUB_CACHE) here."
         )
-        self.repository, self.reason = repository, reason
+        self.wanted, self.reason = wanted, reason
+
+
+def together(problems: "Sequence[TemperaError]") -> TemperaError:
+    """One error for several; what cannot be reached is told in one sentence."""
+    wanted: dict[Repository, list[str]] = {}
+    unreachable = [problem for problem in problems if isinstance(problem, CannotReach)]
+    for problem in unreachable:
+        for repository, patterns in problem.wanted.items():
+            wanted[repository] = list(dict.fromkeys([*wanted.get(repository, []), *patterns]))
+    told = [str(problem) for problem in problems if problem not in unreachable]
+    if wanted:
+        told.append(str(CannotReach(wanted, unreachable[0].reason)))
+    return TemperaError("; ".join(dict.fromkeys(one.rstrip(".") for one in told)) + ".")
 
 
 @dataclass(frozen=True)
@@ -97,6 +117,17 @@ class Repository:
         """
         return Path(self._snapshot(patterns))
 
+    def check(self, patterns: Sequence[str], cached: bool) -> None:
+        """Raise TemperaError unless the cache has these files, or the hub would give them; with
+        `cached` the hub is not asked.
+        """
+        try:
+            self._snapshot(patterns, local_files_only=True)
+        except CannotReach:
+            if cached or huggingface_hub.is_offline_mode():
+                raise
+            self.to_download(patterns)
+
     def to_download(self, patterns: Sequence[str]) -> int:
         """Bytes of these files that the cache lacks; downloads nothing."""
         files = self._snapshot(patterns, dry_run=True)
@@ -156,4 +187,4 @@ class Repository:
                     raise TemperaError(
                         f"the {self.kind} {self.id} of the hub {sentence}."
                     ) from None
-            raise CannotReach(self, patterns, reason(problem)) from None
+            raise CannotReach({self: patterns}, reason(problem)) from None

@@ -49,6 +49,13 @@ def are_sizes_enough() -> bool:
     return _NOTED.get() is not None
 
 
+def is_noted(files: "PretrainedFiles") -> bool:
+    """Whether this is inside `sizes_only`, which then lists the files."""
+    if (noted := _NOTED.get()) is not None and not files.random:
+        noted.append(files)
+    return noted is not None
+
+
 _ONLY = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
 """What `config.json` may state of options that no tensor shows, and that the networks lack."""
 
@@ -148,6 +155,13 @@ class PretrainedFiles:
         except TemperaError:
             return None
 
+    def check(self, cached: bool) -> None:
+        """Raise TemperaError unless they are here or can be downloaded; see `Repository.check`."""
+        if self._repository is None:
+            self.find()
+        else:
+            self._repository.check(self._patterns(), cached)
+
     def to_download(self) -> int:
         """Bytes that the hub's cache lacks; needs the network unless there are none.
 
@@ -222,9 +236,7 @@ def load_pretrained(
         TemperaError: the weights cannot be found or read, or belong to another network.
     """
     network = on_meta(make)
-    noted = _NOTED.get()
-    if noted is not None:
-        noted.append(files)
+    if is_noted(files):
         return network.to(dtype).eval().requires_grad_(False)
     if files.random:
         randomise(network, device or torch.device("cpu"), dtype)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
-from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
+from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, about_as_many, load_tokenize, too_long
 
 
@@ -239,9 +239,8 @@ def load_caption_tokens(
 
 
 def _tokenizer(weights: str, hub: str) -> Tokenize:
-    if are_sizes_enough():
-        return about_as_many
-    return load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub).find()[0])
+    files = PretrainedFiles(weights, ("tokenizer.json",), hub)
+    return about_as_many if is_noted(files) else load_tokenize(files.find()[0])
 
 
 def _share_embedding(state: dict[str, Tensor]) -> dict[str, Tensor]:

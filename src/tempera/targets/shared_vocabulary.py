@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
-from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough, load_pretrained
+from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 from tempera.targets.network import DecoderLayer, family_module
 from tempera.targets.prompt_state import Conditioner
 from tempera.targets.rotary import Rotary
@@ -161,7 +161,7 @@ def load_prompts(
         TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
     release = PretrainedFiles(weights, files, hub)
-    if release.random or are_sizes_enough():
+    if release.random or is_noted(release):
         return PromptEncoder(spec, about_as_many, truncate)
     file = release.find()[0]
     tokenize = load_tokenize(file)
