@@ -72,14 +72,14 @@ def table(addresses: list[str]) -> bytes:
     return file.getvalue()
 
 
-def fill(hub: Hub, web: ImageServer, gate: str | None = None) -> None:
+def fill(hub: Hub, web: ImageServer) -> None:
     """Three files of 20 rows; every fifth image is missing."""
     files = {}
     for file in range(3):
         kinds = ["missing" if number % 5 == 0 else "good" for number in range(20)]
         addresses = [f"{web.url}/{kind}/{file}-{n}" for n, kind in enumerate(kinds)]
         files[f"part-{file}.snappy.parquet"] = table(addresses)
-    hub.add("laion/relaion-coco", files, kind="datasets", gate=gate)
+    hub.add("laion/relaion-coco", files, kind="datasets")
 
 
 def source(tmp_path: Path, **options: Any) -> LaionCoco:
@@ -179,12 +179,6 @@ def test_rows_are_a_function_of_the_files_and_the_seed(web: ImageServer, tmp_pat
         wrong = source(tmp_path / "x", path=str(tmp_path), **{option: "link"})
         with pytest.raises(TemperaError, match=rf"link.*source\.{option}="):
             wrong.fetch(ALONE)
-
-
-def test_a_gate_says_how_to_open_it(hub: Hub, web: ImageServer, tmp_path: Path) -> None:
-    fill(hub, web, gate="closed")
-    with pytest.raises(TemperaError, match="is gated, and you are not logged in: accept its cond"):
-        source(tmp_path).fetch(ALONE)
 
 
 def test_without_any_image_it_stops(web: ImageServer, tmp_path: Path) -> None:

@@ -3,24 +3,22 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from image_server import jpeg
 from together import together
 
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest, read_shards
-from tempera.data.sources import Broken, Entry
+from tempera.data.sources import Broken, Entry, Listed
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import sha256_file
@@ -50,22 +48,13 @@ class Counting:
         return Encoded(entries, np.array(codes, np.int32), [])
 
 
-class Captions:
-    """Captions in memory; `None` is a broken entry."""
-
-    def __init__(self, captions: list[str | None], sized: bool = True) -> None:
-        self.captions, self.sized = captions, sized
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "captions", "count": len(self.captions)}
-
-    def count(self) -> int | None:
-        return len(self.captions) if self.sized else None
-
-    def read(self, start: int) -> Iterator[Entry | Broken]:
-        for index, caption in list(enumerate(self.captions))[start:]:
-            where = f"line {index}"
-            yield Entry(where, str(index), caption) if caption else Broken(where, "no caption")
+def listed(captions: Sequence[str | None]) -> Listed:
+    """A source of captions; `None` is a broken entry."""
+    entries = [
+        Entry(f"line {n}", str(n), caption) if caption else Broken(f"line {n}", "no caption")
+        for n, caption in enumerate(captions)
+    ]
+    return Listed(entries, {"kind": "captions", "count": len(captions)})
 
 
 SOME: list[str | None] = [f"caption {'x' * i}" if i % 5 else None for i in range(23)]
@@ -78,7 +67,7 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = Captions(SOME)
+    source = listed(SOME)
     prepare(source, Counting(), tmp_path / "whole", limit=20, **SIX)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, Counting(12), tmp_path / "parts", limit=20, **SIX)
@@ -90,11 +79,10 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     assert rest.seen == 7
     assert {"12/20", "20/20"} <= set(re.findall(r"\d+/\d+", capsys.readouterr().err))
     assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole")
-    assert prepare(Captions(["a", "b"], sized=False), Counting(), tmp_path / "all").count == 2
 
 
 def test_a_rerun_does_nothing_and_a_damaged_shard_is_rebuilt(tmp_path: Path) -> None:
-    source, again = Captions([f"caption {i}" for i in range(10)]), Counting()
+    source, again = listed([f"caption {i}" for i in range(10)]), Counting()
     prepare(source, Counting(), tmp_path, shard_size=4)
     before = bytes_of(tmp_path)
     assert prepare(source, again, tmp_path, shard_size=4).count == 10
@@ -109,7 +97,7 @@ def test_a_rerun_does_nothing_and_a_damaged_shard_is_rebuilt(tmp_path: Path) -> 
 def test_the_manifest_counts_and_shards_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = Captions(["a", None, "bbb", "cc", None, "d d d d d"])
+    source = listed(["a", None, "bbb", "cc", None, "d d d d d"])
     captions = CaptionTokens(lambda text: list(range(len(text.split()))), 4)
     manifest = prepare(source, Counting(), tmp_path, shard_size=2, captions=captions)
     assert (manifest.count, manifest.broken_count, manifest.complete) == (3, 3, True)
@@ -136,11 +124,11 @@ REFUSED: list[tuple[list[str | None], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("captions", "options", "told"), REFUSED)
 def test_refusals(captions: list[Any], options: dict[str, Any], told: str, tmp_path: Path) -> None:
     if "made" in told:
-        prepare(Captions(["a", "b"]), Counting(), tmp_path)
+        prepare(listed(["a", "b"]), Counting(), tmp_path)
     with pytest.raises(TemperaError, match=told):
-        prepare(Captions(captions), Counting(), tmp_path, **options)
+        prepare(listed(captions), Counting(), tmp_path, **options)
     if captions[:1] in ([], [None]):
-        assert prepare(Captions(["a", "b"]), Counting(), tmp_path).count == 2  # it is free
+        assert prepare(listed(["a", "b"]), Counting(), tmp_path).count == 2  # it is free
 
 
 def edit(name: str, value: Any, shard: bool = False) -> Any:
@@ -202,7 +190,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", BELIEVED)
 def test_shards_are_looked_at_before_they_are_believed(name: str, tmp_path: Path) -> None:
-    prepare(Captions(["a", "b", "c"]), Counting(), tmp_path, shard_size=2)
+    prepare(listed(["a", "b", "c"]), Counting(), tmp_path, shard_size=2)
     change, told = BELIEVED[name]
     change(tmp_path)
     with pytest.raises(TemperaError, match=told) as problem:
@@ -211,7 +199,7 @@ def test_shards_are_looked_at_before_they_are_believed(name: str, tmp_path: Path
 
 
 def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -> None:
-    source, encoders = Captions(SOME), [Counting(), Counting()]
+    source, encoders = listed(SOME), [Counting(), Counting()]
     prepare(source, Counting(), tmp_path / "one", **SIX)
 
     def prepared(process: Any) -> Manifest:
@@ -224,20 +212,8 @@ def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -
     assert sum(one.seen for one in encoders) == 18 and min(one.seen for one in encoders) > 6
 
 
-def tiny_vq() -> VQModel:
-    torch.manual_seed(0)
-    return VQModel(VQConfig(64, 4, 32, (1, 1, 1), (1, 1, 1), 1, 32)).eval()
-
-
-def test_images_are_scaled_to_cover_and_cropped() -> None:
-    ramp = np.repeat(np.arange(200, dtype=np.uint8)[None, :, None], 100, 0).repeat(3, 2)
-    pixels = to_pixels(PIL.Image.fromarray(ramp), (50, 50))
-    assert pixels.shape == (3, 50, 50)
-    assert pixels[0, 25, 25] == pytest.approx(99.5 / 127.5 - 1, abs=0.02)
-
-
 def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> None:
-    vq = tiny_vq()
+    vq = VQModel(VQConfig(64, 4, 32, (1, 1, 1), (1, 1, 1), 1, 32)).eval()
     encoder = VQEncoder(GRID, vq)
     good, bad = Entry("x", "0", "a", jpeg()), Entry("y", "1", "b", b"not an image")
     encoded = encoder.encode([bad, good])

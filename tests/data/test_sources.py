@@ -78,11 +78,8 @@ def test_a_folder_with_metadata(name: str, mark: str, tmp_path: Path) -> None:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (tmp_path / name).write_text(mark + "\r\n".join(lines), encoding="utf-8", newline="")
     check(image_folder(str(tmp_path)), ["one", "two lines"], *broken)
-
-
-def test_a_folder_with_metadata_in_parquet(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture())
-    table = pa.table({"file_name": ["a.png", "a.png"], "caption": ["one", None]})
+    (tmp_path / name).unlink()
+    table = pa.table({"file_name": ["a.PNG", "a.PNG"], "caption": ["one", None]})
     pq.write_table(table, tmp_path / "metadata.parquet")
     check(image_folder(str(tmp_path)), ["one"], "metadata.parquet:2: no caption")
 
@@ -125,17 +122,12 @@ def test_tar_shards_and_their_foreign_members(tmp_path: Path) -> None:
         one.caption for one in tar_shards(str(tmp_path), "words").read(0) if isinstance(one, Entry)
     ]
     assert texts == ["zwei"]
+    (tmp_path / "0.tgz").write_bytes(gzip.compress((tmp_path / "1.TAR").read_bytes()))
+    check(tar_shards(str(tmp_path / "*.tgz")), ["three"])
     (tmp_path / "2.tar").write_bytes((tmp_path / "1.TAR").read_bytes()[:600])
     with pytest.raises(TemperaError, match="datasets cannot read .* from row 6 on") as problem:
         list(tar_shards(str(tmp_path)).read(0))
     assert "\n" not in str(problem.value)
-
-
-@pytest.mark.slow
-def test_compressed_tar_shards(tmp_path: Path) -> None:
-    tar_of(tmp_path / "0.tar", {"s0.png": picture(), "s0.txt": b"one"})
-    (tmp_path / "0.tgz").write_bytes(gzip.compress((tmp_path / "0.tar").read_bytes()))
-    check(tar_shards(str(tmp_path / "*.tgz")), ["one"])
 
 
 @pytest.mark.slow
@@ -172,23 +164,20 @@ def test_a_folder_and_paths_on_the_hub_that_datasets_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: dict[str, bytes] = {"hf://datasets/x/a.png": picture()}
-    monkeypatch.setattr(
-        "tempera.data.sources.HfFileSystem.cat_file", lambda self, path: there[path]
+    hub = "tempera.data.sources.HfFileSystem.cat_file"
+    monkeypatch.setattr(hub, lambda self, path: there[path])
+    table = pa.table(
+        {"image": [f"hf://datasets/x/{name}.png" for name in "ab"], "text": ["a", "b"]}
     )
-    for name in ("a", "b"):
-        table = pa.table({"image": [f"hf://datasets/x/{name}.png"], "text": [name]})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
-    check(dataset("parquet", data_files=str(tmp_path / "a.parquet")), ["a"])
-    with pytest.raises(TemperaError, match="cannot read parquet from row 0 on"):
-        list(dataset("parquet", data_files=str(tmp_path / "b.parquet")).read(0))
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(picture())
-    (folder / "b.png").write_bytes(b"damaged")
-    (folder / "metadata.csv").write_text("file_name,text\na.png,one\nb.png,two\n")
-    entries = list(dataset(str(folder)).read(0))
-    assert [one.caption for one in entries if isinstance(one, Entry)] == ["one", "two"]
-    assert decode_picture(entries[0].image).size == (12, 8)  # type: ignore[union-attr,arg-type]
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    entries = dataset("parquet", data_files=str(tmp_path / "a.parquet")).read(0)
+    assert next(entries).caption == "a"  # type: ignore[union-attr]
+    with pytest.raises(TemperaError, match="cannot read parquet from row 1 on"):
+        next(entries)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.png").write_bytes(picture())
+    (tmp_path / "folder" / "metadata.csv").write_text("file_name,text\na.png,one\n")
+    check(dataset(str(tmp_path / "folder")), ["one"])
 
 
 def test_places_without_anything_to_read(tmp_path: Path) -> None:

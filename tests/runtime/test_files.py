@@ -1,6 +1,5 @@
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import replacing, replacing_all, writable_directory, write_text
+from tempera.runtime.files import replacing, replacing_all, write_text
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -54,10 +53,3 @@ def test_files_that_belong_together_are_replaced_together(tmp_path: Path) -> Non
     (tmp_path / "report" / "b").mkdir()
     with pytest.raises(TemperaError, match=r"^cannot write .*report/b: Is a directory; "):
         written("new", whole=True)
-
-
-def test_several_writers_may_check_a_directory_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        checked = list(pool.map(writable_directory, [tmp_path / "shared"] * 500))
-    assert checked == [tmp_path / "shared"] * 500
-    assert not list((tmp_path / "shared").iterdir())

@@ -44,18 +44,16 @@ def shapes(layout: dict[str, list[int]]) -> dict[str, torch.Tensor]:
 # The real layouts, on the meta device
 
 
-def test_every_key_of_the_real_xl_is_consumed_and_none_is_missing() -> None:
-    official = shapes(LAYOUTS["llamagen_gpt_xl_t2i"])
+def test_every_key_of_the_real_layouts_is_consumed_and_none_is_missing() -> None:
     config = llamagen_config("XL", 256, caption_dim=2048)
-    network: Any = on_meta(lambda: LlamaGen(config))
-    fill(network, from_meta(official, config.num_attention_heads), "the XL")
-    assert sum(tensor.numel() for tensor in network.state_dict().values()) == 777923840
-
-
-def test_every_key_of_the_real_image_tokenizer_is_consumed_and_none_is_missing() -> None:
-    vq = on_meta(lambda: VQModel(VQConfig()))
-    fill(vq, shapes(LAYOUTS["llamagen_vq16"]), "the VQ")
-    assert sum(tensor.numel() for tensor in vq.state_dict().values()) == 71948939
+    state = from_meta(shapes(LAYOUTS["llamagen_gpt_xl_t2i"]), config.num_attention_heads)
+    for make, official, size in (
+        (lambda: LlamaGen(config), state, 777923840),
+        (lambda: VQModel(VQConfig()), shapes(LAYOUTS["llamagen_vq16"]), 71948939),
+    ):
+        network: Any = on_meta(make)
+        fill(network, official, "it")
+        assert sum(tensor.numel() for tensor in network.state_dict().values()) == size
 
 
 @pytest.mark.parametrize(
@@ -307,19 +305,6 @@ def test_what_are_no_weights(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        (
-            ["model=llamagen_b_c2i", "image_size=100"],
-            "image_size=100 does not divide into 16-pixel patches: give a multiple of 16",
-        ),
-    ],
-)
-def test_impossible_sizes(choice: list[str], message: str) -> None:
-    assert message in refusal([*choice, "model.weights=random"])
-
-
 ONES, BIAS = torch.ones(2, 2), torch.zeros(2)
 
 
@@ -330,27 +315,21 @@ ONES, BIAS = torch.ones(2, 2), torch.zeros(2)
         ({"weight": ONES, "bias": BIAS, "more": 1 + BIAS}, "more is unknown"),
         ({"weight": ONES, "b": BIAS}, "2 of 2 tensors differ; b is unknown"),
         ({"weight": ONES[:1], "bias": BIAS}, r"weight is \(1, 2\), not \(2, 2\)"),
-        (
-            {"weight": ONES.to(torch.int8), "bias": BIAS},
-            "weight as int8: give weights in fl",
-        ),
-        ({"weight": ONES.to(torch.int32), "bias": BIAS}, "holds weight as int32"),
+        ({"weight": ONES.to(torch.int8), "bias": BIAS}, "holds weight as int8"),
         ({"weight": ONES.to(torch.complex64), "bias": BIAS}, "holds weight as complex64"),
         ({"weight": ONES * torch.inf, "bias": BIAS}, "holds infinite numbers or NaN in weight"),
-        ({"weight": ONES * torch.nan, "bias": BIAS}, "holds infinite numbers or NaN in weight"),
+        ({"weight": ONES, "bias": BIAS * torch.nan}, "holds infinite numbers or NaN in bias"),
         ({"weight": 0 * ONES, "bias": BIAS}, "are all zero"),
     ],
 )
-@pytest.mark.parametrize("kind", ["published", "directory"])
 def test_weights_of_another_network_or_none(
-    kind: str, state: dict[str, torch.Tensor], words: str, tmp_path: Path
+    state: dict[str, torch.Tensor], words: str, tmp_path: Path
 ) -> None:
+    write_network(tmp_path, state, {})
     with pytest.raises(TemperaError, match=words):
-        if kind == "published":
-            fill(on_meta(lambda: nn.Linear(2, 2)), state, "a.pt")
-        else:
-            write_network(tmp_path, state, {})
-            read_network(tmp_path, lambda _: nn.Linear(2, 2), "a layer", "train one")
+        read_network(tmp_path, lambda _: nn.Linear(2, 2), "a layer", "train one")
+    with pytest.raises(TemperaError, match=words):
+        fill(on_meta(lambda: nn.Linear(2, 2)), state, "a.pt")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """What `train_data=` and `encoder=` choose, on a tiny target, and the order of training images."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from tiny_training import tiny_codes, tiny_target
 from tempera.data.encoders import TargetEncoder, VQEncoder
 from tempera.data.prepare import prepare
 from tempera.data.shards import CodedImages, read_shards
-from tempera.data.sources import Entry
+from tempera.data.sources import Entry, Listed
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -20,21 +18,10 @@ from tempera.runtime.network_identity import identity_of
 from tempera.training.dataset import ShardCodes, encoded_codes, shard_codes
 
 
-class Captions:
-    """Captions in memory."""
-
-    def __init__(self, lines: int) -> None:
-        self.lines = lines
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "captions", "count": self.lines}
-
-    def count(self) -> int:
-        return self.lines
-
-    def read(self, start: int) -> Iterator[Entry]:
-        for index in range(start, self.lines):
-            yield Entry(f"line {index}", str(index), f"a {'red' if index % 2 else 'blue'} ring")
+def captions(count: int) -> Listed:
+    texts = [f"a {'red' if index % 2 else 'blue'} ring" for index in range(count)]
+    entries = [Entry(f"line {index}", str(index), text) for index, text in enumerate(texts)]
+    return Listed(entries, {"kind": "captions", "count": count})
 
 
 def tiny_vq(seed: int = 0) -> VQModel:
@@ -43,21 +30,18 @@ def tiny_vq(seed: int = 0) -> VQModel:
 
 
 def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    target, vq, places = (
-        tiny_target(),
-        tiny_vq(),
-        {batch: tmp_path / str(batch) for batch in (2, 5)},
-    )
+    target, vq = tiny_target(), tiny_vq()
+    places = {batch: tmp_path / str(batch) for batch in (2, 5)}
     encoder = TargetEncoder(target, vq, seed=3)
     for batch, place in places.items():
-        prepare(Captions(7), encoder, place, batch_size=batch, shard_size=4)
+        prepare(captions(7), encoder, place, batch_size=batch, shard_size=4)
     two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
     assert np.array_equal(two.codes, five.codes) and two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
     with pytest.raises(TemperaError, match="made with encoder.sampling"):
-        prepare(Captions(7), TargetEncoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
+        prepare(captions(7), TargetEncoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
 
 
 def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
@@ -66,13 +50,13 @@ def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
     target, vq = tiny_target(), tiny_vq()
     for count, limit in ((19, None), (80, 19)):
         with pytest.raises(TemperaError, match="19 images are too few"):
-            encoded_codes(target, vq, tmp_path, Captions(count), draws=True, limit=limit)
+            encoded_codes(target, vq, tmp_path, captions(count), draws=True, limit=limit)
     assert not list(tmp_path.iterdir())
-    first = encoded_codes(target, vq, tmp_path, Captions(80), draws=True, limit=60)
+    first = encoded_codes(target, vq, tmp_path, captions(80), draws=True, limit=60)
     assert first.described["count"] == len(first.images) == 60
     assert len(first.described["sha256"]) == 64
     monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", None)
-    again = encoded_codes(target, vq, tmp_path, Captions(80), draws=True, limit=60)
+    again = encoded_codes(target, vq, tmp_path, captions(80), draws=True, limit=60)
     assert np.array_equal(first.images.codes, again.images.codes)
     with pytest.raises(TemperaError, match=f"tokenizer {identity_of(vq)}, but the target's is"):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path / "codes"))
